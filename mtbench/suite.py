@@ -1,0 +1,59 @@
+"""What a suite is: prompts, a budget, stop strings, a score.
+
+A suite is one file in suites/. It never sees a model: it is asked for prompts before generation and for scores
+after it, so both can happen on a machine without a GPU (and generation on one without the suite's libraries).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
+
+
+class Template(Protocol):
+    """Turns a conversation into the text a checkpoint expects (the tokenizer's chat template)."""
+
+    def __call__(self, messages: Messages) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a suite may find its data, and the seed of whatever it draws."""
+
+    data_dir: Path | None = None  # a folder laid out as `data_dir/<suite>/…`; None: the suite's usual place
+    offline: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One item. `item` is `<task>/<doc id>/<turn>` and does not change with the limit."""
+
+    item: str
+    text: str  # chat template applied: tokenised as it is, no special tokens added
+    stop: tuple[str, ...] = ()  # strings that end the answer, apart from the checkpoint's end token
+
+
+class Suite:
+    """One benchmark. `rest` is what stood behind the colon in `--suite name:rest`."""
+
+    name: ClassVar[str]
+    family: ClassVar[str] = "qwen2.5-0.5b"  # the checkpoints it runs on when none is named
+    domain: ClassVar[str | None] = None  # a family trained for this suite; others get no flag
+    max_new_tokens: int = 256
+    metric: str | None = None  # the name of what `score` returns; None: speed and agreement only
+    task: Mapping[str, Any] = {}  # what was asked, for results.json: name, num_fewshot, chat_template, filter
+
+    def __init__(self, rest: str, source: Source) -> None:
+        """Raises UserError if `rest` is not understood or the data cannot be had."""
+        raise NotImplementedError
+
+    def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
+        """The first `limit` items (None: all), in an order that `limit` does not change."""
+        raise NotImplementedError
+
+    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        """item -> score in [0, 1] for item -> generated text. Called only if `metric` is named."""
+        raise NotImplementedError

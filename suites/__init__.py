@@ -1,0 +1,1 @@
+"""Benchmarks, one file each, imported as `mtbench.suites.<file>` and named by `mtbench ls suites`."""
