@@ -1,0 +1,24 @@
+"""Autoregressive decoding: one token per forward, the model's own choice. What every method is compared with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from mtbench.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.registry import METHODS
+
+
+@METHODS.register("ar")
+@dataclass(frozen=True, kw_only=True)
+class Autoregressive(Method):
+    """One token per forward."""
+
+    roles = ("ar",)
+    reference = True
+    claims = "lossless"
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=0, commits=1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        return Commit(judged.choice, count=torch.ones_like(rows.known), kept=torch.zeros_like(rows.known))

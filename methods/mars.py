@@ -1,0 +1,96 @@
+"""MARS: mask autoregression. Feed masks behind the text; keep the leading predictions the model is sure of.
+
+Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 3.4.
+The last known token predicts the next one and B − 1 masks predict those behind it. Predictions are accepted from
+the left while the model's confidence reaches τ; the first, which stands on real text alone, always is.
+
+Cache policies (section 4.5 of the paper and its stated future work):
+- `cursor`: accepted tokens are fed once more, in the same forward as the next masks, so that their keys and
+  values are exact; rows drift freely.
+- `none`: everything is recomputed in every forward. The same tokens, commits and forwards as `cursor`.
+- `block`: the paper's, for reproduction. The rest of a block of `cache_block` positions is fed as masks in every
+  forward; one more forward per block, once every live row has filled it, makes its keys and values final.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.errors import UserError
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.registry import METHODS
+
+
+@METHODS.register("mars")
+@dataclass(frozen=True, kw_only=True)
+class Mars(Method):
+    """Masks behind the text, accepted from the left while the model is sure."""
+
+    tau: float = option(1.0, "threshold of the confidence; 1 = exactly one token per forward", low=0.0, high=1.0)
+    block_size: int = option(4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True)
+    confidence: rules.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
+    cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards")
+    cache_block: int = option(32, "C: positions per block of cache=block", low=1)
+    extra: bool = option(False, "feed one mask more and take up to B+1 tokens")
+
+    roles = ("mars",)
+    needs_mask = True
+
+    def __post_init__(self) -> None:
+        if self.cache == "block" and self.extra:
+            raise UserError(
+                "mars: extra=true needs cache=cursor or cache=none: a block has no place for one mask more."
+            )
+
+    @property
+    def claims(self) -> Literal["lossless", "lossy"]:
+        return "lossless" if self.tau == 1 else "lossy"
+
+    def window(self) -> Window:
+        if self.cache == "block":
+            return Window(pending=1, guesses=self.cache_block, commits=self.cache_block)
+        commits = self.block_size + self.extra
+        return Window(pending=None if self.cache == "none" else commits, guesses=commits - 1, commits=commits)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        return {"mask": torch.tensor(lanes.target.checkpoint.mask_id), "base": rows.prompt_len.clone()}
+
+    def base(self, state: State, rows: Rows) -> Tensor:
+        return state["base"] if self.cache == "block" else rows.known
+
+    def final(self, state: State, rows: Rows) -> Tensor:
+        return torch.zeros_like(rows.known) if self.cache == "none" else rows.known - 1
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        """What is known of the window, (R, G), and masks for the rest."""
+        slots = rows.base[:, None] + torch.arange(self.window().guesses, device=rows.base.device)
+        return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), state["mask"])
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        filled = rows.known - rows.base  # (R,) tokens of the window decided by earlier forwards
+        column = torch.arange(self.window().commits, device=filled.device)
+        unfilled = column < (len(column) - filled)[:, None]
+        source = (column + filled[:, None]).clamp(
+            max=judged.choice.shape[1] - 1
+        )  # the undecided columns, leftmost first
+        sure = self._sure(judged.logits).gather(1, source) | (column == 0)
+        count = rules.leading(sure & unfilled)
+        return Commit(judged.choice.gather(1, source), count, kept=self._kept(state, rows, filled))
+
+    def _sure(self, logits: Tensor) -> Tensor:
+        if self.tau == 1:
+            return torch.zeros(logits.shape[:-1], dtype=torch.bool, device=logits.device)
+        return rules.sure(logits, self.confidence, self.tau)
+
+    def _kept(self, state: State, rows: Rows, filled: Tensor) -> Tensor:
+        """Of the guesses just fed, how many were real tokens to keep: a whole block, once no live row wants more."""
+        if self.cache != "block":
+            return torch.zeros_like(filled)
+        full = ((filled == self.cache_block) | rows.done).all()
+        kept = full * filled
+        state["base"].add_(kept)
+        return kept

@@ -1,0 +1,95 @@
+"""Families: checkpoints that belong together, by role. Light: nothing here loads a model.
+
+The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user Xalphinions).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtbench.errors import UserError, unknown
+
+RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`roles`: role -> path or hub id. `trained`: role -> how it was trained, for checkpoints without a record."""
+
+    name: str
+    roles: Mapping[str, str]
+    trained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    about: str = ""
+
+    def checkpoint(self, role: str) -> str:
+        """Path or hub id of the checkpoint in this role; raises UserError with the roles there are."""
+        if role not in self.roles:
+            raise UserError(
+                f"family {self.name!r} has no checkpoint in the role {role!r}; it has: {', '.join(self.roles)}. "
+                f"Add one with `--checkpoint {role}=PATH_OR_ID`."
+            )
+        return self.roles[role]
+
+    def training(self, role: str) -> Mapping[str, Any]:
+        """The options a role was trained with (`block_size` …), from its record or from what was published."""
+        record = Path(self.checkpoint(role)) / RECORD
+        if record.is_file():
+            options: Mapping[str, Any] = json.loads(record.read_text())["options"]
+            return options
+        return self.trained.get(role, {})
+
+
+def _released(size: str) -> Family:
+    hub = f"Xalphinions/MARS-Qwen2.5-{size}"
+    return Family(
+        f"qwen2.5-{size.lower()}",
+        {"ar": f"{hub}-AR-SFT", "mars": f"{hub}-blk4"},
+        {"mars": {"block_size": 4}},
+        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4",
+    )
+
+
+TINY = Path(__file__).parent / "tiny"
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "tiny",
+            {role.name: str(role) for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
+            about="about 1 M parameters each, embedded, trained on the suite arithmetic",
+        ),
+        _released("0.5B"),
+        _released("7B"),
+    )
+}
+
+
+def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] | None = None) -> Family:
+    """The family `name`; with `model`, a family with the role `ar` alone; `checkpoints` override roles.
+
+    Raises UserError for an unknown name or a local path that does not exist.
+    """
+    if model is not None:
+        chosen = Family(Path(model).name, {"ar": model}, about="given by --model")
+    elif name in FAMILIES:
+        chosen = FAMILIES[name]
+    else:
+        raise unknown("family", name, FAMILIES, "mtbench ls families")
+    overrides = dict(checkpoints or {})
+    chosen = Family(
+        chosen.name,
+        {**chosen.roles, **overrides},
+        {role: how for role, how in chosen.trained.items() if role not in overrides},
+        chosen.about,
+    )
+    for role, where in chosen.roles.items():
+        looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1
+        if looks_local and not Path(where).is_dir():
+            raise UserError(
+                f"checkpoint {where!r} for the role {role!r} does not exist; "
+                "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
+            )
+    return chosen

@@ -1,0 +1,120 @@
+"""What a method is: it guesses, and it accepts. The loop (mtbench/decoding.py) does everything else.
+
+Every method in this field is the same loop: feed what is known but not cached, then some guesses; look at the
+logits; commit; move the cursors. A method owns only **guess** and **accept**, so none can count its own tokens,
+skip the end-token rule or hide a forward.
+
+Cursors, per row: `cached ≤ base − 1 < base ≤ known`. The last decided token is always fed again: its logits
+judge the first guess, so no logits are kept between steps.
+
+R = rows, G = guesses, N = most tokens one forward commits, S = slots, V = vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.lane import Lane, causal
+
+State = dict[str, Tensor]  # static tensors with leading dimension R
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The shape of one forward, fixed for a method. With rows and cache length it is a graph's key."""
+
+    pending: int | None  # P: most decided tokens a row can have outside the cache; None: no bound
+    guesses: int  # G
+    commits: int  # N: most tokens one forward can commit
+    sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: as `visible` says
+    offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A batch of requests. Methods read it; only the loop writes it."""
+
+    tokens: Tensor  # (R, S) prompt, then output; beyond `known` undefined
+    prompt_len: Tensor  # (R,)
+    known: Tensor  # (R,) decided tokens
+    base: Tensor  # (R,) where guesses start
+    cached: Tensor  # (R,) leading tokens whose keys and values are final
+    limit: Tensor  # (R,) known never passes it
+    done: Tensor  # (R,) bool
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """The logits behind the last decided token and behind each guess: column g judges position base + g."""
+
+    logits: Tensor  # (R, G+1, V); −∞ for ids no arm may emit
+
+    @cached_property
+    def choice(self) -> Tensor:
+        """The model's own token at each column, (R, G+1)."""
+        return rules.choose(self.logits)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """What a forward decided. The loop cuts it at end token and budget."""
+
+    tokens: Tensor  # (R, N)
+    count: Tensor  # (R,) 0 … N; 0: a block not yet full, a row waiting
+    kept: Tensor  # (R,) leading guesses whose keys and values are already final
+    path: Tensor | None = None  # (R, D) columns of accepted guesses, where they are not contiguous (trees)
+
+
+class Lanes(dict[str, Lane]):
+    """Role -> lane. `target` is the lane that commits."""
+
+    def __init__(self, target: str, lanes: Mapping[str, Lane]) -> None:
+        super().__init__(lanes)
+        self.target = lanes[target]
+
+
+class Method:
+    """A decoding strategy: a frozen dataclass whose fields are its options (`mtbench.options`)."""
+
+    name: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]]  # checkpoints it needs; the first is the target's default role
+    reference: ClassVar[bool] = False  # the method that others are compared with
+    needs_mask: ClassVar[bool] = False  # it feeds the mask token
+
+    @property
+    def claims(self) -> Literal["lossless", "lossy"]:
+        """Does it promise the reference's tokens on the same checkpoint? Then it is held to that."""
+        raise NotImplementedError
+
+    def window(self) -> Window:
+        """The shape of its forwards."""
+        raise NotImplementedError
+
+    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        """May a position see another? Of decided tokens; rules the prefill too."""
+        return causal(query_position, key_position)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        """Tensors of its own, if it needs any. Called once, before the prompt is cached."""
+        return {}
+
+    def base(self, state: State, rows: Rows) -> Tensor:
+        """Where guesses start, (R,): the first undecided position, or the start of the current block."""
+        return rows.known
+
+    def final(self, state: State, rows: Rows) -> Tensor:
+        """How many leading tokens may be cached, (R,)."""
+        return rows.known - 1
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        """The ids to feed behind the decided tokens, (R, G)."""
+        return torch.empty(len(rows.known), 0, dtype=torch.long, device=rows.known.device)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        """What becomes output. May write its own state, never the rows."""
+        raise NotImplementedError

@@ -1,0 +1,214 @@
+"""Loading a checkpoint: any Hugging Face decoder with full or sliding attention, safetensors, no remote code.
+
+What cannot be served exactly is refused by name: layers that cannot rewind (recurrent ones), and rope types
+`dynamic` and `longrope`, whose angles depend on the longest row of the batch.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+)
+from transformers.utils import logging
+
+from mtbench.errors import UserError
+from mtbench.lane import ATTENTION
+
+MASK = "<|mask|>"
+SERVED_LAYERS = {"full_attention", "sliding_attention"}
+SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model ready to decode, with what decoding needs to know of its tokenizer."""
+
+    source: str  # path or hub id
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    end_ids: tuple[int, ...]
+    mask_id: int | None
+    suppressed: Tensor  # ids no arm may emit: the mask and what the tokenizer cannot decode
+    max_positions: int
+    calls: "Calls"
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the LM head, padding rows included."""
+        size: int = self.model.get_output_embeddings().weight.shape[0]
+        return size
+
+
+class Calls:
+    """Counts a model's forwards by a hook of its own, to hold the lanes' count against."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.n = 0
+        model.register_forward_hook(self._saw)
+
+    def _saw(self, *_: Any) -> None:
+        self.n += 1
+
+
+def load_tokenizer(source: str, *, offline: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer alone. Raises UserError in one line if there is none or the hub cannot be reached."""
+    with _explained(source, "tokenizer", offline):
+        return AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+
+
+def load(
+    source: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    offline: bool = False,
+    needs_mask: bool = False,
+) -> Checkpoint:
+    """Load model and tokenizer. Raises UserError for whatever cannot be served, naming it."""
+    tokenizer = load_tokenizer(source, offline=offline)
+    config = load_config(source, offline=offline)
+    refuse_unserved(config, source)
+    _quiet()
+    with _explained(source, "safetensors weights", offline):
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            local_files_only=offline,
+            trust_remote_code=False,
+        )
+    return prepare(model.to(device), tokenizer, source=source, needs_mask=needs_mask)
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    source: str,
+    needs_mask: bool = False,
+) -> Checkpoint:
+    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids.
+
+    The mask token is the tokenizer's own; else `<|mask|>` at the next free id, if the embedding has that row.
+    """
+    refuse_unserved(model.config, source)
+    model.eval().set_attn_implementation(ATTENTION)
+    rows = model.get_output_embeddings().weight.shape[0]
+    known = tokenizer.get_vocab()
+    mask_id = known.get(MASK, tokenizer.mask_token_id)
+    free = max(known.values()) + 1
+    if mask_id is None and free < rows:
+        mask_id = free
+    if needs_mask and mask_id is None:
+        raise UserError(
+            f"checkpoint {source!r} has no mask token and no unused embedding row for one "
+            f"({rows} rows, all in use); give a checkpoint trained for it with `--checkpoint ROLE=PATH_OR_ID`."
+        )
+    decodable = set(known.values())
+    suppressed = [i for i in range(rows) if i not in decodable or i == mask_id]
+    return Checkpoint(
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        end_ids=_end_ids(model, tokenizer),
+        mask_id=mask_id,
+        suppressed=torch.tensor(suppressed, dtype=torch.long, device=model.device),
+        max_positions=getattr(model.config, "max_position_embeddings", 1 << 30),
+        calls=Calls(model),
+    )
+
+
+def load_config(source: str, *, offline: bool = False) -> Any:
+    """The checkpoint's configuration; `a2d-qwen2`, which is Qwen2 under another name, is read as Qwen2."""
+    with _explained(source, "configuration", offline):
+        raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
+        if raw.get("model_type") == "a2d-qwen2":
+            raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
+            return Qwen2Config(**raw)
+        return AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+
+
+def refuse_unserved(config: Any, source: str) -> None:
+    """Raise UserError if a layer or rope type of `config` cannot be decoded exactly with ragged rows."""
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if not hasattr(config, "num_attention_heads"):
+        layers = {config.model_type}
+    if odd := sorted(layers - SERVED_LAYERS):
+        raise UserError(
+            f"checkpoint {source!r} has layers of type {', '.join(odd)}, which cannot rewind; "
+            f"served: {', '.join(sorted(SERVED_LAYERS))}. See `mtbench ls families`."
+        )
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [r for r in rope.values() if isinstance(r, Mapping)] or [rope]  # per layer type, or one for all
+    kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in nested}
+    if odd := sorted(kinds - SERVED_ROPES):
+        raise UserError(
+            f"checkpoint {source!r} uses rope type {', '.join(odd)}, whose angles depend on the batch; "
+            f"served: {', '.join(sorted(SERVED_ROPES))}."
+        )
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every id that ends an answer: the tokenizer's, and those of the checkpoint's generation settings.
+
+    Nothing else of those settings (repetition penalty, temperature …) ever reaches decoding.
+    """
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+def _quiet() -> None:
+    """No progress bars or warnings from transformers in a run's terminal."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+class _explained:
+    """Turns what transformers raises while looking for `what` in `source` into one line for the user."""
+
+    def __init__(self, source: str, what: str, offline: bool) -> None:
+        self.source, self.what, self.offline = source, what, offline
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, (OSError, ValueError, json.JSONDecodeError)) or isinstance(error, UserError):
+            return
+        if Path(self.source).is_dir():
+            files = sorted(os.listdir(self.source))
+            pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
+            if pickled and self.what == "safetensors weights" and not any(f.endswith(".safetensors") for f in files):
+                raise UserError(
+                    f"checkpoint {self.source!r} has pickled weights only ({pickled[0]}), which can run code when "
+                    "loaded; convert them to safetensors, or give another with `--checkpoint ROLE=PATH_OR_ID`."
+                ) from None
+            raise UserError(
+                f"checkpoint {self.source!r} has no usable {self.what}: {_first_line(error)} "
+                f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `--checkpoint ROLE=PATH_OR_ID`."
+            ) from None
+        reason = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
+        raise UserError(
+            f"{self.source!r} {reason} ({self.what}: {_first_line(error)}); pass `--checkpoint ROLE=PATH` for a local "
+            "folder, `--offline` if it is cached, or `--family tiny` for the embedded checkpoints."
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]

@@ -1,0 +1,109 @@
+"""A method's options: the fields of its dataclass, typed, validated, listed by `mtbench ls methods`."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal
+
+from mtbench.errors import UserError, unknown
+from mtbench.method import Method
+
+
+def option(
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, trained: bool = False
+) -> Any:
+    """A field that is an option. `low` and `high` are inclusive.
+
+    `trained`: the default is what the checkpoint was trained with (the entry of that name in its training record,
+    `default` if it has none); another value is flagged.
+    """
+    metadata = {"help": help, "low": low, "high": high, "trained": trained}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option as a user sees it."""
+
+    name: str
+    default: Any
+    kind: str  # what is allowed, in words
+    help: str
+
+
+def options_of(method: type[Method]) -> list[Option]:
+    """The options of a method, in declaration order."""
+    kinds = typing.get_type_hints(method)
+    return [
+        Option(f.name, f.default, _allowed(kinds[f.name], f.metadata), f.metadata["help"])
+        for f in dataclasses.fields(method)  # type: ignore[arg-type]  # methods are dataclasses by contract
+    ]
+
+
+def parse_option(method: type[Method], name: str, text: str) -> Any:
+    """The value of `name=text`; raises UserError that says what is allowed and the default."""
+    fields = {f.name: f for f in dataclasses.fields(method)}  # type: ignore[arg-type]
+    if name not in fields:
+        raise unknown(f"option of {method.name}", name, [*fields, "on", "engine"], "mtbench ls methods")
+    kind, field = typing.get_type_hints(method)[name], fields[name]
+    try:
+        value = _parse(kind, text)
+        low, high = field.metadata["low"], field.metadata["high"]
+        if (low is not None and value < low) or (high is not None and value > high) or value != value:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"{method.name}: {name}={text!r} is not allowed; {name} is {_allowed(kind, field.metadata)}, "
+            f"default {show(field.default)}. See `mtbench ls methods`."
+        ) from None
+    return value
+
+
+def build(method: type[Method], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Method, list[str]]:
+    """The method with its options resolved for a checkpoint, and a flag per option that differs from training."""
+    values, flags = dict(chosen), []
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+        if field.metadata["trained"] and field.name in trained:
+            learned = trained[field.name]
+            if values.setdefault(field.name, learned) != learned:
+                flags.append(f"{field.name}={show(values[field.name])}, trained with {show(learned)}")
+    return method(**values), flags
+
+
+def show(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return (
+        str(value).lower()
+        if isinstance(value, bool | NoneType)
+        else format(value, "g")
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _parse(kind: Any, text: str) -> Any:
+    if typing.get_origin(kind) is Literal:
+        choices = {str(choice): choice for choice in typing.get_args(kind)}
+        if text not in choices:
+            raise ValueError
+        return choices[text]
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        return _parse(next(k for k in typing.get_args(kind) if k is not NoneType), text)
+    if kind is bool:
+        return _parse(Literal["true", "false"], text) == "true"
+    return kind(text)
+
+
+def _allowed(kind: Any, bounds: Mapping[str, Any]) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "|".join(str(choice) for choice in typing.get_args(kind))
+    if typing.get_origin(kind) in (typing.Union, UnionType):
+        return _allowed(next(k for k in typing.get_args(kind) if k is not NoneType), bounds)
+    if kind is bool:
+        return "true|false"
+    low, high = bounds["low"], bounds["high"]
+    word = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+    if low is not None and high is not None:
+        return f"{word} from {show(low)} to {show(high)}"
+    return word if low is None else f"{word} of at least {show(low)}"

@@ -1,0 +1,86 @@
+"""References that recompute everything: no cache, no window, no loop of the project, one row at a time.
+
+They are written from the papers, to be held against `mtbench.decoding`. Each returns tokens and commits.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+Logits = Callable[[list[int]], Tensor]  # ids (L,) -> logits (L, V), −∞ where no arm may emit
+
+
+def sure(logits: Tensor, metric: str, tau: float) -> bool:
+    """One position's confidence test, in float32."""
+    p = logits.float().softmax(0)
+    if metric == "probability":
+        return bool(p.max() >= tau)
+    if metric == "margin":
+        top = p.sort(descending=True).values
+        return bool(top[0] - top[1] >= tau)
+    return -sum(float(x) * float(x.log()) for x in p if x > 0) <= tau
+
+
+def finish(answer: list[int], commits: list[int], new: list[int], end: int, budget: int) -> bool:
+    """Append `new` up to end token and budget; True if the answer is finished."""
+    new = new[: budget - len(answer)]
+    if end in new:
+        new = new[: new.index(end) + 1]
+    answer += new
+    commits.append(len(new))
+    return answer[-1:] == [end] or len(answer) == budget
+
+
+def autoregressive(logits: Logits, prompt: list[int], budget: int, end: int) -> tuple[list[int], list[int]]:
+    answer: list[int] = []
+    commits: list[int] = []
+    while not finish(answer, commits, [int(logits(prompt + answer)[-1].argmax())], end, budget):
+        pass
+    return answer, commits
+
+
+def accepted(judged: Tensor, metric: str, tau: float) -> list[int]:
+    """The first prediction, and those behind it while the model is sure; `judged` (N, V)."""
+    new = [int(judged[0].argmax())]
+    for column in judged[1:]:
+        if tau == 1 or not sure(column, metric, tau):
+            break
+        new.append(int(column.argmax()))
+    return new
+
+
+def mars(
+    logits: Logits, prompt: list[int], budget: int, end: int, *, mask: int, size: int, tau: float, metric: str
+) -> tuple[list[int], list[int]]:
+    """MARS with a window of `size` predictions, everything recomputed in every forward."""
+    answer: list[int] = []
+    commits: list[int] = []
+    while True:
+        judged = logits(prompt + answer + [mask] * (size - 1))[-size:]
+        if finish(answer, commits, accepted(judged, metric, tau), end, budget):
+            return answer, commits
+
+
+def mars_block(
+    logits: Logits, prompts: Sequence[list[int]], budget: int, end: int, *, mask: int, block: int, tau: float
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The paper's block cache on a batch: windows end with the block, full rows wait, then one fill forward."""
+    answers: list[list[int]] = [[] for _ in prompts]
+    commits: list[list[int]] = [[] for _ in prompts]
+    live = set(range(len(prompts)))
+    begin = 0
+    while live:
+        if all(len(answers[r]) == begin + block for r in live):  # the fill: one forward that commits nothing
+            begin += block
+            for r in live:
+                commits[r].append(0)
+            continue
+        for r in sorted(live):
+            left = begin + block - len(answers[r])
+            if left == 0:
+                commits[r].append(0)
+                continue
+            judged = logits(prompts[r] + answers[r] + [mask] * (left - 1))[-left:]
+            if finish(answers[r], commits[r], accepted(judged, "probability", tau), end, budget):
+                live.discard(r)
+    return answers, commits

@@ -1,0 +1,51 @@
+"""Small models made on the spot, a tokenizer to go with them."""
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
+
+from mtbench.models import Checkpoint, prepare
+
+VOCABULARY = 40
+WORDS = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(VOCABULARY - 4)]  # a … z, aa …
+END, PAD, MASK = VOCABULARY - 4, VOCABULARY - 3, VOCABULARY - 2  # the last row is padding no token stands for
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word; `decode` puts nothing between them."""
+    vocabulary = {word: i for i, word in enumerate([*WORDS, "<|im_end|>", "<|endoftext|>", "<|mask|>"])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="a"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|mask|>"],
+    )
+
+
+def small_config(config: type[PretrainedConfig] = Qwen2Config, **changes: Any) -> PretrainedConfig:
+    """The smallest shape that still has several layers, several key heads and a group of query heads."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "eos_token_id": END,
+        "pad_token_id": PAD,
+        "initializer_range": 0.3,  # wide: predictions differ from position to position
+    }
+    return config(**(shape | changes))
+
+
+def small_checkpoint(config: PretrainedConfig | None = None, seed: int = 0) -> Checkpoint:
+    """A random model in float64."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config or small_config(), attn_implementation="eager").double()
+    return prepare(model, small_tokenizer(), source="random", needs_mask=True)
