@@ -15,6 +15,7 @@ class Autoregressive(Method):
 
     roles = ("ar",)
     reference = True
+    showcase = ("ar",)
     claims = "lossless"
 
     def window(self) -> Window:

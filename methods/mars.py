@@ -33,12 +33,13 @@ class Mars(Method):
     tau: float = option(1.0, "threshold of the confidence; 1 = exactly one token per forward", low=0.0, high=1.0)
     block_size: int = option(4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True)
     confidence: rules.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
-    cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards")
+    cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards", same_output=("none",))
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
     extra: bool = option(False, "feed one mask more and take up to B+1 tokens")
 
     roles = ("mars",)
     needs_mask = True
+    showcase = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")
 
     def __post_init__(self) -> None:
         if self.cache == "block" and self.extra:

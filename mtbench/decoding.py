@@ -13,7 +13,7 @@ R = rows, P = pending positions, G = guesses, N = most tokens one forward commit
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ class Generation:
     text: str  # cut before the end token, or before the first character of the stop string
     commits: list[int]  # tokens committed by each forward, zeros included
     positions_fed: int
+    draft_forwards: int  # by lanes other than the target's
     finish_reason: FinishReason
 
     @property
@@ -117,7 +118,8 @@ class Batch:
         self.ends = self._ends(fixed_length)
         self.fixed_length = fixed_length
         self.counts: list[Tensor] = []  # per forward: (R,) tokens committed
-        self.widths: list[int] = []  # per forward: positions fed
+        self.fed = [0]  # positions fed, up to each forward
+        self.drafted = [self._draft_forwards()]  # forwards of other lanes, up to each forward
 
     def run(self, stop: Sequence[Sequence[str]]) -> tuple[list[Generation], Timing]:
         clock, ttft_s = self.stopwatch, None
@@ -190,7 +192,8 @@ class Batch:
         with self.stopwatch.forward():
             judged = Judged(self.target.forward(ids, feed, judged=guess.shape[1] + 1))
         self._commit(self.method.accept(self.state, self.rows, judged))
-        self.widths.append(ids.shape[1])
+        self.fed.append(self.fed[-1] + ids.shape[1])
+        self.drafted.append(self._draft_forwards())
 
     def _feed(self, guess: Tensor, pending: int, view: int) -> tuple[Tensor, Feed]:
         """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
@@ -230,15 +233,12 @@ class Batch:
         tokens, known = self.rows.tokens.tolist(), self.rows.known.tolist()
         counts = torch.stack(self.counts, 1).tolist()
         ends = self.ends.tolist()
-        fed = list(accumulate(self.widths))
         return [
-            self._generation(tokens[r][len(prompt) : known[r]], counts[r], stop[r], ends, fed)
+            self._generation(tokens[r][len(prompt) : known[r]], counts[r], stop[r], ends)
             for r, prompt in enumerate(self.prompts)
         ]
 
-    def _generation(
-        self, ids: list[int], counts: list[int], stop: Sequence[str], ends: list[bool], fed: list[int]
-    ) -> Generation:
+    def _generation(self, ids: list[int], counts: list[int], stop: Sequence[str], ends: list[bool]) -> Generation:
         length, text, found = self._cut_at_string(ids, stop)
         ids = ids[:length]
         reason: FinishReason = "stop" if found else "end" if ends[ids[-1]] else "length"
@@ -252,7 +252,8 @@ class Batch:
             token_ids=ids,
             text=text if found else self._text(ids[:-1] if reason == "end" else ids),
             commits=commits,
-            positions_fed=fed[len(commits) - 1],
+            positions_fed=self.fed[len(commits)],
+            draft_forwards=self.drafted[len(commits)] - self.drafted[0],
             finish_reason=reason,
         )
 
@@ -279,6 +280,9 @@ class Batch:
         ):
             if not done and self._cut_at_string(tokens[len(self.prompts[row]) : known], stop[row])[2]:
                 self.rows.done[row] = True
+
+    def _draft_forwards(self) -> int:
+        return sum(lane.forwards for lane in self.lanes.values() if lane is not self.target)
 
     def _text(self, ids: list[int]) -> str:
         tokenizer = self.target.checkpoint.tokenizer

@@ -22,6 +22,7 @@ class Family:
     roles: Mapping[str, str]
     trained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     about: str = ""
+    domain: str | None = None  # the one suite it was made for; None: general
 
     def checkpoint(self, role: str) -> str:
         """Path or hub id of the checkpoint in this role; raises UserError with the roles there are."""
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
             "tiny",
             {role.name: str(role) for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
             about="about 1 M parameters each, embedded, trained on the suite arithmetic",
+            domain="arithmetic",
         ),
         _released("0.5B"),
         _released("7B"),
@@ -84,6 +86,7 @@ def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] |
         {**chosen.roles, **overrides},
         {role: how for role, how in chosen.trained.items() if role not in overrides},
         chosen.about,
+        chosen.domain,
     )
     for role, where in chosen.roles.items():
         looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1

@@ -85,6 +85,7 @@ class Method:
     roles: ClassVar[tuple[str, ...]]  # checkpoints it needs; the first is the target's default role
     reference: ClassVar[bool] = False  # the method that others are compared with
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
+    showcase: ClassVar[tuple[str, ...]] = ()  # the arms it enters when a run names none
 
     @property
     def claims(self) -> Literal["lossless", "lossy"]:

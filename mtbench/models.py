@@ -64,63 +64,70 @@ class Calls:
         self.n += 1
 
 
-def load_tokenizer(source: str, *, offline: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer alone. Raises UserError in one line if there is none or the hub cannot be reached."""
+@dataclass(frozen=True, eq=False)
+class Inspected:
+    """A checkpoint looked at without its weights: enough to plan with, and to refuse what would fail later."""
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    config: Any
+    mask_id: int | None
+
+    @property
+    def max_positions(self) -> int:
+        return getattr(self.config, "max_position_embeddings", 1 << 30)
+
+
+def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
+    """Tokenizer and configuration. Raises UserError, in one line, for whatever cannot be served."""
     with _explained(source, "tokenizer", offline):
-        return AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
-
-
-def load(
-    source: str,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    offline: bool = False,
-    needs_mask: bool = False,
-) -> Checkpoint:
-    """Load model and tokenizer. Raises UserError for whatever cannot be served, naming it."""
-    tokenizer = load_tokenizer(source, offline=offline)
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
     config = load_config(source, offline=offline)
     refuse_unserved(config, source)
-    _quiet()
+    if Path(source).is_dir():
+        refuse_pickles(Path(source))
+    mask_id = find_mask(tokenizer, config.vocab_size)
+    if needs_mask and mask_id is None:
+        raise UserError(
+            f"checkpoint {source!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
+            "all in use); give a checkpoint trained for it with `--checkpoint ROLE=PATH_OR_ID`."
+        )
+    return Inspected(source, tokenizer, config, mask_id)
+
+
+def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
+    """The tokenizer's own mask token; else the next free id, if the embedding has that row."""
+    known = tokenizer.get_vocab()
+    own = known.get(MASK, tokenizer.mask_token_id)
+    free = max(known.values()) + 1
+    return own if own is not None else free if free < rows else None
+
+
+def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", offline: bool = False) -> Checkpoint:
+    """Load model and tokenizer. Raises UserError for whatever cannot be served, naming it."""
+    inspected = inspect(source, offline=offline)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     with _explained(source, "safetensors weights", offline):
         model = AutoModelForCausalLM.from_pretrained(
             source,
-            config=config,
+            config=inspected.config,
             dtype=dtype,
             attn_implementation="sdpa",
             use_safetensors=True,
             local_files_only=offline,
             trust_remote_code=False,
         )
-    return prepare(model.to(device), tokenizer, source=source, needs_mask=needs_mask)
+    return prepare(model.to(device), inspected.tokenizer, source=source)
 
 
-def prepare(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    source: str,
-    needs_mask: bool = False,
-) -> Checkpoint:
-    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids.
-
-    The mask token is the tokenizer's own; else `<|mask|>` at the next free id, if the embedding has that row.
-    """
+def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Checkpoint:
+    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids."""
     refuse_unserved(model.config, source)
     model.eval().set_attn_implementation(ATTENTION)
     rows = model.get_output_embeddings().weight.shape[0]
-    known = tokenizer.get_vocab()
-    mask_id = known.get(MASK, tokenizer.mask_token_id)
-    free = max(known.values()) + 1
-    if mask_id is None and free < rows:
-        mask_id = free
-    if needs_mask and mask_id is None:
-        raise UserError(
-            f"checkpoint {source!r} has no mask token and no unused embedding row for one "
-            f"({rows} rows, all in use); give a checkpoint trained for it with `--checkpoint ROLE=PATH_OR_ID`."
-        )
-    decodable = set(known.values())
+    mask_id = find_mask(tokenizer, rows)
+    decodable = set(tokenizer.get_vocab().values())
     suppressed = [i for i in range(rows) if i not in decodable or i == mask_id]
     return Checkpoint(
         source=source,
@@ -174,10 +181,16 @@ def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
     return tuple(sorted(i for i in ids if i is not None))
 
 
-def _quiet() -> None:
-    """No progress bars or warnings from transformers in a run's terminal."""
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+def refuse_pickles(folder: Path) -> None:
+    """Raise UserError if a checkpoint's weights are there only in a format that can run code when loaded."""
+    files = sorted(os.listdir(folder))
+    pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
+    if not any(f.endswith(".safetensors") for f in files):
+        found = f"pickled weights only ({pickled[0]}), which can run code when loaded" if pickled else "no weights"
+        raise UserError(
+            f"checkpoint {str(folder)!r} has {found}; mtbench reads safetensors. "
+            "Convert it, or give another with `--checkpoint ROLE=PATH_OR_ID`."
+        )
 
 
 class _explained:
@@ -193,12 +206,6 @@ class _explained:
             return
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))
-            pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
-            if pickled and self.what == "safetensors weights" and not any(f.endswith(".safetensors") for f in files):
-                raise UserError(
-                    f"checkpoint {self.source!r} has pickled weights only ({pickled[0]}), which can run code when "
-                    "loaded; convert them to safetensors, or give another with `--checkpoint ROLE=PATH_OR_ID`."
-                ) from None
             raise UserError(
                 f"checkpoint {self.source!r} has no usable {self.what}: {_first_line(error)} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `--checkpoint ROLE=PATH_OR_ID`."

@@ -11,14 +11,21 @@ from mtbench.method import Method
 
 
 def option(
-    default: Any, help: str, *, low: float | None = None, high: float | None = None, trained: bool = False
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    trained: bool = False,
+    same_output: tuple[Any, ...] = (),
 ) -> Any:
     """A field that is an option. `low` and `high` are inclusive.
 
     `trained`: the default is what the checkpoint was trained with (the entry of that name in its training record,
-    `default` if it has none); another value is flagged.
+    `default` if it has none); another value is flagged. `same_output`: values that must give the default's tokens;
+    where both arms are in a run, one is held to the other.
     """
-    metadata = {"help": help, "low": low, "high": high, "trained": trained}
+    metadata = {"help": help, "low": low, "high": high, "trained": trained, "same_output": same_output}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -30,13 +37,14 @@ class Option:
     default: Any
     kind: str  # what is allowed, in words
     help: str
+    same_output: tuple[Any, ...]
 
 
 def options_of(method: type[Method]) -> list[Option]:
     """The options of a method, in declaration order."""
     kinds = typing.get_type_hints(method)
     return [
-        Option(f.name, f.default, _allowed(kinds[f.name], f.metadata), f.metadata["help"])
+        Option(f.name, f.default, _allowed(kinds[f.name], f.metadata), f.metadata["help"], f.metadata["same_output"])
         for f in dataclasses.fields(method)  # type: ignore[arg-type]  # methods are dataclasses by contract
     ]
 

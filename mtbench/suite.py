@@ -41,7 +41,6 @@ class Suite:
 
     name: ClassVar[str]
     family: ClassVar[str] = "qwen2.5-0.5b"  # the checkpoints it runs on when none is named
-    domain: ClassVar[str | None] = None  # a family trained for this suite; others get no flag
     max_new_tokens: int = 256
     metric: str | None = None  # the name of what `score` returns; None: speed and agreement only
     task: Mapping[str, Any] = {}  # what was asked, for results.json: name, num_fewshot, chat_template, filter
@@ -49,6 +48,11 @@ class Suite:
     def __init__(self, rest: str, source: Source) -> None:
         """Raises UserError if `rest` is not understood or the data cannot be had."""
         raise NotImplementedError
+
+    @classmethod
+    def stem(cls, rest: str) -> str:
+        """The suite's part of a cell's id when `rest` is given."""
+        return f"{cls.name}_{rest}"
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         """The first `limit` items (None: all), in an order that `limit` does not change."""

@@ -48,4 +48,4 @@ def small_checkpoint(config: PretrainedConfig | None = None, seed: int = 0) -> C
     """A random model in float64."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config or small_config(), attn_implementation="eager").double()
-    return prepare(model, small_tokenizer(), source="random", needs_mask=True)
+    return prepare(model, small_tokenizer(), source="random")

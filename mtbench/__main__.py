@@ -1,0 +1,5 @@
+"""`python -m mtbench` is the command `mtbench`."""
+
+from mtbench.cli import main
+
+main()

@@ -1,0 +1,390 @@
+"""The command line. Exit codes: 0 every cell is ok, 2 a mistake, a missing thing or a failed cell."""
+
+import dataclasses
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mtbench import __version__
+from mtbench.cli_train import app as train_app
+from mtbench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from mtbench.plan import Plan, Request
+    from mtbench.rundir import RunDirectory
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Compare multi-token decoding methods on your model and your machine. With nothing else said, "
+    "`mtbench run` is the embedded demonstration.",
+)
+app.add_typer(train_app, name="train")
+out = Console()
+err = Console(stderr=True)
+
+SuiteOption = Annotated[list[str], typer.Option("--suite", help="Suite, or name:rest. Repeats.")]
+FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoints that belong together.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Path or hub id: a family with the role ar alone.")]
+CheckpointOption = Annotated[list[str], typer.Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")]
+MethodOption = Annotated[
+    list[str], typer.Option("--method", help="Arm such as 'mars:tau=0.95|0.8,cache=block'. Repeats.")
+]
+EngineOption = Annotated[str, typer.Option("--engine", help="How forwards are executed: eager.")]
+BatchOption = Annotated[str, typer.Option("--batch-size", help="One or several, such as 1,8.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", help="Items per suite; default: all.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", help="Times the first blocks are timed.")]
+BudgetOption = Annotated[str | None, typer.Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")]
+TokensOption = Annotated[int | None, typer.Option("--max-new-tokens", help="Default: the suite's.")]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Of blocks, orders and drawn data.")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the suites' data.")]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+FixedOption = Annotated[bool, typer.Option("--fixed-length", help="Ignore end tokens: equal tokens for all arms.")]
+MarginOption = Annotated[float, typer.Option("--accuracy-margin", help="0.02 means 2 points.")]
+OutOption = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory; default runs/<suite>-<time>.")]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Copy results.json there; - for standard output.")]
+
+
+@app.callback(invoke_without_command=True)
+def common(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    suite: SuiteOption = ["arithmetic"],  # noqa: B006  Typer copies it
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    method: MethodOption = [],  # noqa: B006
+    engine: EngineOption = "eager",
+    batch_size: BatchOption = "1,8",
+    limit: LimitOption = None,
+    rounds: RoundsOption = 3,
+    time_budget: BudgetOption = None,
+    max_new_tokens: TokensOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    data_dir: DataOption = None,
+    offline: OfflineOption = False,
+    fixed_length: FixedOption = False,
+    accuracy_margin: MarginOption = 0.02,
+    directory: OutOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish what is missing in -o DIR.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and a time estimate; run nothing.")
+    ] = False,
+    json_to: JsonOption = None,
+) -> None:
+    """Plan, generate, score and report: a comparison of arms, from prompts to a page."""
+    request = _request(ctx.params)
+    if dry_run:
+        _dry_run(request)
+        return
+    opened = _resume(ctx, request, directory) if resume else _start(request, directory)
+    results = _finish(opened)
+    if json_to is not None:
+        _copy_json(opened, json_to)
+    if any(cell["status"] != "ok" for cell in results["cells"]):
+        raise typer.Exit(2)
+
+
+@app.command()
+def plan(
+    ctx: typer.Context,
+    suite: SuiteOption = ["arithmetic"],  # noqa: B006
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    method: MethodOption = [],  # noqa: B006
+    engine: EngineOption = "eager",
+    batch_size: BatchOption = "1,8",
+    limit: LimitOption = None,
+    rounds: RoundsOption = 3,
+    time_budget: BudgetOption = None,
+    max_new_tokens: TokensOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    seed: SeedOption = 0,
+    data_dir: DataOption = None,
+    offline: OfflineOption = False,
+    fixed_length: FixedOption = False,
+    accuracy_margin: MarginOption = 0.02,
+    directory: OutOption = None,
+) -> None:
+    """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
+    opened = _start(_request(ctx.params), directory)
+    out.print(str(opened.path), soft_wrap=True, markup=False, highlight=False)
+
+
+DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
+
+
+@app.command()
+def generate(directory: DirectoryArgument) -> None:
+    """Run what is missing of a plan. Needs torch and transformers only: no network, no lm-eval, no datasets."""
+    from mtbench.rundir import RunDirectory
+
+    _generate(RunDirectory.open(directory))
+
+
+@app.command()
+def score(directory: DirectoryArgument) -> None:
+    """Score the stored texts of a run. Needs no model and no GPU."""
+    from mtbench.rundir import RunDirectory
+    from mtbench.score import score as score_run
+
+    score_run(RunDirectory.open(directory))
+
+
+@app.command()
+def report(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
+    """Rebuild results.json, report.md and report.html from what is stored."""
+    from mtbench.rundir import RunDirectory
+
+    opened = RunDirectory.open(directory)
+    _report(opened)
+    if json_to is not None:
+        _copy_json(opened, json_to)
+
+
+@app.command()
+def ls(what: Annotated[str, typer.Argument(help="methods, suites or families.")] = "methods") -> None:
+    """What there is to compare, and what each needs."""
+    listings = {"methods": _list_methods, "suites": _list_suites, "families": _list_families}
+    if what not in listings:
+        raise unknown("listing", what, listings, "mtbench ls --help")
+    listings[what]()
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("interrupted; what was complete is kept, `mtbench run -o DIR --resume` goes on", markup=False)
+        sys.exit(130)
+
+
+def _request(params: Mapping[str, Any]) -> "Request":
+    from mtbench.plan import Request
+
+    asked = {f.name: params[f.name] for f in dataclasses.fields(Request) if f.name in params}
+    return Request(
+        **{
+            **asked,
+            "checkpoint": dict(_role_and_path(text) for text in params["checkpoint"]),
+            "batch_size": _whole_numbers(params["batch_size"]),
+            "time_budget_s": _seconds(params["time_budget"]),
+            "data_dir": None if params["data_dir"] is None else str(params["data_dir"]),
+        }
+    )
+
+
+def _start(request: "Request", directory: Path | None) -> "RunDirectory":
+    """A planned run. Nothing is written before the plan is known to be sound."""
+    from mtbench.machine import environment
+    from mtbench.plan import make_plan
+    from mtbench.rundir import RunDirectory
+
+    path = directory or Path("runs") / f"{_slug(request.suite[0])}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if path.exists():
+        RunDirectory.create(path)  # an existing run is refused before the work of planning
+    planned = make_plan(request)
+    opened = RunDirectory.create(path)
+    opened.write_json("environment.json", environment(sys.argv))
+    opened.write_json("plan.json", planned.to_json())
+    for warning in planned.warnings():
+        err.print(warning, markup=False, highlight=False, soft_wrap=True)
+    return opened
+
+
+def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "RunDirectory":
+    """The run in `directory`, whose plan must agree with whatever was said again on the command line."""
+    from mtbench.rundir import RunDirectory
+
+    if directory is None:
+        raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
+    if not (directory / "plan.json").is_file() and not any(
+        (directory / d).exists() for d in ("generations", "timings")
+    ):
+        return _restart(request, directory)
+    opened = RunDirectory.open(directory)
+    planned, asked = opened.read_json("plan.json")["request"], json.loads(json.dumps(dataclasses.asdict(request)))
+    names = {"time_budget": "time_budget_s"}
+    for name in ctx.params:
+        field = names.get(name, name)
+        source = ctx.get_parameter_source(name)
+        said = source is not None and source.name == "COMMANDLINE"
+        if said and field in planned and planned[field] != asked[field] and field != "time_budget_s":
+            raise UserError(
+                f"the run in {str(directory)!r} was planned with {name}={planned[field]!r}, not {asked[field]!r}; "
+                f"go on with `mtbench run -o {directory} --resume`, or start another run in a new directory."
+            )
+    return opened
+
+
+def _restart(request: "Request", directory: Path) -> "RunDirectory":
+    """A run that died before it had a plan holds nothing to keep: it starts anew."""
+    if directory.is_dir() and {p.name for p in directory.iterdir()} <= {"environment.json"}:
+        (directory / "environment.json").unlink(missing_ok=True)
+        return _start(request, directory)
+    from mtbench.rundir import RunDirectory
+
+    return RunDirectory.open(directory)
+
+
+def _finish(opened: "RunDirectory") -> Mapping[str, Any]:
+    from mtbench.score import score as score_run
+
+    _generate(opened)
+    if not opened.has("scores.json") or _newer(opened, "generations", "scores.json"):
+        score_run(opened)
+    return _report(opened)
+
+
+def _generate(opened: "RunDirectory") -> None:
+    from mtbench.display import RunProgress
+    from mtbench.generate import generate as run_plan
+
+    with RunProgress(err) as progress:
+        run_plan(opened, progress)
+
+
+def _report(opened: "RunDirectory") -> Mapping[str, Any]:
+    from mtbench.display import results_tables
+    from mtbench.report import write_report
+    from mtbench.results import assemble
+
+    results = assemble(opened)
+    path = write_report(opened, results)
+    for table in results_tables(results):
+        out.print(table)
+    out.print(str(path), soft_wrap=True, markup=False, highlight=False)
+    return results
+
+
+def _newer(opened: "RunDirectory", folder: str, than: str) -> bool:
+    then = (opened.path / than).stat().st_mtime
+    return any(file.stat().st_mtime > then for file in (opened.path / folder).glob("*.jsonl"))
+
+
+def _copy_json(opened: "RunDirectory", target: Path) -> None:
+    text = (opened.path / "results.json").read_text()
+    if str(target) == "-":
+        sys.stdout.write(text)
+    else:
+        target.write_text(text)
+
+
+def _dry_run(request: "Request") -> None:
+    from mtbench.display import plan_table
+    from mtbench.plan import make_plan
+
+    planned = make_plan(request)
+    out.print(plan_table(planned))
+    for warning in planned.warnings():
+        out.print(warning, markup=False, highlight=False, soft_wrap=True)
+    out.print(_estimate(planned), markup=False, highlight=False, soft_wrap=True)
+
+
+def _estimate(planned: "Plan") -> str:
+    from mtbench.generate import estimate_s
+
+    seconds = estimate_s(planned)
+    return (
+        f"about {seconds / 60:.0f} min, if every answer takes its whole budget"
+        if seconds > 90
+        else (f"about {seconds:.0f} s, if every answer takes its whole budget")
+    )
+
+
+def _list_methods() -> None:
+    from mtbench.options import options_of, show
+    from mtbench.registry import METHODS
+
+    table = Table("method", "option", "default", "allowed", "what it is")
+    for name in METHODS:
+        method = METHODS[name]
+        needs = f"needs: {', '.join(method.roles)} checkpoint{'s' if len(method.roles) > 1 else ''}"
+        table.add_row(f"[bold]{name}[/]", "", "", needs, escape((method.__doc__ or "").splitlines()[0]))
+        for o in options_of(method):
+            table.add_row("", o.name, show(o.default), escape(o.kind), escape(o.help))
+        table.add_section()
+    table.caption = "every method also takes on=ROLE and engine=eager; 'a|b' are two arms: quote it in a shell"
+    out.print(table)
+    for name, why in METHODS.broken.items():
+        err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
+
+
+def _list_suites() -> None:
+    from mtbench.registry import SUITES
+
+    table = Table("suite", "family", "new tokens", "metric", "what it is")
+    for name in SUITES:
+        suite = SUITES[name]
+        about = (suite.__doc__ or "").strip().splitlines()[0]
+        table.add_row(name, suite.family, str(suite.max_new_tokens), suite.metric or "–", escape(about))
+    out.print(table)
+    for name, why in SUITES.broken.items():
+        err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
+
+
+def _list_families() -> None:
+    from mtbench.families import FAMILIES
+
+    table = Table("family", "role", "checkpoint", "what it is")
+    for family in FAMILIES.values():
+        for number, (role, where) in enumerate(family.roles.items()):
+            shown = where if "/" not in where or where.count("/") == 1 else "embedded"
+            table.add_row("" if number else family.name, role, shown, "" if number else escape(family.about))
+        table.add_section()
+    out.print(table)
+
+
+def _role_and_path(text: str) -> tuple[str, str]:
+    role, equals, path = text.partition("=")
+    if not equals or not role or not path:
+        raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
+    return role, path
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--batch-size {text!r} is not allowed; it is whole numbers, such as 1,8.") from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise UserError(f"--time-budget {text!r} is not allowed; write 90s, 30m or 2h.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _slug(spec: str) -> str:
+    from mtbench.arms import safe
+
+    return safe(spec.partition(":")[0])

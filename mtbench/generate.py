@@ -1,0 +1,258 @@
+"""The middle stage: run the plan's cells and write down what came out and how long it took.
+
+Inside every block all arms run next to each other in random order, so that a drift of the machine meets them alike.
+Needs torch and transformers only. What is on disk counts; what is missing is run.
+"""
+
+import dataclasses
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from mtbench import lossless, machine, memory
+from mtbench.decoding import Generation, Stuck, Timing, decode
+from mtbench.errors import UserError
+from mtbench.lane import Lane
+from mtbench.method import Lanes, Method
+from mtbench.models import DTYPES, load
+from mtbench.plan import Cell, Group, Plan, SuitePlan
+from mtbench.registry import METHODS
+from mtbench.rundir import Record, RunDirectory
+
+WARM_UP_TOKENS = 8
+
+
+class Progress(Protocol):
+    """Told what happens; shows it (mtbench/display.py)."""
+
+    def begin(self, cells: int, work: int) -> None: ...
+    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+class Lab:
+    """The models of a plan, each loaded once and shared by the cells that use it."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self.device = resolve_device(request["device"])
+        self.dtype = resolve_dtype(request["dtype"], self.device)
+        self.offline = request["offline"]
+        self.lanes: dict[str, Lane] = {}
+
+    def lane(self, source: str) -> Lane:
+        if source not in self.lanes:
+            checkpoint = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
+            self.lanes[source] = Lane(checkpoint)
+        return self.lanes[source]
+
+    def lanes_of(self, cell: Cell) -> Lanes:
+        return Lanes(cell.on, {role: self.lane(source) for role, source in cell.checkpoints.items()})
+
+
+def resolve_device(asked: str) -> str:
+    """`auto` is the GPU if there is one. Raises UserError for a device that is not there."""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked not in ("cpu", "cuda") or (asked == "cuda" and not torch.cuda.is_available()):
+        have = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
+        raise UserError(f"--device {asked!r} is not here; there is: {have}.")
+    return asked
+
+
+def resolve_dtype(asked: str, device: str) -> str:
+    """`auto` is bfloat16 on a GPU, float32 on a CPU. Raises UserError for an unknown type."""
+    if asked == "auto":
+        return "bfloat16" if device == "cuda" else "float32"
+    if asked not in DTYPES:
+        raise UserError(f"--dtype {asked!r} is not known; choose {', '.join(DTYPES)}, or auto.")
+    return asked
+
+
+def method_of(cell: Cell) -> Method:
+    """The cell's method with its resolved options."""
+    method: Method = METHODS[cell.method](**cell.options)
+    return method
+
+
+def generate(run: RunDirectory, progress: Progress) -> None:
+    """Run whatever of the plan is not on disk yet. Raises UserError if nothing can be run at all."""
+    plan = Plan.from_json(run.read_json("plan.json"))
+    lab = Lab(plan.request)
+    deadline = time.monotonic() + (plan.request["time_budget_s"] or float("inf"))
+    failed = {f["cell"] for f in run.lines("failures.jsonl")}
+    stages = [Stage(run, plan, group, lab, failed, progress) for group in plan.groups]
+    progress.begin(len(plan.cells), sum(stage.work for stage in stages))
+    for stage in stages:
+        stage.run_blocks(deadline)
+    for cell in plan.cells:
+        if cell.cell not in failed:
+            lossless.check(run, plan, cell, lab)
+    memory.measure(run, plan, lab.device, failed, progress.note)
+
+
+class Stage:
+    """One group of cells, block by block."""
+
+    def __init__(
+        self, run: RunDirectory, plan: Plan, group: Group, lab: Lab, failed: set[str], progress: Progress
+    ) -> None:
+        self.run, self.plan, self.group, self.lab, self.failed, self.progress = run, plan, group, lab, failed, progress
+        self.suite: SuitePlan = plan.suite(group.suite)
+        self.cells = [plan.cell(name) for name in group.cells]
+        self.done, self.session = self._mend()
+        self.tokens: dict[tuple[str, str], list[int]] = {
+            (cell.cell, line["item"]): line["token_ids"]
+            for cell in self.cells
+            for line in run.lines(f"generations/{cell.cell}.jsonl")
+        }
+
+    @property
+    def todo(self) -> list[tuple[int, int]]:
+        """(round, block) in the order they run; rounds count from 1."""
+        rounds = enumerate(self.group.rounds, start=1)
+        return [(r, b) for r, blocks in rounds for b in range(blocks) if (r, b) not in self.done]
+
+    @property
+    def work(self) -> int:
+        """Batches to decode."""
+        return len(self.todo) * len(self._live())
+
+    def run_blocks(self, deadline: float) -> None:
+        todo = self.todo
+        if not todo or not self._live():
+            return
+        for cell in self._live():
+            self._attempt(cell, todo[0][1], WARM_UP_TOKENS)
+        for round_, block in todo:
+            if time.monotonic() > deadline:
+                self.progress.note("time budget spent; what is missing runs with --resume")
+                return
+            order = self._live()
+            random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
+            for place, cell in enumerate(order):
+                self._run_batch(cell, round_, block, place)
+
+    def _run_batch(self, cell: Cell, round_: int, block: int, place: int) -> None:
+        before = machine.sample()
+        outcome = self._attempt(cell, block, self.suite.max_new_tokens)
+        index = self.plan.cells.index(cell) + 1
+        if outcome is None:
+            self.progress.decoded(cell, index, 0, None)
+            return
+        generations, timing = outcome
+        items = [self.suite.items[i] for i in self.group.blocks[block]]
+        identical = None
+        if round_ == 1:
+            self.tokens |= {(cell.cell, i.item): g.token_ids for i, g in zip(items, generations, strict=True)}
+            lines = [_generation_line(i.item, i.prompt_ids, g, block) for i, g in zip(items, generations, strict=True)]
+            self.run.append(f"generations/{cell.cell}.jsonl", lines)
+        else:
+            same = [self.tokens[cell.cell, i.item] == g.token_ids for i, g in zip(items, generations, strict=True)]
+            identical = sum(same)
+        state = machine.sample()
+        line = {
+            "session": self.session,
+            "round": round_,
+            "block": block,
+            "order": place,
+            **dataclasses.asdict(timing),
+            **state,
+            "dropped": machine.contamination(before) or machine.contamination(state),
+            "identical": identical,
+            "kv_bytes": self.lab.lanes_of(cell).target.cache.bytes,
+        }
+        self.run.append(f"timings/{cell.cell}.jsonl", [line])
+        self.progress.decoded(cell, index, len(items), line)
+
+    def _attempt(self, cell: Cell, block: int, budget: int) -> tuple[list[Generation], Timing] | None:
+        """Decode one block; a method that breaks, never commits or runs out of memory costs its own cell."""
+        items = [self.suite.items[i] for i in self.group.blocks[block]]
+        try:
+            return decode(
+                method_of(cell),
+                self.lab.lanes_of(cell),
+                [i.prompt_ids for i in items],
+                min(budget, self.suite.max_new_tokens),
+                stop=[i.stop for i in items],
+                fixed_length=cell.length == "fixed",
+            )
+        except UserError:
+            raise
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            longest = max(len(i.prompt_ids) for i in items)
+            self._fail(
+                cell,
+                f"out of memory at batch size {len(items)}, prompts of up to {longest} tokens and {budget} new ones "
+                f"({_first_line(error)})",
+            )
+        except Stuck as error:
+            self._fail(cell, str(error))
+        except Exception as error:  # a method's own fault, whatever it is
+            self._fail(cell, f"{type(error).__name__}: {_first_line(error)}")
+        return None
+
+    def _fail(self, cell: Cell, error: str) -> None:
+        self.run.append("failures.jsonl", [{"cell": cell.cell, "error": error}])
+        self.failed.add(cell.cell)
+        self.progress.note(f"{cell.cell} failed: {error}")
+
+    def _live(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.cell not in self.failed]
+
+    def _mend(self) -> tuple[set[tuple[int, int]], int]:
+        """Keep the blocks that every live arm has finished, drop the lines of others; the next session's number."""
+        timings = {c.cell: self.run.lines(f"timings/{c.cell}.jsonl") for c in self.cells}
+        live = [{(t["round"], t["block"]) for t in timings[c.cell]} for c in self._live()]
+        done = set.intersection(*live) if live else set()
+        for cell in self._live():
+            name = f"{cell.cell}.jsonl"
+            kept = [t for t in timings[cell.cell] if (t["round"], t["block"]) in done]
+            self.run.keep_lines(f"timings/{name}", kept)
+            lines = self.run.lines(f"generations/{name}")
+            self.run.keep_lines(f"generations/{name}", [g for g in lines if (1, g["block"]) in done])
+        return done, 1 + max((t["session"] for lines in timings.values() for t in lines), default=0)
+
+
+def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generation, block: int) -> Record:
+    return {
+        "item": item,
+        "prompt_ids": list(prompt_ids),
+        "token_ids": generation.token_ids,
+        "text": generation.text,
+        "forwards": generation.forwards,
+        "commits": generation.commits,
+        "positions_fed": generation.positions_fed,
+        "draft_forwards": generation.draft_forwards,
+        "finish_reason": generation.finish_reason,
+        "block": block,
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def estimate_s(plan: Plan) -> float:
+    """Seconds the plan would take if every answer used its whole budget and every arm were as slow as the slowest.
+
+    Measured: the first block of every group is decoded for a few tokens, once to warm up and once by the clock.
+    """
+    lab, total = Lab(plan.request), 0.0
+    for group in plan.groups:
+        suite = plan.suite(group.suite)
+        items = [suite.items[i] for i in group.blocks[0]]
+        for cell in map(plan.cell, group.cells):
+            for _ in range(2):
+                timing = decode(
+                    method_of(cell),
+                    lab.lanes_of(cell),
+                    [i.prompt_ids for i in items],
+                    min(WARM_UP_TOKENS, suite.max_new_tokens),
+                    fixed_length=True,
+                )[1]
+            per_token_s = timing.decode_s / min(WARM_UP_TOKENS, suite.max_new_tokens)
+            total += sum(group.rounds) * (timing.prefill_s + per_token_s * suite.max_new_tokens)
+    return total

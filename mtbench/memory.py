@@ -1,0 +1,56 @@
+"""Peak memory, from an untimed pass of one block per cell in a process of its own.
+
+On a GPU it is the allocator's peak. On a CPU it is the process's largest resident size, libraries included
+(a fresh process imports them first, so what they take is the same for every cell).
+"""
+
+import multiprocessing
+import resource
+import sys
+from collections.abc import Callable
+
+from mtbench.plan import Plan
+from mtbench.rundir import RunDirectory
+
+
+def measure(run: RunDirectory, plan: Plan, device: str, failed: set[str], note: Callable[[str], None]) -> None:
+    """Fill memory.json: cell -> bytes, None where the pass failed. What is there already stays."""
+    known = run.read_json("memory.json") if run.has("memory.json") else {}
+    todo = [c.cell for c in plan.cells if c.cell not in known and c.cell not in failed]
+    if not todo:
+        return
+    note(f"peak memory: an untimed pass for {len(todo)} cells")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mtbench.generate"])
+    for cell in todo:
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=_pass, args=(str(run.path), cell, device, send))
+        child.start()
+        send.close()
+        child.join()
+        known[cell] = receive.recv() if receive.poll() else None
+        run.write_json("memory.json", known)
+
+
+def _pass(directory: str, name: str, device: str, send: "multiprocessing.connection.Connection") -> None:
+    """In the child: decode the cell's first block and send the peak."""
+    from pathlib import Path
+
+    import torch
+
+    from mtbench.decoding import decode
+    from mtbench.generate import Lab, method_of
+
+    plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
+    cell = plan.cell(name)
+    group = next(g for g in plan.groups if name in g.cells)
+    suite = plan.suite(cell.suite)
+    items = [suite.items[i] for i in group.blocks[0]]
+    lanes = Lab({**plan.request, "device": device}).lanes_of(cell)
+    prompts = [i.prompt_ids for i in items]
+    decode(method_of(cell), lanes, prompts, suite.max_new_tokens, fixed_length=cell.length == "fixed")
+    if device == "cuda":
+        send.send(torch.cuda.max_memory_allocated())
+    else:
+        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)

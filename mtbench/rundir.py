@@ -1,0 +1,138 @@
+"""A run on disk: one directory, written so that nothing is lost when the process dies and nothing is overwritten.
+
+    environment.json   written first: command, versions, machine
+    plan.json          prompts as token ids, cells, blocks, rounds
+    generations/<cell>.jsonl   one line per item         (append-only)
+    timings/<cell>.jsonl       one line per block × round (append-only, written after its generations)
+    failures.jsonl     cells that failed, and why
+    memory.json, lossless/<cell>.json   untimed passes
+    scores.json, results.json, report.md, report.html, tables/, figures/
+
+JSON files are written aside and renamed: each is complete or absent.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mtbench.errors import UserError
+
+Record = dict[str, Any]
+
+
+class RunDirectory:
+    """The files of one run. Every write raises UserError in one line if the disk refuses it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """A new run; raises UserError if something is there already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
+                f"`mtbench run -o {path} --resume`."
+            )
+        with _refusals(path):
+            path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        """A run that has a plan; raises UserError if there is none."""
+        if not (path / "plan.json").is_file():
+            raise UserError(f"{str(path)!r} holds no plan.json; make one with `mtbench plan -o {path}`.")
+        return cls(path)
+
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
+    def read_json(self, name: str) -> Any:
+        """Raises UserError if the file is missing or is not JSON."""
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise UserError(f"{self.path / name} is missing; `mtbench run -o {self.path} --resume` makes it.") from None
+        except ValueError as error:
+            raise UserError(f"{self.path / name} is not JSON ({error}); restore it or start a new run.") from None
+
+    def write_json(self, name: str, data: Any) -> None:
+        self.write_text(name, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Complete or absent: written aside, flushed, renamed."""
+        path = self.path / name
+        with _refusals(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(aside, 0o644)
+                os.replace(aside, path)
+            except BaseException:
+                Path(aside).unlink(missing_ok=True)
+                raise
+
+    def append(self, name: str, records: Iterable[Record]) -> None:
+        """Add lines and see them to the disk."""
+        path = self.path / name
+        with _refusals(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as file:
+                file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
+                file.flush()
+                os.fsync(file.fileno())
+
+    def lines(self, name: str) -> list[Record]:
+        """The records of a JSONL file, none if it is absent. A torn last line is left out (it will be redone);
+
+        a broken line elsewhere raises UserError with its number.
+        """
+        path = self.path / name
+        if not path.is_file():
+            return []
+        raw = path.read_bytes().split(b"\n")
+        records = []
+        for number, line in enumerate(raw, start=1):
+            try:
+                record = json.loads(line) if line else None
+                if record is None and number < len(raw):
+                    raise ValueError("empty line")
+                if record is not None and number < len(raw):  # without its newline a last line is torn
+                    records.append(record)
+            except ValueError as error:
+                if number < len(raw):
+                    raise UserError(
+                        f"{path}, line {number}: {error}; this file is append-only, so something else changed it. "
+                        "Restore it, or delete the run and start anew."
+                    ) from None
+        return records
+
+    def keep_lines(self, name: str, records: list[Record]) -> None:
+        """Rewrite a JSONL file with these records only, unless it holds just them."""
+        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        path = self.path / name
+        if (path.read_text() if path.is_file() else "") != text:
+            self.write_text(name, text)
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; what was complete is kept. "
+            "Make room or mend it, then go on with `--resume`."
+        ) from None

@@ -1,0 +1,24 @@
+"""GSM8K: 1,319 grade-school word problems, five worked examples before each, the answer behind `####`.
+
+Paper: "Training Verifiers to Solve Math Word Problems", Cobbe et al., arXiv 2110.14168. Data: openai/gsm8k (MIT).
+Task: lm-eval's `gsm8k`, 5-shot, each example a turn of the chat; its examples teach the format `#### 18`, so the
+strict filter is the headline.
+
+    mtbench run --suite gsm8k --limit 256
+    mtbench run --suite gsm8k --offline --data-dir DIR   # DIR/gsm8k/train.jsonl and DIR/gsm8k/test.jsonl, or .gz
+"""
+
+from typing import ClassVar
+
+from mtbench.harness import HarnessSuite
+from mtbench.registry import SUITES
+
+
+@SUITES.register("gsm8k")
+class Gsm8k(HarnessSuite):
+    tasks: ClassVar = {"gsm8k": {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}}
+    folder = "gsm8k"
+    num_fewshot = 5
+    filter = "strict-match"
+    metric = "exact_match"
+    max_new_tokens = 256
