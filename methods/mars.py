@@ -58,7 +58,8 @@ class Mars(Method):
         return Window(pending=None if self.cache == "none" else commits, guesses=commits - 1, commits=commits)
 
     def start(self, rows: Rows, lanes: Lanes) -> State:
-        return {"mask": torch.tensor(lanes.target.checkpoint.mask_id), "base": rows.prompt_len.clone()}
+        masks = torch.full_like(rows.prompt_len, lanes.target.checkpoint.mask_id)
+        return {"mask": masks[:, None], "base": rows.prompt_len.clone()}
 
     def base(self, state: State, rows: Rows) -> Tensor:
         return state["base"] if self.cache == "block" else rows.known

@@ -277,7 +277,7 @@ def _report(opened: "RunDirectory") -> Mapping[str, Any]:
 
     results = assemble(opened)
     path = write_report(opened, results)
-    for table in results_tables(results):
+    for table in results_tables(results, out.width):
         out.print(table)
     out.print(str(path), soft_wrap=True, markup=False, highlight=False)
     return results

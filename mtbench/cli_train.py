@@ -24,7 +24,7 @@ DtypeOption = Annotated[str, typer.Option("--dtype", help="Of the saved weights:
 def init(
     data: DataOption,
     out: OutOption,
-    examples: CountOption = 20000,
+    examples: Annotated[int, typer.Option("--examples", help="Conversations to learn the tokenizer from.")] = 20000,
     seed: SeedOption = 42,
     vocab_size: Annotated[int, typer.Option(help="At most; special tokens included.")] = 512,
     width: int = 128,

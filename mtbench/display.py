@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from mtbench.plan import Cell, Plan
 
+WIDE = 100
 PLAIN_LINE_EVERY_S = 10.0
 DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
 
@@ -91,63 +93,102 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def results_tables(results: Mapping[str, Any]) -> list[Table]:
-    """One table per suite and batch size, one row per arm, intervals at 95 %."""
+def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
+    """One table per suite and batch size, one row per arm; 95 % intervals and verdicts stand under the values.
+
+    A terminal narrower than `WIDE` columns goes without the column of the deployment baseline.
+    """
     tables = []
     for suite, batch_size in dict.fromkeys((c["suite"], c["batch_size"]) for c in results["cells"]):
         cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == (suite, batch_size)]
-        demonstration = any(c["demonstration"] for c in cells)
         title = f"{suite}, batch size {batch_size}, {max(c['items'] for c in cells)} items"
-        table = Table(title=escape(title), caption=DEMONSTRATION if demonstration else None, title_justify="left")
-        table.add_column("arm", overflow="fold")
-        for heading in ("accuracy", "tokens/\nforward", "tokens/s", "speedup,\nsame checkpoint", "lossless"):
-            table.add_column(heading, justify="right")
-        table.add_column("mind")
+        minds = {cell["cell"]: mind(cell) for cell in cells}
+        notes = list(dict.fromkeys(note for said in minds.values() for note in said))
+        caption = [DEMONSTRATION] * any(c["demonstration"] for c in cells)
+        caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
+        table = Table(
+            title=escape(title),
+            caption=escape("\n".join(caption)),
+            title_justify="left",
+            caption_justify="left",
+            box=SIMPLE_HEAD,
+            show_lines=True,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("arm", overflow="fold", min_width=17)
+        headings = ["accuracy, %", "tokens per\nforward", "tokens/s", "speedup,\nsame model", "speedup,\ndeployed"]
+        for heading in headings[: None if width >= WIDE else -1]:
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("lossless", no_wrap=True)
         for cell in cells:
-            table.add_row(*map(escape, _row(cell)))
+            marks = "".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]])
+            *row, deployed, grade = _row(cell, marks)
+            table.add_row(*map(escape, [*row, deployed, grade] if width >= WIDE else [*row, grade]))
         tables.append(table)
     return tables
 
 
-def _row(cell: Mapping[str, Any]) -> tuple[str, ...]:
+def mind(cell: Mapping[str, Any]) -> list[str]:
+    """What a reader must know of a cell: its failure, why it is void, its flags."""
+    failed = [f"failed: {cell['error']}"] if cell["error"] else []
+    return failed + [f"void: {reason}" for reason in cell["void"]] + list(cell["flags"])
+
+
+def _row(cell: Mapping[str, Any], marks: str) -> tuple[str, ...]:
+    arm, accuracy = f"{cell['arm']} {marks}".replace("@", "\n@"), cell["accuracy"]
     if cell["status"] == "failed":
-        return (cell["arm"], "", "", "", "", "", f"failed: {cell['error']}")
-    speedup = cell["speedup"][0] if cell["speedup"] else None
-    mind = [f"void: {reason}" for reason in cell["void"]] + cell["flags"]
+        return (arm, *["–"] * 5, "failed")
+    verdicts = {a["baseline"]: a["verdict"] for a in cell["accuracy_vs"]}
+    speedups = {s["baseline"]: s for s in cell["speedup"]}
+    same, deployed = _own_and_deployed(cell)
     return (
-        cell["arm"],
-        accuracy_text(cell),
-        ratio_text(cell["tokens_per_forward"], cell["tokens_per_forward_ci"], 2),
-        ratio_text(cell["tokens_per_s"]["value"], _bounds(cell["tokens_per_s"]), 0),
-        "" if speedup is None else f"{ratio_text(speedup['value'], _bounds(speedup), 2)}\n{speedup['verdict']}",
+        arm,
+        stacked(accuracy and f"{accuracy['value'] * 100:.1f}", accuracy and percent_bounds(accuracy), _word(verdicts.get(same))),
+        stacked(number(cell["tokens_per_forward"], 2), bounds(cell["tokens_per_forward_ci"], 2)),
+        stacked(number(cell["tokens_per_s"]["value"], 0)),
+        *(
+            stacked(number(s["value"], 2), bounds(ci_of(s), 2), _word(s["verdict"])) if s else "–"
+            for s in (speedups.get(same), speedups.get(deployed))
+        ),
         lossless_text(cell),
-        "; ".join(mind),
     )
 
 
-def accuracy_text(cell: Mapping[str, Any]) -> str:
-    """`71.1 % [65.3, 76.3]` and the verdict against the same checkpoint's reference."""
-    accuracy = cell["accuracy"]
-    if accuracy is None:
-        return "–"
-    text = f"{accuracy['value']:.1%} [{accuracy['ci_low']:.1%}, {accuracy['ci_high']:.1%}]"
-    return f"{text}\n{cell['accuracy_vs'][0]['verdict']}" if cell["accuracy_vs"] else text
+def _own_and_deployed(cell: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The baselines on the same checkpoint, and on the one that would be deployed without this method."""
+    baselines = [s["baseline"] for s in cell["speedup"]]
+    own = next((b for b in baselines if f"@{cell['on']}/" in b), None)
+    return own, next((b for b in baselines if b != own), None)
 
 
 def lossless_text(cell: Mapping[str, Any]) -> str:
     """The grade, or why there is none."""
     if cell["lossless"] is not None:
         return str(cell["lossless"]["grade"])
-    return "reference" if cell["claims"] == "lossless" else "lossy by design"
+    return "reference" if cell["claims"] == "lossless" else "lossy"
 
 
-def ratio_text(value: float | None, ci: Sequence[float] | None, digits: int) -> str:
-    """`1.79 [1.75, 1.83]`; a dash for what was not measured."""
-    if value is None:
-        return "–"
-    text = f"{value:,.{digits}f}"
-    return text if ci is None else f"{text} [{ci[0]:,.{digits}f}, {ci[1]:,.{digits}f}]"
+def _word(verdict: str | None) -> str | None:
+    """A verdict without its reasons."""
+    return None if verdict is None else verdict.partition(":")[0].partition(",")[0]
 
 
-def _bounds(ratio: Mapping[str, Any]) -> list[float] | None:
+def stacked(*lines: str | None) -> str:
+    """Value over interval over verdict; a dash for what was not measured."""
+    return "\n".join(line for line in lines if line) or "–"
+
+
+def number(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:,.{digits}f}"
+
+
+def bounds(ci: Sequence[float] | None, digits: int) -> str | None:
+    return None if ci is None else f"[{ci[0]:,.{digits}f}, {ci[1]:,.{digits}f}]"
+
+
+def percent_bounds(accuracy: Mapping[str, Any]) -> str:
+    return f"[{accuracy['ci_low'] * 100:.1f}, {accuracy['ci_high'] * 100:.1f}]"
+
+
+def ci_of(ratio: Mapping[str, Any]) -> list[float] | None:
     return None if ratio["ci_low"] is None else [ratio["ci_low"], ratio["ci_high"]]

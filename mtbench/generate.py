@@ -6,6 +6,7 @@ Needs torch and transformers only. What is on disk counts; what is missing is ru
 
 import dataclasses
 import random
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -21,8 +22,10 @@ from mtbench.models import DTYPES, load
 from mtbench.plan import Cell, Group, Plan, SuitePlan
 from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
+from mtbench.stopwatch import Stopwatch
 
 WARM_UP_TOKENS = 8
+SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short to share among threads
 
 
 class Progress(Protocol):
@@ -47,6 +50,27 @@ class Lab:
             checkpoint = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
             self.lanes[source] = Lane(checkpoint)
         return self.lanes[source]
+
+    def load(self, plan: Plan) -> None:
+        """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other."""
+        for cell in plan.cells:
+            self.lanes_of(cell)
+        largest = max(lane.model.num_parameters() for lane in self.lanes.values())
+        if self.device == "cpu" and largest < SMALL_MODEL:
+            torch.set_num_threads(1)
+
+    def describe(self) -> Record:
+        """What results need to know of this session: device, type, threads, the cost of a synchronisation."""
+        stopwatch = Stopwatch(torch.device(self.device))
+        began = stopwatch.now()
+        for _ in range(10):
+            ended = stopwatch.now()
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "threads": torch.get_num_threads(),
+            "synchronisation_s": (ended - began) / 10,
+        }
 
     def lanes_of(self, cell: Cell) -> Lanes:
         return Lanes(cell.on, {role: self.lane(source) for role, source in cell.checkpoints.items()})
@@ -84,7 +108,13 @@ def generate(run: RunDirectory, progress: Progress) -> None:
     deadline = time.monotonic() + (plan.request["time_budget_s"] or float("inf"))
     failed = {f["cell"] for f in run.lines("failures.jsonl")}
     stages = [Stage(run, plan, group, lab, failed, progress) for group in plan.groups]
-    progress.begin(len(plan.cells), sum(stage.work for stage in stages))
+    work = sum(stage.work for stage in stages)
+    progress.begin(len(plan.cells), work)
+    if work:
+        lab.load(plan)
+        environment = run.read_json("environment.json")
+        sessions = [*environment.get("sessions", []), {**machine.environment(sys.argv), **lab.describe()}]
+        run.write_json("environment.json", {**environment, "sessions": sessions})
     for stage in stages:
         stage.run_blocks(deadline)
     for cell in plan.cells:
@@ -241,6 +271,7 @@ def estimate_s(plan: Plan) -> float:
     Measured: the first block of every group is decoded for a few tokens, once to warm up and once by the clock.
     """
     lab, total = Lab(plan.request), 0.0
+    lab.load(plan)
     for group in plan.groups:
         suite = plan.suite(group.suite)
         items = [suite.items[i] for i in group.blocks[0]]

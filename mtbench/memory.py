@@ -5,6 +5,7 @@ On a GPU it is the allocator's peak. On a CPU it is the process's largest reside
 """
 
 import multiprocessing
+import multiprocessing.connection
 import resource
 import sys
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def measure(run: RunDirectory, plan: Plan, device: str, failed: set[str], note: 
         run.write_json("memory.json", known)
 
 
-def _pass(directory: str, name: str, device: str, send: "multiprocessing.connection.Connection") -> None:
+def _pass(directory: str, name: str, device: str, send: multiprocessing.connection.Connection) -> None:
     """In the child: decode the cell's first block and send the peak."""
     from pathlib import Path
 
@@ -46,6 +47,7 @@ def _pass(directory: str, name: str, device: str, send: "multiprocessing.connect
     group = next(g for g in plan.groups if name in g.cells)
     suite = plan.suite(cell.suite)
     items = [suite.items[i] for i in group.blocks[0]]
+    torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
     lanes = Lab({**plan.request, "device": device}).lanes_of(cell)
     prompts = [i.prompt_ids for i in items]
     decode(method_of(cell), lanes, prompts, suite.max_new_tokens, fixed_length=cell.length == "fixed")

@@ -8,7 +8,7 @@ visible, blocks are counted from sequence position 0, and the logits of both cop
 Letters: R rows, L tokens, B block size, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 IGNORE = -100  # the label of a token without loss
 
-Model = Callable[..., Any]  # a causal language model of transformers
+Model = Any  # a causal language model of transformers
 
 
 class Example(NamedTuple):
@@ -118,18 +118,24 @@ class Mars:
         ids, labels = batch
         rows, length = ids.shape
         noisy = torch.where(labels == IGNORE, ids, self.mask_id)
-        positions = torch.arange(length, device=ids.device).repeat(2).expand(rows, -1)  # (R, 2L)
-        sees = two_stream_mask(length, self.block_size).to(ids.device)
+        skip = self._unused(labels)
+        positions = torch.arange(length, device=ids.device)
+        sees = two_stream_mask(length, self.block_size)[skip:, skip:].to(ids.device)
         logits = model(
-            input_ids=torch.cat([noisy, ids], 1),
-            position_ids=positions,
-            attention_mask=additive(sees, model.dtype)[None, None].expand(rows, 1, -1, -1),
+            input_ids=torch.cat([noisy[:, skip:], ids], 1),
+            position_ids=torch.cat([positions[skip:], positions]).expand(rows, -1),  # (R, 2L - skip)
+            attention_mask=additive(sees, model.dtype).expand(rows, 1, -1, -1),
             use_cache=False,
-        ).logits  # (R, 2L, V)
+        ).logits  # (R, 2L - skip, V)
         count = (labels[:, 1:] != IGNORE).sum(1)
-        mask = (token_losses(logits[:, :length], labels).sum(1) / count).mean()
-        ar = (token_losses(logits[:, length:], labels).sum(1) / count).mean()
+        mask = (token_losses(logits[:, :-length], labels[:, skip:]).sum(1) / count).mean()
+        ar = (token_losses(logits[:, -length:], labels).sum(1) / count).mean()
         return Losses(mask + ar, {"loss_mask": mask.detach(), "loss_ar": ar.detach()})
+
+    def _unused(self, labels: Tensor) -> int:
+        """How many leading noisy tokens no prediction of any row rests on: the blocks before the first target's."""
+        first_target = int((labels != IGNORE).long().argmax(1).min())
+        return max(first_target - 1, 0) // self.block_size * self.block_size
 
 
 def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:

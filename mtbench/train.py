@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.errors import UserError
+from mtbench.families import RECORD
 from mtbench.objectives import IGNORE, Ar, Batch, Example, Mars, Objective, collate
 from mtbench.suite import Messages
 
-RECORD = "mtbench_training.json"
 CHUNK = 1000  # conversations tokenised at once
 MASK = "<|mask|>"
+SAVED = ("bfloat16", "float32")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -93,13 +94,14 @@ def read_jsonl(path: Path) -> Iterator[Messages]:
 
 
 def as_conversation(row: Any) -> Messages:
-    """A row with `messages`, `prompt` and `completion`, or `question` and `answer`; the last turn is the assistant's."""
+    """A row with `messages`, `prompt` and `completion`, or `question` and `answer`; the assistant has the last turn."""
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
     for asked, answered in (("prompt", "completion"), ("question", "answer")):
         if asked in row and answered in row:
-            row = {"messages": [{"role": "user", "content": row[asked]},
-                                {"role": "assistant", "content": row[answered]}]}
+            row = {
+                "messages": [{"role": "user", "content": row[asked]}, {"role": "assistant", "content": row[answered]}]
+            }
     if "messages" not in row:
         raise UserError(f"columns {sorted(row)}; known: messages, prompt and completion, question and answer")
     messages = row["messages"]
@@ -120,14 +122,14 @@ def tokenise(conversations: Iterable[Messages], tokenizer: Any, max_length: int)
     stream = iter(conversations)
     while chunk := list(islice(stream, CHUNK)):
         whole = [tokenizer.apply_chat_template(c, tokenize=False) for c in chunk]
-        asked = [
-            tokenizer.apply_chat_template(c[:-1], tokenize=False, add_generation_prompt=True) for c in chunk
-        ]
+        asked = [tokenizer.apply_chat_template(c[:-1], tokenize=False, add_generation_prompt=True) for c in chunk]
         encode = {"add_special_tokens": False, "return_attention_mask": False}
         both = zip(tokenizer(whole, **encode).input_ids, tokenizer(asked, **encode).input_ids, strict=True)
         for ids, prompt in both:
             if ids[: len(prompt)] != prompt:
-                raise UserError("the chat template changes a prompt when its answer follows; such a one cannot be trained")
+                raise UserError(
+                    "this chat template changes a prompt when its answer follows; its labels cannot be told"
+                )
             if len(prompt) >= max_length:
                 dropped += 1
                 continue
@@ -147,16 +149,6 @@ def prepare(data: str, count: int | None, tokenizer: Any, settings: Settings) ->
     return Data(examples=examples, description=description)
 
 
-def make_objective(name: str, tokenizer: Any, *, block_size: int) -> Objective:
-    """The objective called `name`; raises UserError if the tokenizer lacks what it needs."""
-    if name == "ar":
-        return Ar()
-    if tokenizer.mask_token_id is None:
-        raise UserError(f"{tokenizer.name_or_path!r} has no mask token; known: a tokenizer with {MASK!r}, "
-                        "as `mtbench train init` writes it")
-    return Mars(block_size=block_size, mask_id=tokenizer.mask_token_id)
-
-
 def train(
     objective: str, base: str, data: str, count: int | None, settings: Settings, out: Path, *, block_size: int = 1
 ) -> Path:
@@ -165,13 +157,25 @@ def train(
     `out` must not exist yet; the checkpoint there is complete or absent. `block_size` is for objectives with blocks.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+
+    from mtbench.models import inspect
 
     refuse_existing(out)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    aim = make_objective(objective, tokenizer, block_size=block_size)
+    if settings.dtype not in SAVED:
+        raise UserError(f"unknown dtype {settings.dtype!r}; known: {', '.join(SAVED)}")
+    found = inspect(base, needs_mask=objective == "mars")
+    tokenizer = found.tokenizer
+    aim: Objective = Ar()
+    if objective == "mars":
+        if set(getattr(found.config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+            raise UserError(f"{base!r} has layers without full attention; mars trains checkpoints with full attention")
+        tokenizer.add_special_tokens({"mask_token": MASK})
+        aim = Mars(block_size=block_size, mask_id=tokenizer.mask_token_id)
     prepared = prepare(data, count, tokenizer, settings)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        base, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+    )
     figures = fit(model, aim, prepared, settings, tokenizer)
     record = {
         "objective": objective,
@@ -239,6 +243,7 @@ def fit(model: Any, objective: Objective, data: Data, settings: Settings, tokeni
             remove_unused_columns=False,
             save_strategy="no",
             report_to="none",
+            use_cache=True,  # what the checkpoint's config will say; the objectives ask for none
             logging_steps=max(1, min(50, steps // 20)),
             use_cpu=not torch.cuda.is_available(),
             dataloader_pin_memory=False,

@@ -2,8 +2,9 @@
 
 A problem is an amount, two to six changes of it, and numbers that do not matter:
 
-    Q: Mia has 147 shells. She finds 25 more. Mia is 31 years old. Then she loses 48. How many shells are left?
-    A: Okay, she has 147 shells. Then adding 25 more makes 172. Next, losing 48 gives 124 now. The answer is 124.
+    Q: Mia has 147 shells. She finds 25 more. Mia is 31 years old. Then she loses 48 shells. How many shells are left?
+    A: Okay, she has 147 shells. Now finding 25 more that makes 172. Next, losing 48 this gives 124 now. The answer is
+       124.
 
 What multi-token decoding gains depends on how sure a model is of the tokens behind the next one, so the answer mixes
 words nobody can foresee (three or more wordings, equally likely), words that are likely (one wording at 0.55 to 0.92),

@@ -1,11 +1,14 @@
 """Small models made on the spot, a tokenizer to go with them."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
+from mtbench.lane import Lane
 from mtbench.models import Checkpoint, prepare
 
 VOCABULARY = 40
@@ -49,3 +52,37 @@ def small_checkpoint(config: PretrainedConfig | None = None, seed: int = 0) -> C
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config or small_config(), attn_implementation="eager").double()
     return prepare(model, small_tokenizer(), source="random")
+
+
+class ScriptedModel(torch.nn.Module):
+    """Predicts what a script says: at position p of row r the token `script[r, p]`, sure of it or not.
+
+    It wants the mask id where the script says so; decoding must then take id 0, as sure as the script is.
+    """
+
+    device = torch.device("cpu")
+    config = small_config()
+    generation_config = None
+
+    def __init__(self, script: Tensor, sure: Tensor) -> None:
+        super().__init__()
+        self.script, self.sure = script, sure
+        self.head = torch.nn.Linear(1, VOCABULARY, bias=False)
+
+    def get_output_embeddings(self) -> torch.nn.Module:
+        return self.head
+
+    def set_attn_implementation(self, name: str) -> None: ...
+
+    def forward(self, position_ids: Tensor, logits_to_keep: int, **_: Any) -> SimpleNamespace:
+        predicted = (position_ids[:, -logits_to_keep:] + 1).clamp(max=self.script.shape[1] - 1)
+        token = self.script.gather(1, predicted)
+        height = torch.where(self.sure.gather(1, predicted), 20.0, 1.0)
+        logits = torch.zeros(*token.shape, VOCABULARY)
+        logits[..., 0] = torch.where(token == MASK, height, 0.0)
+        logits.scatter_(2, token[..., None], torch.where(token == MASK, 2 * height, height)[..., None])
+        return SimpleNamespace(logits=logits)
+
+
+def scripted_lane(script: Tensor, sure: Tensor) -> Lane:
+    return Lane(prepare(ScriptedModel(script, sure), small_tokenizer(), source="scripted"))

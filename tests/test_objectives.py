@@ -1,7 +1,6 @@
 """Objectives against references written out by hand, in float64."""
 
 import math
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -16,7 +15,7 @@ BLOCKS = (2, 3, 4, 8, 16)
 
 
 @pytest.fixture
-def model() -> Iterator[Any]:
+def model() -> Any:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCAB,
@@ -27,7 +26,7 @@ def model() -> Iterator[Any]:
         num_key_value_heads=2,
         initializer_range=0.5,  # far from uniform, so that what is seen matters
     )
-    yield in_float64(Qwen2ForCausalLM(config))
+    return in_float64(Qwen2ForCausalLM(config))
 
 
 def in_float64(model: Any) -> Any:
@@ -52,7 +51,8 @@ def conversations(seed: int) -> list[Example]:
 
 def surprise(model: Any, context: list[int], token: int) -> torch.Tensor:
     """-log p(token) behind `context`, one plain causal forward: no mask, no padding, no second stream."""
-    return -model(torch.tensor([context])).logits[0, -1].log_softmax(-1)[token]
+    logits: torch.Tensor = model(torch.tensor([context])).logits[0, -1]
+    return -logits.log_softmax(-1)[token]
 
 
 def gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -73,10 +73,7 @@ def test_ar_is_the_mean_surprise_of_all_labelled_tokens(model: Any, seed: int) -
     """Each labelled token is predicted from everything before it; the mean runs over the tokens of the batch."""
     examples = conversations(seed)
     terms = [
-        surprise(model, ids[:t], ids[t])
-        for ids, labels in examples
-        for t in range(len(ids))
-        if labels[t] != IGNORE
+        surprise(model, ids[:t], ids[t]) for ids, labels in examples for t in range(len(ids)) if labels[t] != IGNORE
     ]
     loss = Ar()(model, collate(examples, multiple=1, end_id=END, pad_id=PAD)).total
     assert_same(model, loss, torch.stack(terms).mean())
@@ -127,7 +124,7 @@ def test_every_query_sees_what_the_paper_allows(block: int, length: int) -> None
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_mask_sees_its_block_so_far_and_all_clean_blocks_before(block: int) -> None:
-    """Position i of the noisy copy sees i mod B + 1 noisy and i - i mod B clean tokens: i + 1 in all, as in decoding."""
+    """Position i of the noisy copy sees i mod B + 1 noisy and i - i mod B clean tokens: i + 1 in all."""
     length = 3 * block + 1
     noisy = two_stream_mask(length, block)[:length]
     assert noisy[:, :length].sum(1).tolist() == [i % block + 1 for i in range(length)]
@@ -135,7 +132,7 @@ def test_a_mask_sees_its_block_so_far_and_all_clean_blocks_before(block: int) ->
 
 
 def test_only_the_noisy_copy_is_masked_and_only_where_there_are_labels() -> None:
-    """The prompt stays visible in the noisy copy; both copies stand at positions 0 to L-1."""
+    """The prompt stays visible in the noisy copy, from the first block that a prediction rests on."""
     seen = {}
 
     def spy(**inputs: Any) -> Any:
@@ -143,10 +140,11 @@ def test_only_the_noisy_copy_is_masked_and_only_where_there_are_labels() -> None
         return type("Output", (), {"logits": torch.zeros(*inputs["input_ids"].shape, VOCAB)})
 
     spy.dtype = torch.float32  # type: ignore[attr-defined]
-    batch = Batch(torch.tensor([[1, 2, 3, 4]]), torch.tensor([[IGNORE, IGNORE, 3, 4]]))
+    batch = Batch(torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[IGNORE] * 4 + [5, 6]]))
     Mars(block_size=2, mask_id=MASK)(spy, batch)
-    assert seen["input_ids"].tolist() == [[1, 2, MASK, MASK, 1, 2, 3, 4]]
-    assert seen["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert seen["input_ids"].tolist() == [[3, 4, MASK, MASK, 1, 2, 3, 4, 5, 6]]
+    assert seen["position_ids"].tolist() == [[2, 3, 4, 5, 0, 1, 2, 3, 4, 5]]
+    assert (seen["attention_mask"][0, 0] == 0).tolist() == two_stream_mask(6, 2)[2:, 2:].tolist()
 
 
 def test_end_tokens_fill_a_block_with_loss_and_pad_tokens_fill_the_batch_without() -> None:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from mtbench.cli_train import app
 from mtbench.errors import UserError
+from mtbench.families import RECORD
 from mtbench.objectives import IGNORE
-from mtbench.train import RECORD, Settings, as_conversation, initialise, read_conversations, tokenise, train
+from mtbench.train import Settings, as_conversation, initialise, read_conversations, tokenise, train
 
 SHAPE = {
     "vocab_size": 400,
@@ -120,8 +121,10 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
         list(read_conversations(str(file), None, seed=0))
 
 
-@pytest.mark.parametrize(("objective", "block_size", "parts"), [("ar", 1, {"loss", "loss_ar"}),
-                                                               ("mars", 4, {"loss", "loss_ar", "loss_mask"})])
+@pytest.mark.parametrize(
+    ("objective", "block_size", "parts"),
+    [("ar", 1, {"loss", "loss_ar"}), ("mars", 4, {"loss", "loss_ar", "loss_mask"})],
+)
 def test_training_changes_the_weights_and_tells_how(
     base: Path, tmp_path: Path, objective: str, block_size: int, parts: set[str]
 ) -> None:

@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine, each in a virtual environment of its own making.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
+
+.PHONY: run test slow clean
+
+run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
+	$(BIN)/mtbench run --limit 300
+
+test: $(INSTALLED) .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+	.venv-oldest/bin/python -m pytest tests/test_decoding.py
+
+slow: $(INSTALLED)  ## the checks that take minutes
+	$(BIN)/pytest -m slow
+
+# torch goes first and exactly as pinned: an open range may bring gigabytes of GPU libraries.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e . --group dev
+	touch $@
+
+# The oldest transformers we promise needs an older huggingface-hub, so it gets an environment that borrows torch.
+.venv-oldest/installed: constraints-oldest.txt $(INSTALLED)
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install -q -c constraints-oldest.txt transformers
+	.venv-oldest/bin/pip install -q --no-deps -e .
+	$(BIN)/python -c "$(PURELIB)" > "$$(.venv-oldest/bin/python -c "$(PURELIB)")/borrowed.pth"
+	touch $@
+
+clean:
+	rm -rf .venv .venv-oldest build dist *.egg-info
