@@ -15,6 +15,6 @@ def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     unknown method 'marz' (did you mean 'mars'?); known: ar, mars. See `mtbench ls methods`.
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return UserError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}. See `{see}`.")

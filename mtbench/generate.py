@@ -87,12 +87,8 @@ def resolve_device(asked: str) -> str:
 
 
 def resolve_dtype(asked: str, device: str) -> str:
-    """`auto` is bfloat16 on a GPU, float32 on a CPU. Raises UserError for an unknown type."""
-    if asked == "auto":
-        return "bfloat16" if device == "cuda" else "float32"
-    if asked not in DTYPES:
-        raise UserError(f"--dtype {asked!r} is not known; choose {', '.join(DTYPES)}, or auto.")
-    return asked
+    """`auto` is bfloat16 on a GPU, float32 on a CPU."""
+    return ("bfloat16" if device == "cuda" else "float32") if asked == "auto" else asked
 
 
 def method_of(cell: Cell) -> Method:
@@ -200,12 +196,13 @@ class Stage:
     def _attempt(self, cell: Cell, block: int, budget: int) -> tuple[list[Generation], Timing] | None:
         """Decode one block; a method that breaks, never commits or runs out of memory costs its own cell."""
         items = [self.suite.items[i] for i in self.group.blocks[block]]
+        budget = min(budget, self.suite.max_new_tokens)
         try:
             return decode(
                 method_of(cell),
                 self.lab.lanes_of(cell),
                 [i.prompt_ids for i in items],
-                min(budget, self.suite.max_new_tokens),
+                budget,
                 stop=[i.stop for i in items],
                 fixed_length=cell.length == "fixed",
             )

@@ -82,6 +82,8 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     """Tokenizer and configuration. Raises UserError, in one line, for whatever cannot be served."""
     with _explained(source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+        if len(tokenizer) < 2:  # transformers makes up an empty one where the files are missing
+            raise OSError("no tokenizer files")
     config = load_config(source, offline=offline)
     refuse_unserved(config, source)
     if Path(source).is_dir():

@@ -12,18 +12,16 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mtbench import families
 from mtbench.arms import Arm, cell_id, parse_arms
 from mtbench.errors import UserError
 from mtbench.families import Family
+from mtbench.models import DTYPES, Inspected, inspect
 from mtbench.options import build
 from mtbench.registry import METHODS, SUITES
 from mtbench.suite import Source, Suite
-
-if TYPE_CHECKING:
-    from mtbench.models import Inspected
 
 SCHEMA_VERSION = 1
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
@@ -216,6 +214,8 @@ def _check(request: Request) -> None:
     if not request.batch_size or min(request.batch_size) < 1:
         asked = ",".join(map(str, request.batch_size))
         raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
+    if request.dtype not in ("auto", *DTYPES):
+        raise UserError(f"--dtype {request.dtype!r} is not known; choose {', '.join(DTYPES)}, or auto.")
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
@@ -233,14 +233,12 @@ def _roles(arm: Arm) -> tuple[str, ...]:
     return (arm.on, *METHODS[arm.method].roles[1:])
 
 
-def _inspect(source: str, arm: Arm, request: Request) -> "Inspected":
-    from mtbench.models import inspect
-
+def _inspect(source: str, arm: Arm, request: Request) -> Inspected:
     return inspect(source, offline=request.offline, needs_mask=METHODS[arm.method].needs_mask)
 
 
 def _plan_suite(
-    spec: str, suite: Suite, family: Family, checkpoints: "Sequence[Inspected]", request: Request
+    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: Request
 ) -> SuitePlan:
     tokenizer = checkpoints[0].tokenizer
 
@@ -257,6 +255,8 @@ def _plan_suite(
         Item(item=p.item, prompt_ids=tokenizer(p.text, add_special_tokens=False)["input_ids"], stop=list(p.stop))
         for p in prompts
     ]
+    if empty := [i.item for i in items if not i.prompt_ids]:
+        raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
     for other in checkpoints[1:]:
         if other.tokenizer(prompts[0].text, add_special_tokens=False)["input_ids"] != items[0].prompt_ids:
             raise UserError(

@@ -234,6 +234,9 @@ def _compare(of_group: Mapping[str, Measured], synchronisation_s: float, margin:
                         "n_needed": statistics.n_needed(difference.gained, difference.lost, difference.n, margin),
                     }
                 )
+    for arm, entry in found.items():
+        for comparisons in entry.values():
+            comparisons.sort(key=lambda c, own=of_group[arm].cell.baselines: own.index(c["baseline"]))
     return found
 
 

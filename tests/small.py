@@ -1,5 +1,6 @@
 """Small models made on the spot, a tokenizer to go with them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,12 @@ class ScriptedModel(torch.nn.Module):
 
 def scripted_lane(script: Tensor, sure: Tensor) -> Lane:
     return Lane(prepare(ScriptedModel(script, sure), small_tokenizer(), source="scripted"))
+
+
+def save_small(folder: Path, seed: int = 0) -> Path:
+    """A random checkpoint on disk, as `--checkpoint ROLE=PATH` takes it."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024))
+    model.save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    return folder

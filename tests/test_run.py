@@ -1,0 +1,408 @@
+"""A run on disk: what a user types, what they find, and what is left when something goes wrong."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from small import save_small
+
+from mtbench import cli
+from mtbench.errors import UserError
+from mtbench.generate import generate
+from mtbench.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.plan import Cell, Request, make_plan
+from mtbench.registry import METHODS
+from mtbench.results import assemble
+from mtbench.rundir import RunDirectory
+from mtbench.score import score
+
+ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
+
+
+@dataclass
+class Quiet:
+    """Progress that says nothing and, after `until` batches, dies."""
+
+    until: int = -1
+
+    def begin(self, cells: int, work: int) -> None: ...
+
+    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
+        self.until -= 1
+        if self.until == 0:
+            raise KeyboardInterrupt
+
+    def note(self, text: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def request_for(checkpoints: dict[str, str], **changes: Any) -> Request:
+    asked: dict[str, Any] = {
+        "checkpoint": checkpoints,
+        "method": ARMS,
+        "batch_size": (1, 3),
+        "limit": 7,
+        "rounds": 2,
+        "max_new_tokens": 6,
+    }
+    return Request(**(asked | changes))
+
+
+def start(path: Path, request: Request) -> RunDirectory:
+    run = RunDirectory.create(path)
+    run.write_json("environment.json", {"command": ["mtbench", "run"]})
+    run.write_json("plan.json", make_plan(request).to_json())
+    return run
+
+
+def finish(run: RunDirectory) -> dict[str, Any]:
+    generate(run, Quiet())
+    score(run)
+    return assemble(run)
+
+
+TIMES = {
+    "command",
+    "environment",
+    "tokens_per_s",
+    "decode_tokens_per_s",
+    "speedup",
+    "samples",
+    "parts",
+    "peak_memory_bytes",
+}
+
+
+def figures(value: Any) -> Any:
+    """Results without whatever a clock or a memory gauge decides."""
+    if isinstance(value, dict):
+        return {k: figures(v) for k, v in value.items() if k not in TIMES and not k.endswith("_s")}
+    return [figures(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Any]:
+    run = start(tmp_path_factory.mktemp("runs") / "whole", request_for(checkpoints))
+    return run, finish(run)
+
+
+def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:
+    return {c["arm"]: c for c in results["cells"] if c["batch_size"] == batch_size}
+
+
+def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDirectory, Any]) -> None:
+    """Counts in results.json are those of the stored lines; autoregressive decoding is 1.00 exactly."""
+    run, results = finished
+    assert [c["status"] for c in results["cells"]] == ["ok"] * 12
+    for cell in results["cells"]:
+        lines = run.lines(f"generations/{cell['cell']}.jsonl")
+        assert all(sum(g["commits"]) == len(g["token_ids"]) and len(g["commits"]) == g["forwards"] for g in lines)
+        assert cell["tokens"] == sum(len(g["token_ids"]) for g in lines)
+        assert cell["tokens_per_forward"] == pytest.approx(cell["tokens"] / sum(g["forwards"] for g in lines))
+        assert cell["items"] == 7
+        assert cell["repeated_identical"] == 1
+        assert cell["void"] == []
+        if cell["method"] == "ar":
+            assert cell["tokens_per_forward"] == 1
+            assert set(cell["commit_histogram"]) == {"1"}
+
+
+def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tuple[RunDirectory, Any]) -> None:
+    """rate_ratio = speedup × length_ratio = the product of the five factors, for every arm and baseline."""
+    entries = [s for cell in finished[1]["cells"] for s in cell["speedup"]]
+    assert len(entries) == 2 * (1 + 4 * 2)
+    for entry in entries:
+        assert entry["rate_ratio"] == pytest.approx(entry["value"] * entry["length_ratio"], rel=1e-9)
+        product = 1.0
+        for factor in entry["factors"].values():
+            product *= factor
+        assert entry["rate_ratio"] == pytest.approx(product, rel=1e-9)
+
+
+def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) -> None:
+    """τ=1 is graded against `ar` on the same checkpoint, `cache=none` against `cursor`; lossy arms get no grade."""
+    grades = {arm: c["lossless"] for arm, c in cells_of(finished[1]).items()}
+    assert grades["mars@mars/eager"]["against"] == "ar@mars/eager"
+    assert grades["mars@mars/eager"]["grade"] == "exact"
+    assert grades["mars@mars/eager"]["epsilon"] == 1e-4
+    assert grades["mars:tau=0.3,cache=none@mars/eager"]["against"] == "mars:tau=0.3@mars/eager"
+    assert grades["mars:tau=0.3,cache=none@mars/eager"]["grade"] == "exact"
+    assert grades["mars:tau=0.3@mars/eager"] is None
+    assert grades["ar@ar/eager"] is None
+
+
+def test_baselines_are_kept_apart(finished: tuple[RunDirectory, Any]) -> None:
+    """An arm is compared with `ar` on its own checkpoint first, then with the one that would be deployed."""
+    cells = cells_of(finished[1])
+    assert [s["baseline"] for s in cells["mars:tau=0.3@mars/eager"]["speedup"]] == ["ar@mars/eager", "ar@ar/eager"]
+    assert [s["baseline"] for s in cells["ar@mars/eager"]["speedup"]] == ["ar@ar/eager"]
+    assert cells["ar@ar/eager"]["speedup"] == []
+
+
+def test_the_smaller_batch_size_times_only_its_first_blocks(checkpoints: dict[str, str]) -> None:
+    """The largest batch size covers all items; a smaller one is there for speed."""
+    plan = make_plan(request_for(checkpoints, limit=40, batch_size=(1, 4)))
+    assert [len(g.blocks) for g in plan.groups] == [24, 10]
+    assert sorted(i for block in plan.groups[1].blocks for i in block) == list(range(40))
+
+
+def test_a_plan_does_not_depend_on_the_limit_for_its_items(checkpoints: dict[str, str]) -> None:
+    """The first items of a longer run are those of a shorter one."""
+    short, long = (make_plan(request_for(checkpoints, limit=n)).suites[0].items for n in (3, 7))
+    assert long[:3] == short
+
+
+@pytest.mark.parametrize("batches", [1, 5, 13, 22, 41])
+def test_a_run_that_died_ends_with_the_same_figures(
+    batches: int, checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
+) -> None:
+    """Wherever it stops, going on gives what an undisturbed run gives; what was complete is not run again."""
+    run = start(tmp_path / "run", request_for(checkpoints))
+    with pytest.raises(KeyboardInterrupt):
+        generate(run, Quiet(until=batches))
+    victim = next((run.path / "timings").glob("*.jsonl"))
+    with victim.open("a") as file:
+        file.write('{"session": 1, "rou')  # torn by the crash
+    assert figures(finish(run)) == figures(finished[1])
+
+
+def test_resuming_a_finished_run_changes_nothing(finished: tuple[RunDirectory, Any]) -> None:
+    """No line is written again."""
+    run, _ = finished
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")}
+    generate(run, Quiet())
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")} == before
+
+
+def test_a_broken_line_is_refused_with_its_number(
+    checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
+) -> None:
+    """Only a torn last line is mended; a broken one elsewhere means something else wrote there."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
+    generate(run, Quiet())
+    path = next((run.path / "generations").glob("*.b3.jsonl"))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"b3\.jsonl, line 2: .*append-only"):
+        generate(run, Quiet())
+
+
+class Breaks(Method):
+    """Raises after its first forward."""
+
+    roles = ("ar",)
+    claims = "lossy"
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=0, commits=1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        raise RuntimeError("this method is broken\nin two lines")
+
+
+class Hungry(Breaks):
+    """Asks for more memory than there is."""
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        (Breaks, "RuntimeError: this method is broken"),
+        (Hungry, r"out of memory at batch size 1, prompts of up to \d+ tokens and 6 new ones"),
+    ],
+)
+def test_a_method_that_breaks_costs_its_own_cells(
+    method: type[Method], error: str, checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are measured; the failure is a row that says why."""
+    METHODS["ar"]
+    monkeypatch.setitem(METHODS._classes, "breaks", dataclass(frozen=True)(method))
+    monkeypatch.setattr(method, "name", "breaks", raising=False)
+    results = finish(start(tmp_path / "run", request_for(checkpoints, method=["ar", "breaks", "mars"])))
+    cells = cells_of(results, 1)
+    assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
+    assert re.match(error, cells["breaks@ar/eager"]["error"])
+    assert cells["breaks@ar/eager"]["tokens_per_forward"] is None
+
+
+def command(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "mtbench", *args], capture_output=True, text=True, timeout=120, env=env, **options
+    )
+
+
+def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
+    roles = [f"--checkpoint={role}={where}" for role, where in checkpoints.items()]
+    arms = [f"--method={arm}" for arm in ARMS]
+    return ["run", *roles, *arms, "--batch-size=1,3", "--limit=7", "--rounds=2", "--max-new-tokens=6", f"-o{path}"]
+
+
+def test_killed_outright_a_run_goes_on(
+    checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
+) -> None:
+    """SIGKILL in mid-run, then `--resume`: the figures of an undisturbed run; and no overwriting in between."""
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "mtbench", *arguments(checkpoints, path)])
+    deadline = time.monotonic() + 60
+    while not list(path.glob("timings/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (path / "results.json").exists()
+    refused = command(*arguments(checkpoints, path))
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "is never overwritten" in refused.stderr
+    resumed = command("run", "-o", str(path), "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.strip().endswith("report.html")
+    assert figures(json.loads((path / "results.json").read_text())) == figures(finished[1])
+
+
+def test_a_full_disk_is_one_line_and_costs_nothing_that_was_there(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """When a file cannot grow, the error names it; what was complete is kept and the run can go on."""
+    path = tmp_path / "run"
+    full = command(
+        *arguments(checkpoints, path),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY)),
+    )
+    assert full.returncode == 2
+    assert "cannot write" in full.stderr.splitlines()[-1]
+    assert "Traceback" not in full.stderr
+    assert command("run", "-o", str(path), "--resume").returncode == 0
+
+
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str]:
+    """What `mtbench ARGS` exits with and says on standard error."""
+    monkeypatch.setattr(sys, "argv", ["mtbench", *args])
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=10_000))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code, capsys.readouterr().err
+
+
+def no_mask_row(folder: Path) -> str:
+    """A checkpoint whose tokenizer has no mask and whose embedding has no free row."""
+    path = save_small(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        data = json.loads((path / name).read_text())
+        if name == "tokenizer.json":
+            data["added_tokens"] = [t for t in data["added_tokens"] if t["content"] != "<|mask|>"]
+            del data["model"]["vocab"]["<|mask|>"]
+            for extra in range(38, 40):
+                data["model"]["vocab"][f"x{extra}"] = extra
+        else:
+            data = {k: v for k, v in data.items() if "extra" not in k and "added" not in k}
+        (path / name).write_text(json.dumps(data))
+    return f"mars={path}"
+
+
+def pickled(folder: Path) -> str:
+    path = save_small(folder)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    return f"ar={path}"
+
+
+def without_tokenizer(folder: Path) -> str:
+    path = save_small(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
+    return f"ar={path}"
+
+
+BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
+    "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
+    "method": (["--method", "marz"], "unknown method 'marz' (did you mean 'mars'?); known: ar, mars."),
+    "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
+    "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
+    "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
+    "role": (["--method", "ar:on=draft"], "has no checkpoint in the role 'draft'"),
+    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager."),
+    "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
+    "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not ROLE=PATH_OR_ID"),
+    "tokenizer": (["--method", "ar", "--checkpoint", without_tokenizer], "has no usable tokenizer"),
+    "mask": (["--method", "mars", "--checkpoint", no_mask_row], "has no mask token and no unused embedding row"),
+    "pickled": (["--method", "ar", "--checkpoint", pickled], "pickled weights only (pytorch_model.bin)"),
+    "batch": (["--batch-size", "0"], "--batch-size '0' is not allowed"),
+    "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
+    "limit": (["--limit", "0"], "--limit 0 is not allowed"),
+    "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 90s, 30m or 2h."),
+    "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not here"),
+    "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
+    "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
+    "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
+    "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_writes_nothing(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value, the choices, the next command; exit code 2; no run directory."""
+    given, says = BAD[case]
+    args = [a if isinstance(a, str) else a(tmp_path / "checkpoint") for a in given]
+    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"), *args)
+    assert code == 2
+    assert error.count("\n") == 1, error
+    assert error.startswith("error: ")
+    assert says in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_importing_the_package_is_light() -> None:
+    """`import mtbench` and the command line's own module pull in neither torch nor transformers."""
+    code = "import sys, mtbench, mtbench.cli; print({'torch', 'transformers', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_generation_needs_torch_and_transformers_only(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """The middle stage runs with none of the other libraries importable."""
+    run = start(tmp_path / "run", request_for(checkpoints))
+    code = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        hidden = {{'accelerate', 'scipy', 'matplotlib', 'jsonschema', 'lm_eval', 'datasets'}}
+        return None if name.partition('.')[0] in hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+sys.argv = ['mtbench', 'generate', {str(run.path)!r}]
+from mtbench.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list((run.path / "timings").iterdir())) == 12
