@@ -1,0 +1,94 @@
+"""What a checkpoint must be to be served, and what is taken from it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small import END, MASK, VOCABULARY, save_small, small_config
+from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
+
+from mtbench.errors import UserError
+from mtbench.families import family
+from mtbench.models import inspect, load, refuse_unserved
+
+
+@pytest.mark.parametrize(
+    ("rope", "name"), [({"rope_type": "dynamic", "factor": 2.0}, "dynamic"), ({"rope_type": "longrope"}, "longrope")]
+)
+def test_rope_that_depends_on_the_batch_is_refused_by_name(rope: dict[str, object], name: str) -> None:
+    """`dynamic` and `longrope` change with the longest row, so a row would depend on its neighbours."""
+    config = small_config()
+    config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    with pytest.raises(UserError, match=f"uses rope type {name}"):
+        refuse_unserved(config, "somewhere")
+
+
+@pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
+def test_other_rope_types_are_served(rope: str) -> None:
+    """Their angles depend on the position alone."""
+    config = small_config()
+    config.rope_parameters = {"rope_theta": 10000.0, "rope_type": rope}
+    refuse_unserved(config, "somewhere")
+
+
+@pytest.mark.parametrize(
+    ("config", "name"), [(MambaConfig(), "mamba"), (Qwen3NextConfig(num_hidden_layers=4), "linear_attention")]
+)
+def test_layers_that_cannot_rewind_are_refused_by_name(config: object, name: str) -> None:
+    """A recurrent state cannot take back a rejected guess."""
+    with pytest.raises(UserError, match=name):
+        refuse_unserved(config, "somewhere")
+
+
+def test_a_released_mars_checkpoint_is_read_as_qwen2(tmp_path: Path) -> None:
+    """`a2d-qwen2` is Qwen2 under another name; no remote code is asked for."""
+    path = save_small(tmp_path / "mars")
+    config = json.loads((path / "config.json").read_text())
+    config |= {"model_type": "a2d-qwen2", "auto_map": {"AutoModelForCausalLM": "evil.Model"}, "architectures": ["A2D"]}
+    (path / "config.json").write_text(json.dumps(config))
+    checkpoint = load(str(path))
+    assert isinstance(checkpoint.model.config, Qwen2Config)
+    assert checkpoint.mask_id == MASK
+
+
+def test_what_no_arm_may_emit(tmp_path: Path) -> None:
+    """The mask and the rows no token stands for are suppressed; end tokens are the tokenizer's and the config's."""
+    path = save_small(tmp_path / "model")
+    generation = {"eos_token_id": [END, 7], "repetition_penalty": 1.1, "temperature": 0.7, "do_sample": True}
+    (path / "generation_config.json").write_text(json.dumps(generation))
+    checkpoint = load(str(path))
+    assert checkpoint.suppressed.tolist() == [MASK, VOCABULARY - 1]
+    assert checkpoint.end_ids == (7, END)
+
+
+def test_a_tokenizer_without_a_mask_gets_the_next_free_id(tmp_path: Path) -> None:
+    """As Qwen2.5: the id after its last token is an unused row of the embedding."""
+    path = save_small(tmp_path / "model")
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [t for t in tokenizer["added_tokens"] if t["content"] != "<|mask|>"]
+    del tokenizer["model"]["vocab"]["<|mask|>"]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    kept = {k: v for k, v in settings.items() if "extra" not in k and "added" not in k}
+    (path / "tokenizer_config.json").write_text(json.dumps(kept))
+    assert inspect(str(path), needs_mask=True).mask_id == MASK
+
+
+def test_a_family_takes_one_role_from_elsewhere(tmp_path: Path) -> None:
+    """`--checkpoint` overrides a role and forgets how the published one was trained."""
+    path = str(save_small(tmp_path / "mine"))
+    mine = family("qwen2.5-0.5b", checkpoints={"mars": path})
+    assert (mine.checkpoint("mars"), mine.training("mars")) == (path, {})
+    assert family("qwen2.5-0.5b").training("mars") == {"block_size": 4}
+    assert family("qwen2.5-0.5b", model=path).roles == {"ar": path}
+
+
+def test_an_architecture_of_another_house_loads_from_disk(tmp_path: Path) -> None:
+    """A Llama checkpoint is served like any other, in the type asked for."""
+    from small import small_tokenizer
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(small_config(LlamaConfig)).save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    assert load(str(tmp_path), dtype=torch.bfloat16).model.dtype == torch.bfloat16
