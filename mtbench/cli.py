@@ -329,7 +329,7 @@ def _list_methods() -> None:
     for name in METHODS:
         method = METHODS[name]
         needs = f"needs: {', '.join(method.roles)} checkpoint{'s' if len(method.roles) > 1 else ''}"
-        table.add_row(f"[bold]{name}[/]", "", "", needs, escape((method.__doc__ or "").splitlines()[0]))
+        table.add_row(f"[bold]{name}[/]", "", "", needs, escape(_about(method)))
         for o in options_of(method):
             table.add_row("", o.name, show(o.default), escape(o.kind), escape(o.help))
         table.add_section()
@@ -345,8 +345,8 @@ def _list_suites() -> None:
     table = Table("suite", "family", "new tokens", "metric", "what it is")
     for name in SUITES:
         suite = SUITES[name]
-        about = (suite.__doc__ or "").strip().splitlines()[0]
-        table.add_row(name, suite.family, str(suite.max_new_tokens), suite.metric or "–", escape(about))
+        row = (name, suite.family, str(suite.max_new_tokens), suite.metric or "–", _about(suite))
+        table.add_row(*map(escape, row))
     out.print(table)
     for name, why in SUITES.broken.items():
         err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
@@ -362,6 +362,11 @@ def _list_families() -> None:
             table.add_row("" if number else family.name, role, shown, "" if number else escape(family.about))
         table.add_section()
     out.print(table)
+
+
+def _about(registered: type) -> str:
+    """The first sentence of the file that registered it."""
+    return (sys.modules[registered.__module__].__doc__ or "").strip().partition("\n")[0]
 
 
 def _role_and_path(text: str) -> tuple[str, str]:
