@@ -101,9 +101,7 @@ def run(
         _dry_run(request)
         return
     opened = _resume(ctx, request, directory) if resume else _start(request, directory)
-    results = _finish(opened)
-    if json_to is not None:
-        _copy_json(opened, json_to)
+    results = _finish(opened, json_to)
     if any(cell["status"] != "ok" for cell in results["cells"]):
         raise typer.Exit(2)
 
@@ -161,10 +159,7 @@ def report(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
     """Rebuild results.json, report.md and report.html from what is stored."""
     from mtbench.rundir import RunDirectory
 
-    opened = RunDirectory.open(directory)
-    _report(opened)
-    if json_to is not None:
-        _copy_json(opened, json_to)
+    _report(RunDirectory.open(directory), json_to)
 
 
 @app.command()
@@ -256,13 +251,13 @@ def _restart(request: "Request", directory: Path) -> "RunDirectory":
     return RunDirectory.open(directory)
 
 
-def _finish(opened: "RunDirectory") -> Mapping[str, Any]:
+def _finish(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
     from mtbench.score import score as score_run
 
     _generate(opened)
     if not opened.has("scores.json") or _newer(opened, "generations", "scores.json"):
         score_run(opened)
-    return _report(opened)
+    return _report(opened, json_to)
 
 
 def _generate(opened: "RunDirectory") -> None:
@@ -273,30 +268,28 @@ def _generate(opened: "RunDirectory") -> None:
         run_plan(opened, progress)
 
 
-def _report(opened: "RunDirectory") -> Mapping[str, Any]:
+def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
+    """Tables, then the page's path as the last line; with `--json -` standard output is left to the JSON."""
     from mtbench.display import results_tables
     from mtbench.report import write_report
     from mtbench.results import assemble
 
     results = assemble(opened)
     path = write_report(opened, results)
-    for table in results_tables(results, out.width):
-        out.print(table)
-    out.print(str(path), soft_wrap=True, markup=False, highlight=False)
+    console = err if str(json_to) == "-" else out
+    for table in results_tables(results, console.width):
+        console.print(table)
+    if str(json_to) == "-":
+        sys.stdout.write((opened.path / "results.json").read_text())
+    elif json_to is not None:
+        json_to.write_text((opened.path / "results.json").read_text())
+    console.print(str(path), soft_wrap=True, markup=False, highlight=False)
     return results
 
 
 def _newer(opened: "RunDirectory", folder: str, than: str) -> bool:
     then = (opened.path / than).stat().st_mtime
     return any(file.stat().st_mtime > then for file in (opened.path / folder).glob("*.jsonl"))
-
-
-def _copy_json(opened: "RunDirectory", target: Path) -> None:
-    text = (opened.path / "results.json").read_text()
-    if str(target) == "-":
-        sys.stdout.write(text)
-    else:
-        target.write_text(text)
 
 
 def _dry_run(request: "Request") -> None:
