@@ -233,7 +233,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
         field = names.get(name, name)
         source = ctx.get_parameter_source(name)
         said = source is not None and source.name == "COMMANDLINE"
-        if said and field in planned and planned[field] != asked[field] and field != "time_budget_s":
+        if said and field in planned and planned[field] != asked[field]:
             raise UserError(
                 f"the run in {str(directory)!r} was planned with {name}={planned[field]!r}, not {asked[field]!r}; "
                 f"go on with `mtbench run -o {directory} --resume`, or start another run in a new directory."

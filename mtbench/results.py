@@ -82,7 +82,7 @@ def assemble(run: RunDirectory) -> Record:
                 _cell_record(run, plan, group, one, of_group, session)
                 | {"peak_memory_bytes": memory.get(name), **comparisons[one.cell.arm]}
             )
-            cells[-1]["flags"] += _accuracy_flags(cells[-1])
+            cells[-1]["flags"] += _late_flags(cells[-1])
     results = {
         "schema_version": SCHEMA_VERSION,
         "run_id": plan.sha256[:12],
@@ -298,16 +298,16 @@ def _void(one: Measured, dropped: int) -> list[str]:
     return reasons
 
 
-def _accuracy_flags(record: Record) -> list[str]:
+def _late_flags(record: Record) -> list[str]:
     """What to mind, once accuracy and lengths are known."""
     flags = []
     accuracy = record["accuracy"]["value"] if record["accuracy"] else None
     if accuracy is not None and accuracy < ACCURACY_FLOOR:
         flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: this is the speed of wrong answers")
-    length_ratio = record["speedup"][0]["length_ratio"] if record["speedup"] else None
-    flags += statistics.length_flags(
-        length_ratio=length_ratio, cut_by_budget=record["finish"]["length"], items=record["items"]
-    )
+    if record["length"] == "natural":
+        length_ratio = record["speedup"][0]["length_ratio"] if record["speedup"] else None
+        cut = record["finish"]["length"]
+        flags += statistics.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=record["items"])
     if any(a["verdict"].startswith(statistics.INCONCLUSIVE) for a in record["accuracy_vs"]):
         flags.append("accuracy inconclusive")
     return flags

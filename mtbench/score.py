@@ -5,7 +5,9 @@ from mtbench.rundir import RunDirectory
 
 
 def score(run: RunDirectory) -> None:
-    """Write scores.json: cell -> item -> score in [0, 1]; cells of suites without a metric are absent.
+    """Write scores.json: cell -> item -> score in [0, 1].
+
+    Absent are cells of suites without a metric, and of fixed length, whose answers run on behind their end.
 
     Raises UserError if a suite's data cannot be had.
     """
@@ -15,7 +17,8 @@ def score(run: RunDirectory) -> None:
         if suite_plan.metric is None:
             continue
         suite = open_suite(suite_plan.suite, plan.request)
-        for cell in (c.cell for c in plan.cells if c.suite == suite_plan.suite):
+        natural = [c.cell for c in plan.cells if c.suite == suite_plan.suite and c.length == "natural"]
+        for cell in natural:
             answers = {line["item"]: line["text"] for line in run.lines(f"generations/{cell}.jsonl")}
             if answers:
                 scores[cell] = suite.score(answers)

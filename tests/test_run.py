@@ -154,6 +154,25 @@ def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) 
     assert grades["ar@ar/eager"] is None
 
 
+def test_in_fixed_length_mode_all_arms_make_equal_tokens(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """Every row spends its budget; nothing is scored, since the answers run on behind their end."""
+    request = request_for(checkpoints, method=["ar", "mars:tau=0.3"], fixed_length=True, batch_size=(3,))
+    cells = cells_of(finish(start(tmp_path / "run", request)))
+    assert [c["tokens"] for c in cells.values()] == [7 * 6, 7 * 6]
+    assert [(c["length"], c["accuracy"], c["flags"]) for c in cells.values()] == [("fixed", None, [])] * 2
+    assert cells["ar@ar/eager"]["cell"] == "arithmetic.ar.ar.eager.fixed.b3"
+
+
+def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """What was not started is missing, the cells say so, and going on finishes them."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,), time_budget_s=1e-9))
+    assert [c["status"] for c in finish(run)["cells"]] == ["partial"]
+    plan = run.read_json("plan.json")
+    plan["request"]["time_budget_s"] = None
+    run.write_json("plan.json", plan)
+    assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
+
+
 def test_baselines_are_kept_apart(finished: tuple[RunDirectory, Any]) -> None:
     """An arm is compared with `ar` on its own checkpoint first, then with the one that would be deployed."""
     cells = cells_of(finished[1])
