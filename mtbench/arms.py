@@ -31,11 +31,9 @@ class Arm:
 
     @property
     def changed(self) -> list[tuple[str, str]]:
-        """Options that differ from their defaults, in declaration order, as text."""
+        """The options given, in declaration order, as text. (Parsing keeps those that differ from their defaults.)"""
         declared = options_of(METHODS[self.method])
-        return [
-            (o.name, show(self.options[o.name])) for o in declared if self.options.get(o.name, o.default) != o.default
-        ]
+        return [(o.name, show(self.options[o.name])) for o in declared if o.name in self.options]
 
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
@@ -66,7 +64,7 @@ def parse_arms(specs: Sequence[str], engine: str = "eager") -> list[Arm]:
     """
     arms: list[Arm] = []
     for arm in itertools.chain.from_iterable(_parse(spec, engine) for spec in specs):
-        arms.append(replace(arm, copy=1 + sum(replace(a, copy=1) == arm for a in arms)))
+        arms.append(replace(arm, copy=1 + sum(str(replace(a, copy=1)) == str(arm) for a in arms)))
     return arms
 
 
@@ -86,12 +84,14 @@ def _parse(spec: str, engine: str) -> list[Arm]:
     for chosen in values["engine"]:
         if chosen not in ENGINES:
             raise unknown("engine", chosen, ENGINES, "mtbench run --help")
+    # A trained option's default is the checkpoint's, so a value given is always one of its own.
+    same = {o.name: o.default for o in options_of(method) if not o.trained}
     arms = []
     for combination in itertools.product(*values.values()):
         options = dict(zip(values, combination, strict=True))
         on, by = options.pop("on"), options.pop("engine")
         method(**options)  # a combination of values that is not allowed is refused here
-        arms.append(Arm(name, options, on, by))
+        arms.append(Arm(name, {k: v for k, v in options.items() if k not in same or v != same[k]}, on, by))
     return arms
 
 

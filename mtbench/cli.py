@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mtbench.plan import Plan, Request
     from mtbench.rundir import RunDirectory
 
+UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
+INTERRUPTED = 130
+PER_SESSION = {"time_budget_s", "offline", "data_dir"}  # what `--resume` may say anew
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -101,7 +105,7 @@ def run(
         _dry_run(request)
         return
     opened = _resume(ctx, request, directory) if resume else _start(request, directory)
-    results = _finish(opened, json_to)
+    results = _finish(opened, request, json_to)
     if any(cell["status"] != "ok" for cell in results["cells"]):
         raise typer.Exit(2)
 
@@ -146,12 +150,12 @@ def generate(directory: DirectoryArgument) -> None:
 
 
 @app.command()
-def score(directory: DirectoryArgument) -> None:
+def score(directory: DirectoryArgument, data_dir: DataOption = None) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.rundir import RunDirectory
     from mtbench.score import score as score_run
 
-    score_run(RunDirectory.open(directory))
+    score_run(RunDirectory.open(directory), None if data_dir is None else str(data_dir))
 
 
 @app.command()
@@ -174,13 +178,19 @@ def ls(what: Annotated[str, typer.Argument(help="methods, suites or families.")]
 def main() -> None:
     """The entry point: a user's mistake is one line and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except UserError as error:
-        err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
+        code = _complain(str(error))
+    except UsageError as error:
+        code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
+    if code == INTERRUPTED:
         err.print("interrupted; what was complete is kept, `mtbench run -o DIR --resume` goes on", markup=False)
-        sys.exit(130)
+    sys.exit(code)
+
+
+def _complain(mistake: str) -> int:
+    err.print(f"error: {mistake}", markup=False, highlight=False, soft_wrap=True)
+    return 2
 
 
 def _request(params: Mapping[str, Any]) -> "Request":
@@ -193,7 +203,7 @@ def _request(params: Mapping[str, Any]) -> "Request":
             "checkpoint": dict(_role_and_path(text) for text in params["checkpoint"]),
             "batch_size": _whole_numbers(params["batch_size"]),
             "time_budget_s": _seconds(params["time_budget"]),
-            "data_dir": None if params["data_dir"] is None else str(params["data_dir"]),
+            "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
         }
     )
 
@@ -222,9 +232,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
 
     if directory is None:
         raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
-    if not (directory / "plan.json").is_file() and not any(
-        (directory / d).exists() for d in ("generations", "timings")
-    ):
+    if not (directory / "plan.json").is_file() and directory.is_dir():
         return _restart(request, directory)
     opened = RunDirectory.open(directory)
     planned, asked = opened.read_json("plan.json")["request"], json.loads(json.dumps(dataclasses.asdict(request)))
@@ -233,7 +241,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
         field = names.get(name, name)
         source = ctx.get_parameter_source(name)
         said = source is not None and source.name == "COMMANDLINE"
-        if said and field in planned and planned[field] != asked[field]:
+        if said and field in planned and field not in PER_SESSION and planned[field] != asked[field]:
             raise UserError(
                 f"the run in {str(directory)!r} was planned with {name}={planned[field]!r}, not {asked[field]!r}; "
                 f"go on with `mtbench run -o {directory} --resume`, or start another run in a new directory."
@@ -243,29 +251,32 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
 
 def _restart(request: "Request", directory: Path) -> "RunDirectory":
     """A run that died before it had a plan holds nothing to keep: it starts anew."""
-    if directory.is_dir() and {p.name for p in directory.iterdir()} <= {"environment.json"}:
-        (directory / "environment.json").unlink(missing_ok=True)
-        return _start(request, directory)
     from mtbench.rundir import RunDirectory
 
-    return RunDirectory.open(directory)
+    beginnings = ("environment.json", ".environment.json.", ".plan.json.")
+    left = list(directory.iterdir())
+    if not all(path.name.startswith(beginnings) for path in left):
+        return RunDirectory.open(directory)  # which says what is missing
+    for path in left:
+        path.unlink()
+    return _start(request, directory)
 
 
-def _finish(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
+def _finish(opened: "RunDirectory", request: "Request", json_to: Path | None) -> Mapping[str, Any]:
     from mtbench.score import score as score_run
 
-    _generate(opened)
+    _generate(opened, request.time_budget_s)
     if not opened.has("scores.json") or _newer(opened, "generations", "scores.json"):
-        score_run(opened)
+        score_run(opened, request.data_dir)
     return _report(opened, json_to)
 
 
-def _generate(opened: "RunDirectory") -> None:
+def _generate(opened: "RunDirectory", time_budget_s: float | None = None) -> None:
     from mtbench.display import RunProgress
     from mtbench.generate import generate as run_plan
 
     with RunProgress(err) as progress:
-        run_plan(opened, progress)
+        run_plan(opened, progress, time_budget_s)
 
 
 def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:

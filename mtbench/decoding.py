@@ -11,7 +11,7 @@ text and counts.
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mtbench import rules
 from mtbench.errors import UserError
-from mtbench.lane import Feed, Lane
+from mtbench.lane import Feed
 from mtbench.method import Commit, Judged, Lanes, Method, Rows
 from mtbench.stopwatch import Stopwatch
 
@@ -66,6 +66,7 @@ class Timing:
     device_s: float
     ttft_s: float
     step_s: list[float] | None
+    kv_bytes: int  # keys and values that these rows need
     miscounted: int  # forwards seen by the models' hooks less forwards counted by the lanes
 
 
@@ -112,12 +113,14 @@ class Batch:
         self.prompts, self.max_new_tokens = prompts, max_new_tokens
         self.stopwatch = Stopwatch(self.target.device)
         self.began = self.stopwatch.now()
-        self.counted = [(lane.forwards, lane.checkpoint.calls.n) for lane in lanes.values()]
-        self.window = method.window()
+        self.counted = self._calls() - self._forwards()
+        self.window = method.window().to(self.target.device)
+        self.tight = not self.stopwatch.cuda or self.window.pending is None  # look between any two steps
         self.rows = self._rows()
         self.ends = self._ends(fixed_length)
         self.fixed_length = fixed_length
         self.counts: list[Tensor] = []  # per forward: (R,) tokens committed
+        self.read = [len(prompt) for prompt in prompts]  # tokens searched for stop strings
         self.fed = [0]  # positions fed, up to each forward
         self.drafted = [self._draft_forwards()]  # forwards of other lanes, up to each forward
 
@@ -134,7 +137,7 @@ class Batch:
             stop_due = len(self.counts) % LOOK_EVERY == 0
             if stop_due and not self.fixed_length:
                 self._stop_at_strings(stop)
-            if stop_due or not clock.cuda or ttft_s is None:
+            if stop_due or self.tight or ttft_s is None:
                 look = self.look()
                 ticks.append(clock.now())
                 if ttft_s is None and look.committed:
@@ -153,10 +156,8 @@ class Batch:
             device_s=device_s,
             ttft_s=ticks[-1] - self.began if ttft_s is None else ttft_s,
             step_s=None if clock.cuda else [end - begin for begin, end in pairwise(ticks)],
-            miscounted=sum(
-                (lane.checkpoint.calls.n - calls) - (lane.forwards - forwards)
-                for lane, (forwards, calls) in zip(self.lanes.values(), self.counted, strict=True)
-            ),
+            kv_bytes=self.target.cache.bytes * self.rows.tokens.shape[1] // self.target.cache.slots,
+            miscounted=self._calls() - self._forwards() - self.counted,
         )
 
     def prefill(self) -> None:
@@ -179,11 +180,10 @@ class Batch:
         base, cached, done, fresh = torch.stack(
             (rows.base, rows.cached, rows.done.long(), rows.known - rows.prompt_len)
         ).tolist()
-        pending = max((b - c for b, c, over in zip(base, cached, done, strict=True) if not over), default=1)
-        view = max(base) + window.guesses
-        if self.stopwatch.cuda and window.pending is not None:
-            pending, view = window.pending, rows.tokens.shape[1]
-        return Look(pending, view, all(done), any(fresh))
+        if self.tight or window.pending is None:
+            pending = max((b - c for b, c, over in zip(base, cached, done, strict=True) if not over), default=1)
+            return Look(pending, max(base) + window.guesses, all(done), any(fresh))
+        return Look(window.pending, rows.tokens.shape[1], all(done), any(fresh))
 
     def step(self, pending: int, view: int) -> None:
         """One forward. No host synchronisation."""
@@ -260,8 +260,7 @@ class Batch:
     def _cut_at_string(self, ids: list[int], stop: Sequence[str]) -> tuple[int, str, bool]:
         """How many tokens there are up to the one that completes a stop string, and the text before it."""
         text = self._text(ids) if stop else ""
-        places = [place for s in stop if (place := text.find(s)) >= 0]
-        if not places:
+        if not any(s in text for s in stop):
             return len(ids), text, False
         low, high = 1, len(ids)
         while low < high:  # the shortest prefix that holds a stop string
@@ -270,19 +269,32 @@ class Batch:
                 high = middle
             else:
                 low = middle + 1
-        return low, text[: min(places)], True
+        text = self._text(ids[:low])  # what was said behind the stop must not decide where the text ends
+        return low, text[: min(place for s in stop if (place := text.find(s)) >= 0)], True
 
     def _stop_at_strings(self, stop: Sequence[Sequence[str]]) -> None:
+        """Mark rows done that said a stop string; read only what is new, and a little before it."""
         if not any(stop):
             return
-        for row, (tokens, known, done) in enumerate(
-            zip(self.rows.tokens.tolist(), self.rows.known.tolist(), self.rows.done.tolist(), strict=True)
-        ):
-            if not done and self._cut_at_string(tokens[len(self.prompts[row]) : known], stop[row])[2]:
+        tokens, known, done = self.rows.tokens.tolist(), self.rows.known.tolist(), self.rows.done.tolist()
+        for row, strings in enumerate(stop):
+            if done[row] or not strings:
+                continue
+            overlap = max(len(s.encode()) for s in strings)  # a token is at least a byte
+            tail = self._text(tokens[row][max(len(self.prompts[row]), self.read[row] - overlap) : known[row]])
+            self.read[row] = known[row]
+            if any(s in tail for s in strings):
                 self.rows.done[row] = True
 
+    def _forwards(self) -> int:
+        return sum(lane.forwards for lane in self.lanes.values())
+
     def _draft_forwards(self) -> int:
-        return sum(lane.forwards for lane in self.lanes.values() if lane is not self.target)
+        return self._forwards() - self.target.forwards
+
+    def _calls(self) -> int:
+        """Forwards that the models themselves have seen."""
+        return sum(calls.n for calls in {lane.checkpoint.calls for lane in self.lanes.values()})
 
     def _text(self, ids: list[int]) -> str:
         tokenizer = self.target.checkpoint.tokenizer
@@ -322,8 +334,3 @@ class Batch:
 
     def _arange(self, length: int) -> Tensor:
         return torch.arange(length, device=self.target.device)
-
-
-def lanes_for(method: Method, lanes: Mapping[str, Lane], on: str) -> Lanes:
-    """The lanes a method runs on: `on` in place of its first role, the other roles as they are."""
-    return Lanes(on, {role: lanes[role] for role in (on, *method.roles[1:])})

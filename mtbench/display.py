@@ -131,7 +131,8 @@ def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
 def mind(cell: Mapping[str, Any]) -> list[str]:
     """What a reader must know of a cell: its failure, why it is void, its flags."""
     failed = [f"failed: {cell['error']}"] if cell["error"] else []
-    return failed + [f"void: {reason}" for reason in cell["void"]] + list(cell["flags"])
+    partial = ["not finished: `--resume` goes on"] if cell["status"] == "partial" else []
+    return failed + partial + [f"void: {reason}" for reason in cell["void"]] + list(cell["flags"])
 
 
 def _row(cell: Mapping[str, Any], marks: str) -> tuple[str, ...]:
@@ -143,7 +144,11 @@ def _row(cell: Mapping[str, Any], marks: str) -> tuple[str, ...]:
     same, deployed = _own_and_deployed(cell)
     return (
         arm,
-        stacked(accuracy and f"{accuracy['value'] * 100:.1f}", accuracy and percent_bounds(accuracy), _word(verdicts.get(same))),
+        stacked(
+            accuracy and f"{accuracy['value'] * 100:.1f}",
+            accuracy and percent_bounds(accuracy),
+            _word(verdicts.get(same)),
+        ),
         stacked(number(cell["tokens_per_forward"], 2), bounds(cell["tokens_per_forward_ci"], 2)),
         stacked(number(cell["tokens_per_s"]["value"], 0)),
         *(
@@ -165,7 +170,7 @@ def lossless_text(cell: Mapping[str, Any]) -> str:
     """The grade, or why there is none."""
     if cell["lossless"] is not None:
         return str(cell["lossless"]["grade"])
-    return "reference" if cell["claims"] == "lossless" else "lossy"
+    return "–" if cell["reference"] else "unchecked" if cell["claims"] == "lossless" else "lossy"
 
 
 def _word(verdict: str | None) -> str | None:

@@ -8,6 +8,11 @@ class UserError(ValueError):
     """A mistake the user can mend. The command line prints it in one line and exits with 2."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line of bounded length."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+
+
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     """The error for a name that is not among `known`, with the nearest one if any is near.
 

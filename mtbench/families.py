@@ -35,11 +35,14 @@ class Family:
 
     def training(self, role: str) -> Mapping[str, Any]:
         """The options a role was trained with (`block_size` …), from its record or from what was published."""
-        record = Path(self.checkpoint(role)) / RECORD
-        if record.is_file():
+        record = Path(locate(self.checkpoint(role))) / RECORD
+        if not record.is_file():
+            return self.trained.get(role, {})
+        try:
             options: Mapping[str, Any] = json.loads(record.read_text())["options"]
-            return options
-        return self.trained.get(role, {})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{record} is not a training record ({error!r}); mend it or delete it.") from None
+        return options
 
 
 def _released(size: str) -> Family:
@@ -53,13 +56,20 @@ def _released(size: str) -> Family:
 
 
 TINY = Path(__file__).parent / "tiny"
+EMBEDDED = "embedded:tiny/"  # so that a plan made here is good for another installation
+
+
+def locate(source: str) -> str:
+    """Where to load a checkpoint from: a folder or a hub id, for what a plan or a family calls it."""
+    return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
+
 
 FAMILIES: Mapping[str, Family] = {
     family.name: family
     for family in (
         Family(
             "tiny",
-            {role.name: str(role) for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
+            {role.name: EMBEDDED + role.name for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
             about="about 1 M parameters each, embedded, trained on the suite arithmetic",
             domain="arithmetic",
         ),
@@ -75,12 +85,12 @@ def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] |
     Raises UserError for an unknown name or a local path that does not exist.
     """
     if model is not None:
-        chosen = Family(Path(model).name, {"ar": model}, about="given by --model")
+        chosen = Family(Path(model).name, {"ar": _absolute(model)}, about="given by --model")
     elif name in FAMILIES:
         chosen = FAMILIES[name]
     else:
         raise unknown("family", name, FAMILIES, "mtbench ls families")
-    overrides = dict(checkpoints or {})
+    overrides = {role: _absolute(where) for role, where in (checkpoints or {}).items()}
     chosen = Family(
         chosen.name,
         {**chosen.roles, **overrides},
@@ -90,9 +100,15 @@ def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] |
     )
     for role, where in chosen.roles.items():
         looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1
-        if looks_local and not Path(where).is_dir():
+        if looks_local and not Path(locate(where)).is_dir():
             raise UserError(
                 f"checkpoint {where!r} for the role {role!r} does not exist; "
                 "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
             )
     return chosen
+
+
+def _absolute(where: str) -> str:
+    """A folder by its absolute path, so that a plan means the same from anywhere; a hub id as it is."""
+    path = Path(where).expanduser()
+    return str(path.resolve()) if path.is_dir() else where

@@ -15,10 +15,10 @@ import torch
 
 from mtbench import lossless, machine, memory
 from mtbench.decoding import Generation, Stuck, Timing, decode
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
-from mtbench.models import DTYPES, load
+from mtbench.models import DTYPES, Checkpoint, load
 from mtbench.plan import Cell, Group, Plan, SuitePlan
 from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
@@ -43,21 +43,30 @@ class Lab:
         self.device = resolve_device(request["device"])
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]
-        self.lanes: dict[str, Lane] = {}
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self.lanes: dict[tuple[str, str], Lane] = {}  # by role too: a draft of the same weights has its own cache
 
-    def lane(self, source: str) -> Lane:
-        if source not in self.lanes:
-            checkpoint = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
-            self.lanes[source] = Lane(checkpoint)
-        return self.lanes[source]
+    def lane(self, role: str, source: str) -> Lane:
+        if source not in self.checkpoints:
+            self.checkpoints[source] = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
+        if (role, source) not in self.lanes:
+            self.lanes[role, source] = Lane(self.checkpoints[source])
+        return self.lanes[role, source]
 
     def load(self, plan: Plan) -> None:
         """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other."""
         for cell in plan.cells:
             self.lanes_of(cell)
-        largest = max(lane.model.num_parameters() for lane in self.lanes.values())
+        largest = max(checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values())
         if self.device == "cpu" and largest < SMALL_MODEL:
             torch.set_num_threads(1)
+
+    def clear(self) -> None:
+        """Let go of all models."""
+        self.lanes.clear()
+        self.checkpoints.clear()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
 
     def describe(self) -> Record:
         """What results need to know of this session: device, type, threads, the cost of a synchronisation."""
@@ -73,7 +82,7 @@ class Lab:
         }
 
     def lanes_of(self, cell: Cell) -> Lanes:
-        return Lanes(cell.on, {role: self.lane(source) for role, source in cell.checkpoints.items()})
+        return Lanes(cell.on, {role: self.lane(role, source) for role, source in cell.checkpoints.items()})
 
 
 def resolve_device(asked: str) -> str:
@@ -97,26 +106,45 @@ def method_of(cell: Cell) -> Method:
     return method
 
 
-def generate(run: RunDirectory, progress: Progress) -> None:
-    """Run whatever of the plan is not on disk yet. Raises UserError if nothing can be run at all."""
+def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None = None) -> None:
+    """Run whatever of the plan is not on disk yet; `time_budget_s` is this session's, else the plan's.
+
+    Raises UserError if nothing can be run at all, or if the run was begun on another kind of device or in another type.
+    """
     plan = Plan.from_json(run.read_json("plan.json"))
     lab = Lab(plan.request)
-    deadline = time.monotonic() + (plan.request["time_budget_s"] or float("inf"))
+    budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
+    deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
+    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
     failed = {f["cell"] for f in run.lines("failures.jsonl")}
     stages = [Stage(run, plan, group, lab, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     progress.begin(len(plan.cells), work)
     if work:
         lab.load(plan)
-        environment = run.read_json("environment.json")
-        sessions = [*environment.get("sessions", []), {**machine.environment(sys.argv), **lab.describe()}]
-        run.write_json("environment.json", {**environment, "sessions": sessions})
-    for stage in stages:
-        stage.run_blocks(deadline)
+        session = _begin_session(run, lab)
+        for stage in stages:
+            stage.run_blocks(session, deadline)
     for cell in plan.cells:
         if cell.cell not in failed:
-            lossless.check(run, plan, cell, lab)
+            lossless.check(run, cell, lab, progress.note)
+    lab.clear()
     memory.measure(run, plan, lab.device, failed, progress.note)
+
+
+def _begin_session(run: RunDirectory, lab: Lab) -> int:
+    """Note this process in environment.json and return its number, from 1."""
+    environment = run.read_json("environment.json")
+    sessions = environment.get("sessions", [])
+    for name, here in (("device", lab.device), ("dtype", lab.dtype)):
+        if sessions and sessions[0][name] != here:
+            raise UserError(
+                f"this run was begun with --{name} {sessions[0][name]}, here it would go on with {here}; "
+                f"a cell must not mix them. Go on where it began, or start another run with `-o DIR`."
+            )
+    sessions = [*sessions, {**machine.environment(sys.argv), **lab.describe()}]
+    run.write_json("environment.json", {**environment, "sessions": sessions})
+    return len(sessions)
 
 
 class Stage:
@@ -128,7 +156,7 @@ class Stage:
         self.run, self.plan, self.group, self.lab, self.failed, self.progress = run, plan, group, lab, failed, progress
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
-        self.done, self.session = self._mend()
+        self.done = self._mend()
         self.tokens: dict[tuple[str, str], list[int]] = {
             (cell.cell, line["item"]): line["token_ids"]
             for cell in self.cells
@@ -146,12 +174,12 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self._live())
 
-    def run_blocks(self, deadline: float) -> None:
+    def run_blocks(self, session: int, deadline: float) -> None:
         todo = self.todo
-        if not todo or not self._live():
-            return
-        for cell in self._live():
-            self._attempt(cell, todo[0][1], WARM_UP_TOKENS)
+        shapes = {len(self.group.blocks[block]): block for _, block in todo}  # rows -> a block of that shape
+        for block in shapes.values():
+            for cell in self._live():
+                self._attempt(cell, block, WARM_UP_TOKENS)
         for round_, block in todo:
             if time.monotonic() > deadline:
                 self.progress.note("time budget spent; what is missing runs with --resume")
@@ -159,9 +187,9 @@ class Stage:
             order = self._live()
             random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
             for place, cell in enumerate(order):
-                self._run_batch(cell, round_, block, place)
+                self._run_batch(cell, session, round_, block, place)
 
-    def _run_batch(self, cell: Cell, round_: int, block: int, place: int) -> None:
+    def _run_batch(self, cell: Cell, session: int, round_: int, block: int, place: int) -> None:
         before = machine.sample()
         outcome = self._attempt(cell, block, self.suite.max_new_tokens)
         index = self.plan.cells.index(cell) + 1
@@ -180,7 +208,7 @@ class Stage:
             identical = sum(same)
         state = machine.sample()
         line = {
-            "session": self.session,
+            "session": session,
             "round": round_,
             "block": block,
             "order": place,
@@ -188,7 +216,6 @@ class Stage:
             **state,
             "dropped": machine.contamination(before) or machine.contamination(state),
             "identical": identical,
-            "kv_bytes": self.lab.lanes_of(cell).target.cache.bytes,
         }
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
         self.progress.decoded(cell, index, len(items), line)
@@ -213,12 +240,12 @@ class Stage:
             self._fail(
                 cell,
                 f"out of memory at batch size {len(items)}, prompts of up to {longest} tokens and {budget} new ones "
-                f"({_first_line(error)})",
+                f"({first_line(error)})",
             )
         except Stuck as error:
             self._fail(cell, str(error))
         except Exception as error:  # a method's own fault, whatever it is
-            self._fail(cell, f"{type(error).__name__}: {_first_line(error)}")
+            self._fail(cell, f"{type(error).__name__}: {first_line(error)}")
         return None
 
     def _fail(self, cell: Cell, error: str) -> None:
@@ -229,8 +256,8 @@ class Stage:
     def _live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]
 
-    def _mend(self) -> tuple[set[tuple[int, int]], int]:
-        """Keep the blocks that every live arm has finished, drop the lines of others; the next session's number."""
+    def _mend(self) -> set[tuple[int, int]]:
+        """Keep the lines of blocks that every live arm has finished, drop the others; what is kept, (round, block)."""
         timings = {c.cell: self.run.lines(f"timings/{c.cell}.jsonl") for c in self.cells}
         live = [{(t["round"], t["block"]) for t in timings[c.cell]} for c in self._live()]
         done = set.intersection(*live) if live else set()
@@ -240,7 +267,7 @@ class Stage:
             self.run.keep_lines(f"timings/{name}", kept)
             lines = self.run.lines(f"generations/{name}")
             self.run.keep_lines(f"generations/{name}", [g for g in lines if (1, g["block"]) in done])
-        return done, 1 + max((t["session"] for lines in timings.values() for t in lines), default=0)
+        return done
 
 
 def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generation, block: int) -> Record:
@@ -256,10 +283,6 @@ def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generatio
         "finish_reason": generation.finish_reason,
         "block": block,
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def estimate_s(plan: Plan) -> float:

@@ -98,7 +98,7 @@ def windowed_attention(
     else:  # Gemma 2: scores are squashed before the mask, which the fused kernel cannot do
         scores = query @ key.transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
         out = (torch.tanh(scores / softcap) * softcap + bias).softmax(-1) @ value
-    return out.view(rows, heads, width, -1).transpose(1, 2), None
+    return out.reshape(rows, heads, width, -1).transpose(1, 2), None
 
 
 AttentionInterface.register(ATTENTION, windowed_attention)
@@ -165,7 +165,7 @@ class Lane:
             self.cache = KeyValues(rows, slots)
 
     def forward(self, ids: Tensor, feed: Feed, judged: int) -> Tensor:
-        """Run the model on (R, W) ids; float logits of the last `judged` positions, (R, judged, vocabulary).
+        """Run the model on (R, W) ids; logits of the last `judged` positions, (R, judged, vocabulary).
 
         Ids that no arm may emit (the mask, ids the tokenizer cannot decode) have logit −∞.
         """

@@ -5,26 +5,28 @@ or within ε of it. That is independent of how one flipped near-tie changes ever
 
 - `exact`: the same tokens as the arm it is held to, on every item.
 - `near-tie`: other tokens, but each within ε of the argmax: the arithmetic chose, not the method.
-- `divergent`: anything else.
-- `inconclusive`: too few positions to know ε.
+- `divergent`: other tokens, of which one is no near-tie.
+- `inconclusive`: other tokens, and nothing to judge them by.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mtbench.decoding import PREFILL_CHUNK
+from mtbench.errors import first_line
 from mtbench.lane import Feed, Lane
-from mtbench.plan import Cell, Plan
+from mtbench.plan import Cell
 from mtbench.rundir import RunDirectory
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 if TYPE_CHECKING:
     from mtbench.generate import Lab
 
-def check(run: RunDirectory, plan: Plan, cell: Cell, lab: "Lab") -> None:
+
+def check(run: RunDirectory, cell: Cell, lab: "Lab", note: Callable[[str], None]) -> None:
     """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once."""
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")
@@ -32,22 +34,26 @@ def check(run: RunDirectory, plan: Plan, cell: Cell, lab: "Lab") -> None:
         return
     if run.has(name) and len(run.read_json(name)["items"]) == len(lines):
         return
-    lane = lab.lane(cell.checkpoints[cell.on])
-    answers = [(g["item"], g["prompt_ids"], g["token_ids"]) for g in lines]
-    short = {item: shortfalls(lane, prompt, tokens) for item, prompt, tokens in answers}
-    width = max(g["positions_fed"] // g["forwards"] for g in lines)
-    noise = [] if lab.dtype in EXACT_EPSILON else width_noise(lane, [(p, t) for _, p, t in answers], width)
-    epsilon = near_tie_epsilon(noise, lab.dtype)
-    run.write_json(name, {"epsilon": epsilon, "items": short})
+    lane = lab.lane(cell.on, cell.checkpoints[cell.on])
+    answers = [(g["prompt_ids"], g["token_ids"]) for g in lines]
+    try:
+        if lab.dtype in EXACT_EPSILON:
+            width, noise = PREFILL_CHUNK, []
+        else:
+            width = max(2, *(g["positions_fed"] // g["forwards"] for g in lines))
+            noise = width_noise(lane, answers, width)
+        short = {g["item"]: shortfalls(lane, *answer, width) for g, answer in zip(lines, answers, strict=True)}
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
+        return
+    run.write_json(name, {"epsilon": near_tie_epsilon(noise, lab.dtype), "items": short})
 
 
 @torch.inference_mode()
-def shortfalls(lane: Lane, prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, float]:
+def shortfalls(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: int) -> dict[str, float]:
     """Index -> how far the emitted token's logit lies under the largest, for the tokens that are not the argmax."""
-    logits = forced_logits(lane, prompt, tokens, PREFILL_CHUNK).float()
-    emitted = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0]
-    short = (logits.amax(1) - emitted).tolist()
-    return {str(i): round(value, 9) for i, value in enumerate(short) if value > 0}
+    emitted, largest = forced_logits(lane, prompt, tokens, width)
+    return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 
 @torch.inference_mode()
@@ -55,28 +61,41 @@ def width_noise(lane: Lane, answers: Sequence[tuple[Sequence[int], Sequence[int]
     """What the window's width alone does to emitted tokens' logits: between width 1 and `width`, same prefixes."""
     differences: list[float] = []
     for prompt, tokens in answers:
-        column = torch.tensor(tokens, device=lane.device)[:, None]
-        narrow, wide = (forced_logits(lane, prompt, tokens, w).gather(1, column) for w in (1, max(2, width)))
-        differences += (narrow.float() - wide.float()).flatten().tolist()
+        narrow, wide = (forced_logits(lane, prompt, tokens, w)[0] for w in (1, width))
+        differences += (narrow - wide).tolist()
         if len(differences) >= EPSILON_POSITIONS_NEEDED:
             break
     return differences
 
 
-def forced_logits(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: int) -> Tensor:
-    """The logits that judge each of `tokens` after `prompt`, (tokens, V), fed `width` positions at a time."""
+def forced_logits(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
+    """Of each token after `prompt`, its own logit and the largest, (tokens,), fed `width` positions at a time."""
     ids = torch.tensor([[*prompt, *tokens[:-1]]], device=lane.device)
     lane.reserve(1, ids.shape[1])
     base = torch.tensor([ids.shape[1]], device=lane.device)
-    judged = []
-    for chunk in torch.arange(ids.shape[1], device=lane.device)[None].split(width, 1):
+    before, behind = torch.arange(ids.shape[1], device=lane.device)[None].tensor_split((len(prompt) - 1,), 1)
+
+    def forward(chunk: Tensor, judged: int) -> Tensor:
         feed = Feed(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
-        judged.append(lane.forward(ids.gather(1, chunk), feed, judged=chunk.shape[1])[0])
-    return torch.cat(judged)[len(prompt) - 1 :]
+        return lane.forward(ids.gather(1, chunk), feed, judged)[0].float()
+
+    for chunk in before.split(PREFILL_CHUNK, 1) if before.shape[1] else ():
+        forward(chunk, judged=1)
+    own, largest, begin = [], [], 0
+    for chunk in behind.split(width, 1):
+        logits = forward(chunk, judged=chunk.shape[1])
+        emitted = torch.tensor(tokens[begin : begin + len(logits)], device=lane.device)[:, None]
+        own.append(logits.gather(1, emitted)[:, 0])
+        largest.append(logits.amax(1))
+        begin += len(logits)
+    return torch.cat(own), torch.cat(largest)
 
 
 def grade(
-    lines: Mapping[str, Mapping[str, Any]], against: Mapping[str, Mapping[str, Any]], rescored: Mapping[str, Any] | None
+    lines: Mapping[str, Mapping[str, Any]],
+    against: Mapping[str, Mapping[str, Any]],
+    rescored: Mapping[str, Any] | None,
+    dtype: str,
 ) -> dict[str, Any] | None:
     """The verdict for one cell, from generation lines by item: its own, those it is held to, and the re-scoring."""
     common = sorted(lines.keys() & against.keys())
@@ -84,30 +103,25 @@ def grade(
         return None
     pairs = [(item, lines[item]["token_ids"], against[item]["token_ids"]) for item in common]
     apart = {item: _first_difference(ours, theirs) for item, ours, theirs in pairs if ours != theirs}
-    verdict: dict[str, Any] = {
-        "grade": "divergent" if apart else "exact",
+    covered = rescored is not None and all(item in rescored["items"] for item in common)
+    epsilon = rescored["epsilon"] if rescored is not None and covered else None
+    short = [v for item in common for v in rescored["items"][item].values()] if rescored and covered else []
+    worst = max(short, default=0.0) if covered else None
+    if not apart:
+        word = "exact"
+    elif epsilon is not None and worst is not None:
+        word = "near-tie" if worst <= epsilon else "divergent"
+    else:  # nobody judged the tokens: where the arithmetic is exact they are wrong, else it cannot be told
+        word = "divergent" if dtype in EXACT_EPSILON else "inconclusive"
+    return {
+        "grade": word,
         "items": len(common),
         "identical": len(common) - len(apart),
         "first_divergence": min(apart.values(), default=None),
-        "epsilon": None,
-        "worst_margin": None,
-        "near_ties": None,
+        "epsilon": epsilon,
+        "worst_margin": worst,
+        "near_ties": len(short) / sum(len(ours) for _, ours, _ in pairs) if covered else None,
     }
-    if rescored is not None:
-        short = [value for item in common for value in rescored["items"][item].values()]
-        tokens = sum(len(ours) for _, ours, _ in pairs)
-        verdict |= {
-            "epsilon": rescored["epsilon"],
-            "worst_margin": max(short, default=0.0),
-            "near_ties": len(short) / tokens,
-        }
-        if rescored["epsilon"] is None:
-            verdict["grade"] = "inconclusive" if short else verdict["grade"]
-        elif max(short, default=0.0) > rescored["epsilon"]:
-            verdict["grade"] = "divergent"
-        elif apart:
-            verdict["grade"] = "near-tie"
-    return verdict
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:

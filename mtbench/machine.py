@@ -32,30 +32,55 @@ def environment(command: list[str]) -> dict[str, Any]:
     }
 
 
+POWER_CAP = 0x04  # NVML's reason bits
+HARDWARE, THERMAL = 0x08 | 0x80, 0x20 | 0x40
+
+
 def sample() -> dict[str, Any]:
-    """The GPU's state at this moment, under the names of a timing line; all None without one."""
-    empty = {"clock_mhz": None, "temperature_c": None, "power_w": None, "throttle": None}
-    with _nvml() as nvml:
+    """The GPU's state at this moment, under the names of a timing line; None for what cannot be had."""
+    with _gpu_handle() as (nvml, device):
         if nvml is None:
-            return empty
-        device = nvml.nvmlDeviceGetHandleByIndex(0)
+            return {"clock_mhz": None, "temperature_c": None, "power_w": None, "throttle": None, "shared": None}
+        power_mw = _read(nvml, "nvmlDeviceGetPowerUsage", device)
+        processes = _read(nvml, "nvmlDeviceGetComputeRunningProcesses", device)
         return {
-            "clock_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1000,
-            "throttle": nvml.nvmlDeviceGetCurrentClocksEventReasons(device),
+            "clock_mhz": _read(nvml, "nvmlDeviceGetClockInfo", device, nvml.NVML_CLOCK_SM),
+            "temperature_c": _read(nvml, "nvmlDeviceGetTemperature", device, nvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power_mw is None else power_mw / 1000,
+            "throttle": _read(nvml, "nvmlDeviceGetCurrentClocksEventReasons", device),
+            "shared": None if processes is None else len({p.pid for p in processes}) > 1,
         }
-    return empty
 
 
 def contamination(state: dict[str, Any]) -> str | None:
     """Why a timed window with this GPU state cannot be trusted, or None."""
     reasons = state["throttle"] or 0
-    if reasons & 0x40 or reasons & 0x20:  # NVML: hardware thermal, software thermal slowdown
+    if state["shared"]:
+        return "device shared with another process"
+    if reasons & THERMAL:
         return "thermal slowdown"
-    if reasons & 0x08 or reasons & 0x80:  # NVML: hardware slowdown, power brake
-        return "hardware slowdown"
-    return None
+    return "hardware slowdown" if reasons & HARDWARE else None
+
+
+@contextmanager
+def _gpu_handle() -> Iterator[tuple[Any, Any]]:
+    """NVML and the handle of the GPU torch uses; (None, None) without one."""
+    with _nvml() as nvml:
+        torch = sys.modules.get("torch")
+        if nvml is None or (torch is not None and not torch.cuda.is_available()):
+            yield None, None
+            return
+        uuid = None if torch is None else f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        device = _read(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+        yield nvml, device or nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def _read(nvml: Any, query: str, *args: Any) -> Any:
+    """One NVML query; None where the driver does not answer it."""
+    try:
+        return getattr(nvml, query)(*args)
+    except (nvml.NVMLError, AttributeError):
+        return None
 
 
 @contextmanager
@@ -74,18 +99,18 @@ def _nvml() -> Iterator[Any]:
 
 
 def _gpu() -> dict[str, Any] | None:
-    with _nvml() as nvml:
+    with _gpu_handle() as (nvml, device):
         if nvml is None:
             return None
-        device = nvml.nvmlDeviceGetHandleByIndex(0)
+        memory = _read(nvml, "nvmlDeviceGetMemoryInfo", device)
+        cap_mw = _read(nvml, "nvmlDeviceGetPowerManagementLimit", device)
         return {
-            "name": nvml.nvmlDeviceGetName(device),
-            "driver": nvml.nvmlSystemGetDriverVersion(),
-            "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(device).total),
-            "power_cap_w": nvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
-            "max_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM),
+            "name": _read(nvml, "nvmlDeviceGetName", device),
+            "driver": _read(nvml, "nvmlSystemGetDriverVersion"),
+            "memory_bytes": None if memory is None else int(memory.total),
+            "power_cap_w": None if cap_mw is None else cap_mw / 1000,
+            "max_clock_mhz": _read(nvml, "nvmlDeviceGetMaxClockInfo", device, nvml.NVML_CLOCK_SM),
         }
-    return None
 
 
 def _version(package: str) -> str | None:

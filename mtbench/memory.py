@@ -28,8 +28,11 @@ def measure(run: RunDirectory, plan: Plan, device: str, failed: set[str], note: 
         child = context.Process(target=_pass, args=(str(run.path), cell, device, send))
         child.start()
         send.close()
+        try:
+            known[cell] = receive.recv()
+        except EOFError:  # the pass died
+            known[cell] = None
         child.join()
-        known[cell] = receive.recv() if receive.poll() else None
         run.write_json("memory.json", known)
 
 

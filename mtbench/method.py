@@ -11,7 +11,7 @@ R = rows, G = guesses, N = most tokens one forward commits, S = slots, V = vocab
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -33,6 +33,11 @@ class Window:
     commits: int  # N: most tokens one forward can commit
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: as `visible` says
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
+
+    def to(self, device: torch.device) -> "Window":
+        """The same window with its patterns on a device."""
+        sees = None if self.sees is None else self.sees.to(device)
+        return replace(self, sees=sees, offset=None if self.offset is None else self.offset.to(device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

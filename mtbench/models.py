@@ -4,7 +4,6 @@ What cannot be served exactly is refused by name: layers that cannot rewind (rec
 `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -24,7 +24,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
+from mtbench.families import locate
 from mtbench.lane import ATTENTION
 
 MASK = "<|mask|>"
@@ -80,6 +81,7 @@ class Inspected:
 
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
     """Tokenizer and configuration. Raises UserError, in one line, for whatever cannot be served."""
+    source = locate(source)
     with _explained(source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
         if len(tokenizer) < 2:  # transformers makes up an empty one where the files are missing
@@ -108,6 +110,7 @@ def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
 def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", offline: bool = False) -> Checkpoint:
     """Load model and tokenizer. Raises UserError for whatever cannot be served, naming it."""
     inspected = inspect(source, offline=offline)
+    source = inspected.source
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with _explained(source, "safetensors weights", offline):
@@ -204,20 +207,16 @@ class _explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, (OSError, ValueError, json.JSONDecodeError)) or isinstance(error, UserError):
+        if not isinstance(error, (OSError, ValueError, SafetensorError)) or isinstance(error, UserError):
             return
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))
             raise UserError(
-                f"checkpoint {self.source!r} has no usable {self.what}: {_first_line(error)} "
+                f"checkpoint {self.source!r} has no usable {self.what}: {first_line(error)} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `--checkpoint ROLE=PATH_OR_ID`."
             ) from None
         reason = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
         raise UserError(
-            f"{self.source!r} {reason} ({self.what}: {_first_line(error)}); pass `--checkpoint ROLE=PATH` for a local "
+            f"{self.source!r} {reason} ({self.what}: {first_line(error)}); pass `--checkpoint ROLE=PATH` for a local "
             "folder, `--offline` if it is cached, or `--family tiny` for the embedded checkpoints."
         ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]

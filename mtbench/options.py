@@ -38,13 +38,21 @@ class Option:
     kind: str  # what is allowed, in words
     help: str
     same_output: tuple[Any, ...]
+    trained: bool
 
 
 def options_of(method: type[Method]) -> list[Option]:
     """The options of a method, in declaration order."""
     kinds = typing.get_type_hints(method)
     return [
-        Option(f.name, f.default, _allowed(kinds[f.name], f.metadata), f.metadata["help"], f.metadata["same_output"])
+        Option(
+            name=f.name,
+            default=f.default,
+            kind=_allowed(kinds[f.name], f.metadata),
+            help=f.metadata["help"],
+            same_output=f.metadata["same_output"],
+            trained=f.metadata["trained"],
+        )
         for f in dataclasses.fields(method)  # type: ignore[arg-type]  # methods are dataclasses by contract
     ]
 
@@ -81,13 +89,7 @@ def build(method: type[Method], chosen: Mapping[str, Any], trained: Mapping[str,
 
 def show(value: Any) -> str:
     """A value as it is written on the command line."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool | NoneType)
-        else format(value, "g")
-        if isinstance(value, float)
-        else str(value)
-    )
+    return str(value).lower() if isinstance(value, bool | NoneType) else str(value).removesuffix(".0")
 
 
 def _parse(kind: Any, text: str) -> Any:

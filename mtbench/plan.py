@@ -83,7 +83,6 @@ class Cell:
     suite: str
     arm: str
     method: str
-    given: dict[str, Any]  # options as asked for
     options: dict[str, Any]  # all options, resolved for the checkpoint
     on: str
     engine: str
@@ -171,9 +170,10 @@ def make_plan(request: Request) -> Plan:
         family = families.family(request.family or suite.family, request.model, request.checkpoint)
         arms = _arms(request, family)
         sources = {role: family.checkpoint(role) for arm in arms for role in _roles(arm)}
-        for arm in arms:
-            for role in _roles(arm):
-                inspected.setdefault(sources[role], _inspect(sources[role], arm, request))
+        masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
+        for source in sources.values():
+            if source not in inspected:
+                inspected[source] = inspect(source, offline=request.offline, needs_mask=source in masked)
         suite_plan = _plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
         suites.append(suite_plan)
         largest = max(request.batch_size)
@@ -191,6 +191,9 @@ def make_plan(request: Request) -> Plan:
                     cells=[c.cell for c in of_group],
                 )
             )
+    names = [c.cell for c in cells]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two cells would be called {twice!r}: a suite is given twice under two spellings.")
     asked = dataclasses.asdict(request)
     return Plan(schema_version=SCHEMA_VERSION, request=asked, suites=suites, cells=cells, groups=groups)
 
@@ -231,10 +234,6 @@ def _arms(request: Request, family: Family) -> list[Arm]:
 
 def _roles(arm: Arm) -> tuple[str, ...]:
     return (arm.on, *METHODS[arm.method].roles[1:])
-
-
-def _inspect(source: str, arm: Arm, request: Request) -> Inspected:
-    return inspect(source, offline=request.offline, needs_mask=METHODS[arm.method].needs_mask)
 
 
 def _plan_suite(
@@ -292,7 +291,6 @@ def _plan_cell(
         suite=spec,
         arm=str(arm),
         method=arm.method,
-        given=dict(arm.options),
         options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
         on=arm.on,
         engine=arm.engine,

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from mtbench import lossless, statistics
+from mtbench.machine import POWER_CAP
 from mtbench.plan import SCHEMA_VERSION, Cell, Group, Plan
+from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
 from mtbench.statistics import Difference, Ratio, Totals
 
@@ -144,7 +146,7 @@ def _cell_record(
     dropped = len(one.timings) - len(one.samples)
     return {
         "cell": cell.cell,
-        "status": "failed" if one.error else "ok" if len(lines) == _items(group) else "partial",
+        "status": _status(one, group),
         "suite": cell.suite,
         "task": suite.task,
         "arm": cell.arm,
@@ -192,10 +194,12 @@ def _cell_record(
         if repeated
         else None,
         "claims": cell.claims,
-        "lossless": _lossless(run, one, of_group),
+        "reference": METHODS[cell.method].reference,
+        "lossless": _lossless(run, one, of_group, session.get("dtype") or "float32"),
         "roofline_fraction": None,
         "void": _void(one, dropped),
-        "flags": list(cell.flags),
+        "flags": list(cell.flags)
+        + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings),
         "error": one.error,
     }
 
@@ -272,13 +276,14 @@ def _agreement(one: Measured, against: Measured) -> Record:
     return {"items": len(common), "identical": same}
 
 
-def _lossless(run: RunDirectory, one: Measured, of_group: Mapping[str, Measured]) -> Record | None:
+def _lossless(run: RunDirectory, one: Measured, of_group: Mapping[str, Measured], dtype: str) -> Record | None:
     """The grade of an arm that promises another's tokens; None for one that promises nothing."""
     against = of_group.get(one.cell.held_to or "")
     if against is None:
         return None
     name = f"lossless/{one.cell.cell}.json"
-    verdict = lossless.grade(one.lines, against.lines, run.read_json(name) if run.has(name) else None)
+    rescored = run.read_json(name) if run.has(name) else None
+    verdict = lossless.grade(one.lines, against.lines, rescored, dtype)
     return None if verdict is None else {"against": one.cell.held_to, **verdict}
 
 
@@ -360,5 +365,9 @@ def _named(values: Any) -> Record | None:
     return None if values is None else values._asdict()
 
 
-def _items(group: Group) -> int:
-    return sum(map(len, group.blocks))
+def _status(one: Measured, group: Group) -> str:
+    """`ok` if every block of every round was run."""
+    if one.error:
+        return "failed"
+    ran = {(t["round"], t["block"]) for t in one.timings}
+    return "ok" if len(ran) == sum(group.rounds) else "partial"

@@ -4,19 +4,20 @@ from mtbench.plan import Plan, open_suite
 from mtbench.rundir import RunDirectory
 
 
-def score(run: RunDirectory) -> None:
+def score(run: RunDirectory, data_dir: str | None = None) -> None:
     """Write scores.json: cell -> item -> score in [0, 1].
 
     Absent are cells of suites without a metric, and of fixed length, whose answers run on behind their end.
 
-    Raises UserError if a suite's data cannot be had.
+    `data_dir` is where this machine has the data, if elsewhere than the plan says. Raises UserError if a suite's
+    data cannot be had.
     """
     plan = Plan.from_json(run.read_json("plan.json"))
     scores: dict[str, dict[str, float]] = {}
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
-        suite = open_suite(suite_plan.suite, plan.request)
+        suite = open_suite(suite_plan.suite, {**plan.request, **({"data_dir": data_dir} if data_dir else {})})
         natural = [c.cell for c in plan.cells if c.suite == suite_plan.suite and c.length == "natural"]
         for cell in natural:
             answers = {line["item"]: line["text"] for line in run.lines(f"generations/{cell}.jsonl")}

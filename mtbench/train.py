@@ -239,7 +239,7 @@ def fit(model: Any, objective: Objective, data: Data, settings: Settings, tokeni
             max_steps=steps,
             optim="adamw_torch",
             seed=settings.seed,
-            train_sampling_strategy="group_by_length",
+            train_sampling_strategy="random",  # batches of one length hold problems of one size: that learns far slower
             remove_unused_columns=False,
             save_strategy="no",
             report_to="none",

@@ -1,12 +1,22 @@
 """Fixtures every test file may use."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from small import small_checkpoint
+from rich.console import Console
+from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 
+from mtbench.display import RunProgress
+from mtbench.generate import generate
 from mtbench.lane import Lane
+from mtbench.machine import environment
+from mtbench.plan import Request, make_plan
+from mtbench.results import assemble
+from mtbench.rundir import RunDirectory
+from mtbench.score import score
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +30,50 @@ def make_lane() -> Callable[..., Lane]:
         return Lane(small_checkpoint(config, seed))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def hostile_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint on disk, many of whose words are markup that would break out of a careless page."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    checkpoint = small_checkpoint()
+    checkpoint.model.float().save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    words = {w: i for w, i in stored["model"]["vocab"].items() if w != "a" and not w.startswith("<|")}
+    for word, index in words.items():
+        del stored["model"]["vocab"][word]
+        stored["model"]["vocab"][f"</script><script>broken=1</script><b>&amp;{word}"] = index
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory: pytest.TempPathFactory, hostile_checkpoint: Path) -> RunDirectory:
+    """A real run, from plan to results.json: two suites, one of them not scored, four arms, two batch sizes.
+
+    Only the pass for peak memory is left out (a process per cell), so those figures are null.
+    """
+    folder = tmp_path_factory.mktemp("small")
+    prompts = folder / "my prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"a a {'a ' * i}"}) + "\n" for i in range(7)))
+    request = Request(
+        suite=["arithmetic", f"prompts:{prompts}"],
+        checkpoint={role: str(hostile_checkpoint) for role in ("ar", "mars")},
+        method=["ar", "ar:on=mars", "mars:tau=1.0|0.3"],
+        batch_size=(1, 2),
+        limit=7,
+        rounds=2,
+        max_new_tokens=10,
+        device="cpu",
+    )
+    plan = make_plan(request)
+    run = RunDirectory.create(folder / "run")
+    run.write_json("environment.json", environment(["mtbench", "run"]))
+    run.write_json("plan.json", plan.to_json())
+    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+    score(run)
+    assemble(run)
+    return run

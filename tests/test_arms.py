@@ -32,6 +32,14 @@ def test_an_arm_is_written_with_what_differs_from_the_defaults(
     assert [a.file_id for a in arms] == file_ids
 
 
+def test_two_spellings_of_one_arm_are_one_arm_given_twice() -> None:
+    """A default said aloud changes nothing, except where the default is the checkpoint's."""
+    plain, said, trained = parse_arms(["mars", "mars:tau=1,cache=cursor", "mars:block_size=4"])
+    assert (str(plain), str(said)) == ("mars@mars/eager", "mars@mars/eager#2")
+    assert str(trained) == "mars:block_size=4@mars/eager"
+    assert len({str(a) for a in parse_arms(["mars:tau=0.9999999|0.99999999"])}) == 2
+
+
 def test_an_arm_given_twice_is_entered_twice() -> None:
     """The second is `#2` in the string and `_2` in the file, so an A/A run is possible."""
     first, second = parse_arms(["ar", "ar"])

@@ -1,6 +1,7 @@
 """The loop against references that recompute everything, in float64; and its accounting, on any acceptance pattern."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from mtbench.errors import UserError
 from mtbench.lane import Feed, Lane
 from mtbench.method import Commit, Judged, Lanes, Method, Rows, Window
 from mtbench.registry import METHODS
+from mtbench.stopwatch import Stopwatch
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
@@ -144,6 +146,20 @@ def test_ar_equals_transformers_generate(make_lane: Callable[..., Lane]) -> None
         assert out[0, len(prompt) :].tolist() == generation.token_ids
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tau": 1}, {"tau": 0.3}, {"tau": 0.3, "cache": "none"}, {"tau": 0.3, "cache": "block"}, {"extra": True}],
+)
+def test_looking_seldom_changes_nothing(lane: Lane, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fixed shapes and late looks of a GPU's host, tokens, commits and reasons are the same."""
+    method = mars(**options) if options else ar()
+    want = [(g.token_ids, g.commits, g.finish_reason) for g in run(method, lane)]
+    monkeypatch.setattr(Stopwatch, "cuda", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr(Stopwatch, "now", lambda _: 0.0)
+    monkeypatch.setattr(Stopwatch, "forward", lambda _: nullcontext())
+    assert [(g.token_ids, g.commits, g.finish_reason) for g in run(method, lane)] == want
+
+
 def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
     prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
@@ -172,6 +188,7 @@ class NoSynchronisation(TorchDispatchMode):
         mars(tau=0.3, cache="none"),
         mars(tau=0.3, cache="block"),
         mars(tau=0.3, confidence="margin"),
+        mars(tau=0.3, confidence="entropy", extra=True),
     ],
 )
 def test_a_step_never_waits_for_the_host(lane: Lane, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +284,17 @@ def test_stop_strings_cut_text_tokens_and_counts(data: strategies.DataObject) ->
     assert timing.row_forwards == g.forwards <= timing.batch_forwards
     if method.name == "ar":
         assert g.forwards == len(g.token_ids)
+
+
+def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> None:
+    """What was said behind the stop string is cut before the text is."""
+    script = torch.tensor([[0] + [0, 1, 2, 3] * 3])
+    texts = set()
+    for budget in range(2, 12):
+        lane = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+        [g], _ = decode(ar(), Lanes("any", {"any": lane}), [[5]], budget, stop=[["abcd", "b"]])
+        texts.add((g.text, tuple(g.token_ids)))
+    assert texts == {("a", (0, 1))}
 
 
 def test_fixed_length_ignores_end_tokens(lane: Lane) -> None:

@@ -84,22 +84,15 @@ def finish(run: RunDirectory) -> dict[str, Any]:
     return assemble(run)
 
 
-TIMES = {
-    "command",
-    "environment",
-    "tokens_per_s",
-    "decode_tokens_per_s",
-    "speedup",
-    "samples",
-    "parts",
-    "peak_memory_bytes",
-}
+TIMES = {"command", "environment", "tokens_per_s", "decode_tokens_per_s", "parts", "factors", "peak_memory_bytes"}
+SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "verdict"}
 
 
 def figures(value: Any) -> Any:
     """Results without whatever a clock or a memory gauge decides."""
     if isinstance(value, dict):
-        return {k: figures(v) for k, v in value.items() if k not in TIMES and not k.endswith("_s")}
+        timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
+        return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}
     return [figures(v) for v in value] if isinstance(value, list) else value
 
 
@@ -167,9 +160,7 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
     """What was not started is missing, the cells say so, and going on finishes them."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,), time_budget_s=1e-9))
     assert [c["status"] for c in finish(run)["cells"]] == ["partial"]
-    plan = run.read_json("plan.json")
-    plan["request"]["time_budget_s"] = None
-    run.write_json("plan.json", plan)
+    generate(run, Quiet(), time_budget_s=60)
     assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
 
 
@@ -226,6 +217,26 @@ def test_a_broken_line_is_refused_with_its_number(
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
     with pytest.raises(UserError, match=r"b3\.jsonl, line 2: .*append-only"):
+        generate(run, Quiet())
+
+
+def test_a_torn_failure_is_mended(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """A crash while a failure was being written does not block the run for good."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
+    (run.path / "failures.jsonl").write_text('{"cell": "arithmetic.ar')
+    assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
+    assert run.lines("failures.jsonl") == []
+
+
+def test_a_run_does_not_go_on_in_another_type(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """A cell must not mix float32 and float64, whatever `auto` means where it goes on."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
+    with pytest.raises(KeyboardInterrupt):
+        generate(run, Quiet(until=2))
+    plan = run.read_json("plan.json")
+    plan["request"]["dtype"] = "float64"
+    run.write_json("plan.json", plan)
+    with pytest.raises(UserError, match="begun with --dtype float32, here it would go on with float64"):
         generate(run, Quiet())
 
 
@@ -378,6 +389,8 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
+    "integer": (["--limit", "abc"], "Invalid value for '--limit'"),
+    "flag": (["--metod", "ar"], "No such option: --metod"),
     "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
 }
 

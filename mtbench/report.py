@@ -1,0 +1,245 @@
+"""The last stage: report.md, report.html, tables and figures, from results.json and the stored generations.
+
+Needs no model and no GPU, changes nothing that was measured, and writes the same bytes from the same run.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from mtbench import figures, sentences, tables
+from mtbench.display import DEMONSTRATION
+from mtbench.figures import Drawing
+from mtbench.plan import Plan
+from mtbench.rundir import RunDirectory
+from mtbench.tables import NONE, Cell, Table
+from mtbench.viewer import ITEMS, suite_name, viewer
+
+THEME = {  # the figures' colours, as the page's, so that they follow its light and dark
+    figures.INK: "var(--ink)",
+    figures.MUTED: "var(--muted)",
+    figures.RULE: "var(--rule)",
+    figures.ACCENT: "var(--accent)",
+    figures.PAPER: "var(--paper)",
+    figures.WARN: "var(--warn)",
+    figures.ON_LOW: "var(--on-low)",
+    figures.ON_HIGH: "var(--on-high)",
+    **{color: f"var(--shade-{i})" for i, color in enumerate(figures.SHADES)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What is said of one suite at one batch size."""
+
+    slug: str
+    suite: str
+    batch_size: int
+    facts: list[str]
+    summary: list[str]
+    table: Table
+    cost: Table
+    factors: Table
+    accuracies: Table
+    drawings: list[Drawing]
+    cells: list[Cell]
+
+    @property
+    def anchor(self) -> str:
+        """An id for the page."""
+        return self.slug.replace(".", "-")
+
+
+def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
+    """Write everything people look at; the path of report.html."""
+    plan = Plan.from_json(run.read_json("plan.json"))
+    numbers = {arm: i for i, arm in enumerate(dict.fromkeys(c["arm"] for c in results["cells"]), start=1)}
+    sections = _sections(results, numbers)
+    for section in sections:
+        run.write_text(f"tables/{section.slug}.tex", _latex(section))
+        for drawing in section.drawings:
+            run.write_text(f"figures/{section.slug}.{drawing.name}.svg", drawing.svg)
+            run.write_bytes(f"figures/{section.slug}.{drawing.name}.png", drawing.png)
+    said = {
+        "title": sentences.title(results),
+        "subject": _subject(sections),
+        "summary": _headline(sections).summary if sections else ["Nothing was run.", ""],
+        "environment": sentences.environment(results),
+        "method": sentences.method_notes(results),
+    }
+    run.write_text("report.md", _markdown(sections, said))
+    page = _page(sections, said, viewer(run, plan, results, numbers))
+    run.write_text("report.html", page)
+    return run.path / "report.html"
+
+
+def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Section]:
+    sections: list[Section] = []
+    margin = results["statistics"]["accuracy_margin"]
+    for suite, batch_size in dict.fromkeys((c["suite"], c["batch_size"]) for c in results["cells"]):
+        cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == (suite, batch_size)]
+        on = {c["arm"]: c["on"] for c in cells}
+        compared = [(c, s) for c in cells for s in c["speedup"] if s["baseline"] in on and not s.get("includes_engine")]
+        own = {c["arm"]: s for c, s in compared if on[s["baseline"]] == c["on"]}
+        deployed = {c["arm"]: s for c, s in compared if on[s["baseline"]] != c["on"]}
+        shown = suite_name(suite)
+        slug = f"{re.sub(r'[^A-Za-z0-9-]+', '_', shown)}.b{batch_size}"
+        slug += f"_{len(sections)}" if any(s.slug == slug for s in sections) else ""
+        mark = DEMONSTRATION if any(c["demonstration"] for c in cells) else ""
+        simulated = "Simulated" if any(c["simulated"] for c in cells) else ""
+        note = ". ".join(filter(None, (simulated, mark))) or f"mtbench, run {results['run_id']}"
+        sections.append(
+            Section(
+                slug=slug,
+                suite=shown,
+                batch_size=batch_size,
+                facts=sentences.facts(cells),
+                summary=sentences.summary(cells, own, shown, batch_size, margin),
+                table=tables.main_table(cells, numbers, own, deployed),
+                cost=tables.cost_table(cells, numbers),
+                factors=tables.factor_table(cells, numbers, own),
+                accuracies=tables.accuracy_table(cells, numbers),
+                drawings=figures.draw(cells, numbers, own, note),
+                cells=cells,
+            )
+        )
+    return sections
+
+
+def _subject(sections: Sequence[Section]) -> str:
+    cells = [cell for section in sections for cell in section.cells]
+    suites = ", ".join(dict.fromkeys(section.suite for section in sections))
+    families = ", ".join(dict.fromkeys(cell["family"] for cell in cells))
+    sizes = " and ".join(dict.fromkeys(str(section.batch_size) for section in sections))
+    arms = len({cell["arm"] for cell in cells})
+    return f"{arms} arm{'' if arms == 1 else 's'} on {suites}, checkpoints {families}, batch size {sizes}"
+
+
+def _headline(sections: Sequence[Section]) -> Section:
+    """The section the page's first sentences are about: the first suite's largest batch, which has all its items."""
+    return max((s for s in sections if s.suite == sections[0].suite), key=lambda s: s.batch_size)
+
+
+def _page(sections: Sequence[Section], said: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    environment = Environment(
+        loader=PackageLoader("mtbench", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    drawn = {s.slug: [(d, Markup(_inline(d, f"{s.anchor}-{d.name}"))) for d in s.drawings] for s in sections}
+    return environment.get_template("report.html.j2").render(
+        sections=sections,
+        drawn=drawn,
+        viewer=data,
+        most_items=ITEMS,
+        shades=range(len(figures.SHADES)),
+        light=figures.SHADES,
+        **said,
+    )
+
+
+def _inline(drawing: Drawing, prefix: str) -> str:
+    """A figure as part of the page: its colours follow the theme, its ids cannot clash, it asks for nothing."""
+    svg = drawing.svg[drawing.svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\1{prefix}-", svg).replace("xlink:href", "href")
+    head, _, rest = svg.partition(">")
+    box = re.search(r'viewBox="[^"]+"', head)
+    svg = f'<svg {box.group(0) if box else ""} role="img" aria-labelledby="{prefix}-alt">{rest}'
+    svg = re.sub(r"font(-family)?: ([^;\"]*?)'[^;\"]*", _page_font, svg)
+    for color, variable in THEME.items():
+        svg = svg.replace(color, variable)
+    return svg
+
+
+def _page_font(found: re.Match[str]) -> str:
+    """`font: 700 13px 'DejaVu Sans', …` with the page's typeface instead."""
+    return f"font{found[1] or ''}: {found[2]}var(--sans)"
+
+
+def _markdown(sections: Sequence[Section], said: Mapping[str, Any]) -> str:
+    lines = [f"# {said['title']}", "", f"{said['subject']}.", "", " ".join(said["summary"]), ""]
+    for section in sections:
+        lines += [f"## {section.suite}, batch size {section.batch_size}", ""]
+        lines += [", ".join(section.facts) + ".", "", " ".join(section.summary), ""]
+        lines += _markdown_table(section.table)
+        notes = [(row, text) for row in section.table.rows for _, text in row.notes]
+        lines += [f"- {_plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
+        for drawing in section.drawings:
+            source = f"figures/{section.slug}.{drawing.name}.svg"
+            lines += [f"![{_plain(drawing.alt)}]({source})", "", f"*{_plain(drawing.caption)}*", ""]
+        for heading, table in (
+            ("Where the speedup went", section.factors),
+            ("Accuracy, compared on the same items", section.accuracies),
+            ("Cost and conduct", section.cost),
+        ):
+            if table.rows:
+                lines += [f"### {heading}", "", *_markdown_table(table)]
+    lines += ["## Environment", "", *(f"- {name}: {_plain(value)}" for name, value in said["environment"]), ""]
+    lines += ["## How to read it", "", *(f"- **{name}.** {text}" for name, text in said["method"]), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    lines = ["| | arm | " + " | ".join(heading for heading, _ in table.columns) + " |"]
+    lines.append("|--:|:--|" + "--:|" * len(table.columns))
+    for row in table.rows:
+        places = [_plain(entry.line()) for entry in row.entries]
+        if row.failed:
+            places = ["failed"] + [NONE] * (len(table.columns) - 1)
+        if row.void:
+            places[0] = f"**void** {places[0]}"
+        lines.append(f"| {row.number} | {_plain(row.arm)} | " + " | ".join(places) + " |")
+    return [*lines, ""]
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown takes for text."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\`*_|])", r"\\\1", text)
+
+
+def _latex(section: Section) -> str:
+    """The main table for a paper; needs booktabs."""
+    headings = [heading for heading, _ in section.table.columns]
+    kept = range(headings.index("lossless") + 1)
+    columns = [headings[i] for i in kept]
+    lines = [
+        f"% {section.suite}, batch size {section.batch_size}. {', '.join(section.facts)}.",
+        *(f"% {text}" for text in section.summary),
+        f"\\begin{{tabular}}{{l{'r' * len(kept)}}}",
+        "\\toprule",
+        " & ".join(["arm", *map(_tex, columns)]) + " \\\\",
+        "\\midrule",
+    ]
+    for row in section.table.rows:
+        if row.failed:
+            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(kept)}}}{{l}}{{{_tex(row.notes[0][1])}}} \\\\")
+            continue
+        places = []
+        for i in kept:
+            entry = row.entries[i]
+            value = _tex(f"{entry.value} {entry.interval or ''}".strip())
+            places.append(f"{value} {_tex(f'({entry.verdict})')}" if entry.verdict else value)
+        void = "\\,(void)" if row.void else ""
+        lines.append(" & ".join([_tex(row.arm) + void, *places]) + " \\\\")
+    if any(cell["demonstration"] for cell in section.cells):
+        lines.append(f"\\midrule\n\\multicolumn{{{len(kept) + 1}}}{{l}}{{{_tex(DEMONSTRATION)}}} \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _tex(text: str) -> str:
+    text = text.replace("\\", "\\textbackslash ")
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    for sign, written in (("~", "\\textasciitilde "), ("^", "\\textasciicircum "), ("×", "$\\times$"), ("–", "--")):
+        text = text.replace(sign, written)
+    return text.replace("≈", "$\\approx$").replace("−", "$-$").replace("\n", " ")

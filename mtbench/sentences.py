@@ -1,0 +1,234 @@
+"""What a report says in sentences: its title and summary, what it ran on, how to read it."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtbench.display import DEMONSTRATION
+from mtbench.tables import NONE, ci, interval, memory, number
+
+Cell = Mapping[str, Any]
+
+KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy within the margin
+
+
+def title(results: Mapping[str, Any]) -> str:
+    if any(c["demonstration"] for c in results["cells"]):
+        return DEMONSTRATION
+    if any(c["simulated"] for c in results["cells"]):
+        return "Simulated: not a measurement of a trained model"
+    return "Multi-token decoding, compared"
+
+
+def facts(cells: Sequence[Cell]) -> list[str]:
+    """What all arms of a section share."""
+    first, task = cells[0], cells[0]["task"]
+    shots = task.get("num_fewshot")
+    facts = [
+        f"{max(c['items'] for c in cells):,} items",
+        f"{shots}-shot" if shots is not None else "",
+        "chat template" if task.get("chat_template") else "no chat template" if "chat_template" in task else "",
+        f"at most {first['max_new_tokens']:,} new tokens",
+        "fixed length: end tokens ignored" if first["length"] == "fixed" else "",
+        f"{first['batching']} batches" if first["batching"] != "static" else "",
+        f"{max(c['blocks'] for c in cells)} blocks timed",
+        first["dtype"] or "",
+        f"scored by {first['accuracy']['metric']}" if first["accuracy"] else "not scored",
+    ]
+    return [fact for fact in facts if fact]
+
+
+def summary(cells: Sequence[Cell], own: Mapping[str, Cell], suite: str, batch_size: int, margin: float) -> list[str]:
+    """Two sentences: what was gained, and what it cost in accuracy. Verdicts speak, estimates only illustrate."""
+    failed = sum(c["status"] == "failed" for c in cells)
+    void = sum(bool(c["void"]) for c in cells)
+    left_out = [f"{n} {what}" for n, what in ((failed, "failed"), (void, "void")) if n]
+    beside = f" ({' and '.join(left_out)} left out)" if left_out else ""
+    where = f"On {suite} at batch size {batch_size}"
+    sound = {c["arm"] for c in cells if c["status"] != "failed" and not c["void"]}
+    arms = [c for c in cells if c["arm"] in own and {c["arm"], own[c["arm"]]["baseline"]} <= sound]
+    if not arms:
+        return [f"{where}, no arm can be compared with a baseline on its own checkpoint{beside}.", _unscored(cells)]
+    faster = [c for c in arms if own[c["arm"]]["verdict"] == "faster"]
+    slower = [c for c in arms if own[c["arm"]]["verdict"] == "slower"]
+    baseline = _baseline_name([own[c["arm"]]["baseline"] for c in arms])
+    values = sorted(own[c["arm"]]["value"] for c in faster)
+    if len(faster) == 1:
+        entry = own[faster[0]["arm"]]
+        gain = f"1 of {len(arms)} arms is faster than {baseline}: {_with_interval(entry)} times as fast"
+    elif faster:
+        everyone = "both" if len(arms) == 2 else f"all {len(arms)}"
+        who = everyone if len(faster) == len(arms) else f"{len(faster)} of {len(arms)}"
+        gain = f"{who} arms are faster than {baseline}: {values[0]:.2f} to {values[-1]:.2f} times as fast"
+    else:
+        gain = f"none of {len(arms)} arms is shown to be faster than {baseline}"
+        if reason := _common_reason([own[c["arm"]]["verdict"] for c in arms]):
+            gain += f" ({reason})"
+    tail = f", and {len(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ""
+    return [f"{where}, {gain}{tail}{beside}.", _price(cells, faster, own, margin)]
+
+
+def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell], margin: float) -> str:
+    """The second sentence."""
+    points = f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    if not any(c["accuracy"] and c["accuracy"]["value"] is not None for c in cells):
+        return _unscored(cells)
+    if not faster:
+        scored = [c for c in cells if c["accuracy"] and c["accuracy"]["value"] is not None]
+        low, high = (f"{100 * pick(c['accuracy']['value'] for c in scored):.1f}%" for pick in (min, max))
+        held = sum((_verdict(c, own) or "").startswith(KEPT) for c in cells if c["arm"] in own)
+        spread = f"is {low}" if low == high else f"goes from {low} to {high}"
+        stays = f"{held} arms are" if held > 1 else f"{held or 'no'} arm is"
+        return f"Accuracy {spread}; {stays} shown to stay within {points} of the baseline's on the same items."
+    kept = [c for c in faster if (_verdict(c, own) or "").startswith(KEPT)]
+    if not kept:
+        who = "It is not" if len(faster) == 1 else "None of them is"
+        return (
+            f"{who} shown to keep accuracy within {points} of the baseline's on the same items, "
+            "so speed alone recommends nothing."
+        )
+    best = max(kept, key=lambda c: own[c["arm"]]["value"])
+    against = next(c for c in cells if c["arm"] == own[best["arm"]]["baseline"])
+    gain = f"{best['tokens_per_forward']:.2f} tokens per forward" if best["tokens_per_forward"] else "that speed"
+    right, right0 = (f"{100 * c['accuracy']['value']:.1f}%" for c in (best, against))
+    if len(faster) == 1:
+        return f"It keeps accuracy within {points} of the baseline's: {right} right against {right0}, at {gain}."
+    everyone = "Both" if len(faster) == 2 else "All"
+    some = f"{len(kept)} of them keep{'s' if len(kept) == 1 else ''}" if len(kept) < len(faster) else f"{everyone} keep"
+    named = ", the fastest of which is" if len(kept) > 1 else ":"
+    return (
+        f"{some} accuracy within {points} of the baseline's{named} {best['arm']}, "
+        f"{_with_interval(own[best['arm']])} times as fast with {right} right against {right0}, at {gain}."
+    )
+
+
+def _unscored(cells: Sequence[Cell]) -> str:
+    if any(c["accuracy"] for c in cells):
+        return "Accuracies stand in the table."
+    return "Nothing was scored, so nothing is said of what the speed costs in accuracy."
+
+
+def _verdict(cell: Cell, own: Mapping[str, Cell]) -> str | None:
+    """On accuracy, against the baseline on the same checkpoint."""
+    baseline = own[cell["arm"]]["baseline"]
+    return next((str(a["verdict"]) for a in cell["accuracy_vs"] if a["baseline"] == baseline), None)
+
+
+def _baseline_name(baselines: Sequence[str]) -> str:
+    different = set(baselines)
+    return f"{baselines[0]} on the same checkpoint" if len(different) == 1 else "their baselines on the same checkpoint"
+
+
+def _common_reason(verdicts: Sequence[str]) -> str | None:
+    """Why there is no verdict, if that is the same for all."""
+    reasons = {v.partition(": ")[2] for v in verdicts}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _with_interval(entry: Cell) -> str:
+    return f"{entry['value']:.2f} {interval(ci(entry)) or ''}".strip()
+
+
+def environment(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What it ran on, in pairs; what is not known is left out."""
+    found = results["environment"]
+    sessions = found.get("sessions") or [{}]
+    here = {**found, **sessions[-1]}
+    first = results["cells"][0] if results["cells"] else {}
+    gpu = here.get("gpu")
+    packages = ", ".join(f"{name} {v}" for name, v in (here.get("packages") or {}).items() if v)
+    checkpoints = {
+        f"{c['family']} {role}": _tail(path) for c in results["cells"] for role, path in c["checkpoints"].items()
+    }
+    pairs = [
+        ("Processor", f"{here.get('processor')}, {here.get('cores')} cores"),
+        ("GPU", _gpu_text(gpu) if gpu else "none"),
+        ("Device and type", ", ".join(filter(None, (first.get("device"), first.get("dtype"))))),
+        ("Threads", here.get("threads")),
+        ("Platform", here.get("platform")),
+        ("Versions", f"mtbench {here.get('mtbench')}, Python {here.get('python')}, {packages}"),
+        ("Code", here.get("git")),
+        ("Checkpoints", "; ".join(f"{name}: {path}" for name, path in checkpoints.items())),
+        ("Command", _command(results["command"])),
+        ("Seed", results["seed"]),
+        ("Started", ", ".join(dict.fromkeys(str(s["started"]) for s in (found, *sessions) if s.get("started")))),
+        ("Sessions", len(sessions)),
+        ("Run", f"{results['run_id']} (plan {results['plan_sha256'][:16]}…)"),
+    ]
+    return [(name, str(value)) for name, value in pairs if value not in (None, "")]
+
+
+def _gpu_text(gpu: Mapping[str, Any]) -> str:
+    parts = [
+        str(gpu.get("name")),
+        memory(gpu.get("memory_bytes")),
+        f"driver {gpu.get('driver')}",
+        f"power cap {number(gpu.get('power_cap_w'))} W",
+        f"at most {gpu.get('max_clock_mhz')} MHz",
+    ]
+    return ", ".join(part for part in parts if "None" not in part and NONE not in part)
+
+
+def _command(command: Sequence[str]) -> str:
+    return shlex.join([Path(command[0]).name, *command[1:]]) if command else NONE
+
+
+def _tail(path: str) -> str:
+    """A hub id as it is, the last two parts of a path."""
+    parts = Path(path).parts
+    return path if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
+
+
+def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    said = results["statistics"]
+    speed, accuracy = f"{100 * said['speed_margin']:g}%", f"{100 * said['accuracy_margin']:g} points"
+    level = f"{100 * said['level']:g}%"
+    return [
+        (
+            "Speedup",
+            "The baseline's wall-clock over the arm's on the same prompts: what a user waits. Every rate and ratio is "
+            "a ratio of totals. Over the same checkpoint it says what decoding gains; over the deployment baseline it "
+            "also holds what training changed. The two are never mixed, and each names its baseline.",
+        ),
+        (
+            "Tokens per forward",
+            "Committed tokens over forwards of the model, forwards that committed nothing included. Prefill commits "
+            "nothing, so autoregressive decoding is at 1.00 exactly.",
+        ),
+        (
+            "Where the speedup went",
+            "Tokens per second over the baseline's is exactly the product of five factors: tokens per forward, time "
+            "of a forward, live rows per forward, share of decoding spent in the model, share of the wall-clock spent "
+            "decoding. The speedup is that product over the ratio of answer lengths.",
+        ),
+        (
+            "Intervals",
+            f"In brackets, at {level}. Speed: a t interval on the log scale, the unit is a block of prompts run as one "
+            "batch: it answers for other prompts of this kind on this machine, not for other machines or sessions. "
+            "Tokens per forward: the same, the unit is an item. Accuracy: Wilson. Differences of accuracy: "
+            "Bonett–Price, on the same items. Intervals are pointwise; the words beside them are adjusted for several "
+            "arms by Holm, so a word may be withheld where an interval alone would allow it.",
+        ),
+        (
+            "Words",
+            f"Speed: faster or slower if the interval lies beyond {speed}, same if the 90% interval lies within it. "
+            f"Accuracy: not worse if the 90% lower bound loses less than {accuracy}, worse if the interval lies "
+            "below 0. Anything else is inconclusive, which is a result.",
+        ),
+        (
+            "Lossless",
+            "Graded by feeding every emitted token back to the plain model: exact (the same tokens), near-tie (other "
+            "tokens, each within rounding of the best), divergent. Arms lossy by design are not graded.",
+        ),
+        (
+            "Same rules for all arms",
+            "Greedy decoding. Sampling defaults that a checkpoint brings along (repetition_penalty, temperature and "
+            "the like) are neutralised for every arm, baselines too. Arms run next to each other inside every block, "
+            "in random order, after a warm-up; accuracy and speed come from the same generations.",
+        ),
+        (
+            "Void and mind",
+            "A void arm cannot be trusted and is left out of the summary. “Mind” is true, and to be kept in mind.",
+        ),
+    ]

@@ -1,0 +1,348 @@
+"""What a report's tables say: each arm's values, with interval, verdict and baseline, as text for every format."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mtbench import statistics
+from mtbench.figures import FACTORS
+
+Cell = Mapping[str, Any]
+
+NONE = "–"
+TONES = {  # of a verdict's first words: good, bad; anything else says neither
+    "good": ("faster", "not worse", "exact"),
+    "bad": ("slower", "worse", "divergent"),
+}
+SAID = "accuracy inconclusive"  # a flag whose row says so already, with the items needed
+SIGNS = {"good": "▲", "bad": "▼", "plain": "•"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place of a table: a value, its interval, a verdict, what it is compared with."""
+
+    value: str = NONE
+    interval: str | None = None
+    verdict: str | None = None
+    against: str | None = None
+    detail: str | None = None  # what else to know of the value
+
+    @property
+    def tone(self) -> str:
+        """What kind of news the verdict is; `worse by less than the margin` is neither."""
+        verdict = self.verdict or ""
+        if "less than the margin" in verdict:
+            return "plain"
+        return next((tone for tone, words in TONES.items() if verdict.startswith(words)), "plain")
+
+    @property
+    def words(self) -> bool:
+        """Whether the value is words, which may wrap, and not a number."""
+        return self.value[:1].isalpha()
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.tone]
+
+    def line(self) -> str:
+        """All of it on one line."""
+        bracket = (self.interval or "").startswith("[")
+        value = f"{self.value}{' ' if bracket else ', '}{self.interval}" if self.interval else self.value
+        value = f"{value}, {self.detail}" if self.detail else value
+        if not self.against:
+            return f"{value}, {self.verdict}" if self.verdict else value
+        comparative = self.verdict in ("faster", "slower", "not worse", "worse")
+        named = f"{self.verdict} than {self.against}" if comparative else f"{self.verdict} (against {self.against})"
+        return f"{value}, {named}" if self.verdict else f"{value} (against {self.against})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm. `notes` are its failure, why it is void, its flags, in words; a failed arm has no entries."""
+
+    number: int
+    arm: str
+    entries: list[Entry]
+    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, mark, flag
+    void: bool
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns beside that of the arm, and a row for each arm."""
+
+    columns: list[tuple[str, str]]  # heading, and what it means
+    rows: list[Row]
+
+
+def main_table(
+    cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], deployed: Mapping[str, Cell]
+) -> Table:
+    """Quality, speed and cost. own, deployed: arm -> its `speedup` entry over either baseline."""
+    baselines = {s["baseline"] for c in cells for s in c["speedup"]}
+    engines = {c["arm"]: s for c in cells for s in c["speedup"] if s.get("includes_engine")}
+    columns = [
+        ("accuracy, %", "share of items right; the verdict is on the same items, against the arm named"),
+        ("tokens per forward", "committed tokens over forwards of the model"),
+        ("tokens/s", "wall-clock, prefill included"),
+        (
+            "speedup, same checkpoint",
+            "baseline's wall-clock over the arm's, same prompts, same checkpoint; "
+            "answer length is given where it is off by more than 1%",
+        ),
+        ("speedup, deployment", "the same over the checkpoint one would deploy without this method"),
+        *[("speedup, incl. engine", "over another engine: the gain of the engine and of the method together")][
+            : len(engines)
+        ],
+        ("lossless", "are the tokens those of the arm it is held to?"),
+        ("cut by budget, %", "answers ended by the token budget"),
+        ("between commits", "median and 95th percentile of the wait between two commits of a row"),
+        ("first token", "median and 95th percentile of the time to the first token"),
+        ("positions per token", "positions fed to the model for each token that came out"),
+        ("peak memory", "highest use in an untimed pass; on a CPU the whole process, libraries included"),
+    ]
+
+    def entries(cell: Cell) -> list[Entry]:
+        positions = cell["positions_fed_per_token"]
+        return [
+            _accuracy_entry(cell, own),
+            Entry(number(cell["tokens_per_forward"]), interval(cell["tokens_per_forward_ci"])),
+            Entry(number(cell["tokens_per_s"]["value"]), interval(ci(cell["tokens_per_s"]))),
+            _speedup_entry(own.get(cell["arm"])),
+            _speedup_entry(deployed.get(cell["arm"])),
+            *([_speedup_entry(engines.get(cell["arm"]))] if engines else []),
+            _lossless_entry(cell),
+            Entry(f"{100 * cell['finish']['length'] / cell['items']:.1f}" if cell["items"] else NONE),
+            _latency_entry(cell["commit_latency_s"]),
+            _latency_entry(cell["ttft_s"]),
+            Entry(number(positions)),
+            Entry(memory(cell["peak_memory_bytes"])),
+        ]
+
+    return _table(columns, cells, numbers, entries)
+
+
+def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
+    """Where time and memory went, and how clean the measurement was."""
+    columns = [
+        ("items", "answered items"),
+        ("blocks × rounds", "blocks with a clean timing, and how often the first of them were timed"),
+        ("samples dropped", "timings left out because the machine was disturbed"),
+        ("wall", "seconds for the blocks once, mean over rounds"),
+        ("prefill", "of the wall-clock"),
+        ("decode", "of the wall-clock"),
+        ("host gap", "decode time outside the model"),
+        ("decode tokens/s", "prefill left out"),
+        ("positions per forward", "how wide the windows were"),
+        ("draft forwards", "of a second model"),
+        ("K/V cache", "bytes at the longest batch"),
+        ("energy", "of the device"),
+        ("same tokens again", "repeated items whose tokens equalled round 1's"),
+    ]
+
+    def entries(cell: Cell) -> list[Entry]:
+        samples = cell["samples"]
+        repeated = cell["repeated_identical"]
+        return [
+            Entry(f"{cell['items']:,}"),
+            Entry(f"{cell['blocks']} × {cell['rounds']}"),
+            Entry(f"{samples['dropped']} of {samples['used'] + samples['dropped']}"),
+            Entry(seconds(cell["wall_s"])),
+            Entry(seconds(cell["prefill_s"])),
+            Entry(seconds(cell["decode_s"])),
+            Entry(seconds(cell["host_gap_s"])),
+            Entry(number(cell["decode_tokens_per_s"]["value"])),
+            Entry(number(cell["positions_fed_per_forward"])),
+            Entry(NONE if cell["draft_forwards"] is None else f"{cell['draft_forwards']:,}"),
+            Entry(memory(cell["kv_bytes"])),
+            Entry(NONE if cell["energy_j"] is None else f"{number(cell['energy_j'])} J"),
+            Entry(NONE if repeated is None else f"{100 * repeated:.4g}%"),
+        ]
+
+    return _table(columns, cells, numbers, entries, notes=False)
+
+
+def factor_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
+    """The five factors, over the baseline on the same checkpoint."""
+    columns = [
+        ("tokens per forward", "how many more tokens a row's forward commits"),
+        ("forward time", "baseline's time of a forward over the arm's"),
+        ("utilisation", "live rows per forward"),
+        ("host", "share of decoding spent in the model"),
+        ("decode share", "share of the wall-clock spent decoding"),
+        ("rate ratio", "the product of the five: tokens per second over the baseline's"),
+        ("answer length", "tokens over the baseline's; speedup is the rate ratio over this"),
+        ("speedup", "wall-clock of the baseline over the arm's"),
+    ]
+    explained = [c for c in cells if c["arm"] in own]
+
+    def entries(cell: Cell) -> list[Entry]:
+        entry = own[cell["arm"]]
+        factors = entry["factors"] or {}
+        return [
+            *(Entry(times(factors.get(name))) for name in FACTORS),
+            Entry(times(entry["rate_ratio"])),
+            Entry(times(entry["length_ratio"])),
+            Entry(times(entry["value"]), against=entry["baseline"]),
+        ]
+
+    return _table(columns, explained, numbers, entries, notes=False)
+
+
+def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
+    """Every paired comparison of accuracy, one row each."""
+    columns = [
+        ("difference, points", "accuracy less the baseline's, on the same items"),
+        ("only this right", "items"),
+        ("only baseline right", "items"),
+        ("McNemar p", "reported; decides nothing"),
+        ("items needed", "for a verdict at this margin, if the arms differ as often as here"),
+        ("same answers", "items with the baseline's very tokens"),
+    ]
+    rows = []
+    for cell in cells:
+        agreement = {a["baseline"]: a for a in cell["agreement"]}
+        for versus in cell["accuracy_vs"]:
+            same = agreement.get(versus["baseline"])
+            entries = [
+                Entry(
+                    points(versus["difference"]),
+                    interval(ci(versus), 100, 1),
+                    versus["verdict"],
+                    versus["baseline"],
+                ),
+                Entry(f"{versus['gained']:,}"),
+                Entry(f"{versus['lost']:,}"),
+                Entry(NONE if versus["p_mcnemar"] is None else f"{versus['p_mcnemar']:.2g}"),
+                Entry(NONE if not versus["n_needed"] else f"{versus['n_needed']:,}"),
+                Entry(NONE if same is None else f"{same['identical']:,} of {same['items']:,}"),
+            ]
+            rows.append(Row(numbers[cell["arm"]], cell["arm"], entries, [], bool(cell["void"]), failed=False))
+    return Table(columns, rows)
+
+
+def _table(
+    columns: list[tuple[str, str]],
+    cells: Sequence[Cell],
+    numbers: Mapping[str, int],
+    entries: Callable[[Cell], list[Entry]],
+    *,
+    notes: bool = True,
+) -> Table:
+    rows = [
+        Row(
+            numbers[cell["arm"]],
+            cell["arm"],
+            [] if cell["status"] == "failed" else entries(cell),
+            _notes(cell) if notes else [("failed", f"Failed: {cell['error']}")] if cell["status"] == "failed" else [],
+            bool(cell["void"]),
+            cell["status"] == "failed",
+        )
+        for cell in cells
+    ]
+    return Table(columns, rows)
+
+
+def _notes(cell: Cell) -> list[tuple[str, str]]:
+    """What a reader must know of an arm, the gravest first."""
+    notes = []
+    if cell["error"]:
+        notes.append(("failed", f"Failed: {cell['error']}"))
+    elif cell["status"] != "ok":
+        notes.append(("failed", f"Unfinished ({cell['status']}): some items have no answer yet; resume the run."))
+    notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell["void"]]
+    if cell["simulated"]:
+        notes.append(("mark", f"Simulated: {cell['simulated']}."))
+    flags = [flag for flag in cell["flags"] if flag != SAID]
+    return notes + [("flag", f"Mind: {'; '.join(flags)}.")] * bool(flags)
+
+
+def _accuracy_entry(cell: Cell, own: Mapping[str, Cell]) -> Entry:
+    accuracy = cell["accuracy"]
+    if accuracy is None or accuracy["value"] is None:
+        return Entry()
+    preferred = own[cell["arm"]]["baseline"] if cell["arm"] in own else None
+    compared = sorted(cell["accuracy_vs"], key=lambda a: a["baseline"] != preferred)
+    versus = compared[0] if compared else None
+    return Entry(
+        f"{100 * accuracy['value']:.1f}",
+        interval(ci(accuracy), 100, 1),
+        versus and versus["verdict"],
+        versus and versus["baseline"],
+    )
+
+
+def _speedup_entry(entry: Cell | None) -> Entry:
+    if entry is None or entry["value"] is None:
+        return Entry()
+    length = entry.get("length_ratio")
+    off = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
+    detail = f"length {times(length)}" if off else None
+    return Entry(times(entry["value"]), interval(ci(entry)), entry.get("verdict"), entry["baseline"], detail)
+
+
+def _lossless_entry(cell: Cell) -> Entry:
+    graded = cell["lossless"]
+    if graded is None and cell["claims"] == "lossless":
+        return Entry("baseline" if cell["reference"] else "not checked")
+    if graded is None:
+        return Entry("lossy by design")
+    return Entry(f"{graded['identical']:,} of {graded['items']:,}", "the same", graded["grade"], graded["against"])
+
+
+def _latency_entry(spread: Cell) -> Entry:
+    if spread["p50"] is None:
+        return Entry()
+    return Entry(seconds(spread["p50"]), f"p95 {seconds(spread['p95'])}")
+
+
+def ci(spread: Cell) -> Sequence[float] | None:
+    low, high = spread["ci_low"], spread["ci_high"]
+    return None if low is None or high is None else (low, high)
+
+
+def number(value: float | None) -> str:
+    """Two decimals for small numbers, fewer for larger ones."""
+    if value is None:
+        return NONE
+    return f"{value:,.{_digits(value)}f}"
+
+
+def _digits(value: float) -> int:
+    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+
+
+def interval(bounds: Sequence[float] | None, scale: float = 1.0, digits: int | None = None) -> str | None:
+    if bounds is None:
+        return None
+    low, high = (bound * scale for bound in bounds)
+    places = _digits(high) if digits is None else digits
+    return f"[{low:,.{places}f}, {high:,.{places}f}]".replace("-", "−")
+
+
+def times(value: float | None) -> str:
+    return NONE if value is None else f"×{number(value)}"
+
+
+def points(difference: float | None) -> str:
+    return NONE if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return NONE
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
+
+
+def memory(value: float | None) -> str:
+    if value is None:
+        return NONE
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{number(value) if unit != 'B' else f'{value:.0f}'} {unit}"
+        value /= 1024
+    return f"{number(value)} GiB"

@@ -1,0 +1,381 @@
+"""What people look at: complete, escaped, the same every time, and nothing in it that reaches for the network."""
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtbench.display import DEMONSTRATION
+from mtbench.report import write_report
+from mtbench.results import assemble
+from mtbench.rundir import RunDirectory
+from mtbench.sentences import summary
+from mtbench.viewer import split
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture
+def run(small_run: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of the run to do with as one likes."""
+    return RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+
+
+@pytest.fixture(scope="module")
+def reported(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run with its report."""
+    copied = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("reported") / "run")))
+    write_report(copied, copied.read_json("results.json"))
+    return copied
+
+
+class Page(HTMLParser):
+    """A page taken apart: its elements, its text, its embedded data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.data = ""
+        self._open = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "wbr":
+            self.texts.append("\0")
+        self._open = "data" if dict(attrs).get("type") == "application/json" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open == "data":
+            self.data += data
+        elif self._open not in ("script", "style"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(" *\0 *", "", " ".join(" ".join(self.texts).split()))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(run: RunDirectory) -> Page:
+    return Page((run.path / "report.html").read_text())
+
+
+def files_of(run: RunDirectory) -> dict[str, bytes]:
+    made = [run.path / "report.md", run.path / "report.html", *run.path.glob("tables/*"), *run.path.glob("figures/*")]
+    return {str(file.relative_to(run.path)): file.read_bytes() for file in made}
+
+
+def test_every_arm_of_every_group_is_in_the_page_and_in_the_markdown(reported: RunDirectory) -> None:
+    """One row per cell in the main tables of both, and every section once."""
+    page, markdown = page_of(reported), (reported.path / "report.md").read_text()
+    cells = reported.read_json("results.json")["cells"]
+    for arm in {cell["arm"] for cell in cells}:
+        assert page.text.count(arm) >= 4
+    first_tables = [part.split("###")[0] for part in markdown.split("\n## ")[1:] if ", batch size " in part]
+    rows = [line for part in first_tables for line in part.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert len(rows) == len(cells)
+    assert len(first_tables) == 4
+
+
+def test_the_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
+    """A page made from the embedded family says what it is, first thing; so do the files that leave it."""
+    html = (reported.path / "report.html").read_text()
+    assert f"<title>{DEMONSTRATION}</title>" in html
+    assert f"<h1>{DEMONSTRATION}</h1>" in html
+    assert (reported.path / "report.md").read_text().startswith(f"# {DEMONSTRATION}\n")
+    assert DEMONSTRATION in (reported.path / "tables/arithmetic.b1.tex").read_text()
+    for figure in ("frontier", "commits", "factors"):
+        assert DEMONSTRATION in (reported.path / f"figures/arithmetic.b1.{figure}.svg").read_text()
+
+
+def test_a_family_for_any_task_is_not_a_demonstration(run: RunDirectory) -> None:
+    """The title is there for what it is true of only."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["demonstration"] = False
+    write_report(run, results)
+    assert not any(DEMONSTRATION.encode() in data for data in files_of(run).values())
+
+
+def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
+    """Page, row, table and figure of a simulated cell say so."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell |= {"demonstration": False, "simulated": "random weights"}
+    write_report(run, results)
+    page = page_of(run)
+    assert page.text.startswith("Simulated")
+    assert page.text.count("Simulated: random weights.") == len(results["cells"])
+    assert "Simulated" in (run.path / "figures/arithmetic.b1.commits.svg").read_text()
+
+
+def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
+    """The vocabulary is full of closing script tags; the page has its own scripts only, and the texts are whole."""
+    page = page_of(reported)
+    assert [s.get("type") for s in page.all("script")] == ["application/json", None]
+    assert not page.all("b")
+    data = json.loads(page.data)
+    answers = [a for g in data["groups"] for i in g["items"] for a in i["answers"]]
+    assert any("</script><script>broken=1</script>" in "".join(a["pieces"]) for a in answers)
+
+
+def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:
+    """What the viewer shows, shaded by forwards, is what was generated."""
+    for group in json.loads(page_of(reported).data)["groups"]:
+        cells = [c for c in reported.read_json("results.json")["cells"] if c["batch_size"] == group["batch_size"]]
+        for number, arm in enumerate(group["arms"]):
+            cell = next(c for c in cells if c["arm"] == arm["arm"] and c["suite"].startswith(group["suite"][:7]))
+            lines = {g["item"]: g for g in reported.lines(f"generations/{cell['cell']}.jsonl")}
+            for item in group["items"]:
+                answer, line = item["answers"][number], lines[item["item"]]
+                plain = [p for i, p in enumerate(answer["pieces"]) if i not in answer["special"]]
+                assert "".join(plain) == line["text"]
+                assert answer["commits"] == line["commits"]
+
+
+def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory) -> None:
+    """A report is rebuilt where the checkpoints are not: no shades, a note, no error."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], "/nowhere/at/all")
+    write_report(run, results)
+    page = page_of(run)
+    assert len(page.all("script")) == 2
+    assert "A tokenizer could not be loaded" in page.text
+    item = json.loads(page.data)["groups"][0]["items"][0]
+    lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.eager.b1.jsonl")}
+    assert item["answers"][0]["pieces"] is None
+    assert item["answers"][0]["text"] == lines[item["item"]]["text"]
+
+
+def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
+    """It is shown with the reason, as text, and the others are compared as before."""
+    failed = "arithmetic.mars-tau0.3.mars.eager.b1"
+    run.append("failures.jsonl", [{"cell": failed, "error": "out of memory at <b>batch</b> | size 1"}])
+    write_report(run, assemble(run))
+    page, markdown = page_of(run), (run.path / "report.md").read_text()
+    assert "Failed: out of memory at <b>batch</b> | size 1" in page.text
+    assert not page.all("b")
+    assert "out of memory at &lt;b>batch&lt;/b> \\| size 1" in markdown
+    assert "1 failed left out" in page.text
+
+
+def test_a_void_cell_says_why(run: RunDirectory) -> None:
+    """Other tokens in a later round: the row says it cannot be trusted, and the summary leaves it out."""
+    name = "timings/arithmetic.mars-tau0.3.mars.eager.b1.jsonl"
+    run.keep_lines(name, [t if t["identical"] is None else {**t, "identical": 0} for t in run.lines(name)])
+    write_report(run, assemble(run))
+    assert "Void, not to be trusted: tokens differ between rounds." in page_of(run).text
+    assert "1 void left out" in page_of(run).text
+
+
+def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) -> None:
+    """No accuracy, no comparison of accuracies, speeds alone in the figure, and a sentence that says so."""
+    markdown = (reported.path / "report.md").read_text()
+    section = next(
+        part for part in markdown.split("\n## ") if part.startswith("prompts:my prompts.jsonl, batch size 1")
+    )
+    assert "Nothing was scored" in section
+    assert "Accuracy, compared" not in section
+    assert "Speed of each arm" in (reported.path / "figures/prompts_my_prompts_jsonl.b1.frontier.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "accuracies", "says"),
+    [
+        (
+            ("faster", "faster"),
+            ("not worse", "worse than margin"),
+            "both arms are faster than ar@mars/eager on the same checkpoint: 1.40 to 1.80 times as fast. "
+            "1 of them keeps accuracy within 2 points of the baseline's: mars@mars/eager, "
+            "1.40 [1.30, 1.50] times as fast with 75.0% right against 50.0%, at 1.00 tokens per forward.",
+        ),
+        (
+            ("faster", "faster"),
+            ("not worse", "not worse"),
+            "Both keep accuracy within 2 points of the baseline's, the fastest of which is mars:tau=0.3@mars/eager, "
+            "1.80 [1.70, 1.90] times as fast with",
+        ),
+        (
+            ("same", "faster"),
+            ("not worse", "worse by less than the margin"),
+            "1 of 2 arms is faster than ar@mars/eager on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
+            "It keeps accuracy within 2 points of the baseline's: 75.0% right against 50.0%, at ",
+        ),
+        (
+            ("slower", "faster"),
+            ("not worse", "inconclusive, needs n ≈ 900"),
+            "1 of 2 arms is faster than ar@mars/eager on the same checkpoint: 1.80 [1.70, 1.90] times as fast, and 1 "
+            "is slower. It is not shown to keep accuracy within 2 points of the baseline's on the same items, so "
+            "speed alone recommends nothing.",
+        ),
+        (
+            ("inconclusive: 3 blocks, 6 needed", "inconclusive: 3 blocks, 6 needed"),
+            ("not worse", "inconclusive"),
+            "none of 2 arms is shown to be faster than ar@mars/eager on the same checkpoint (3 blocks, 6 needed). "
+            "Accuracy goes from 50.0% to 75.0%; 1 arm is shown to stay within 2 points",
+        ),
+    ],
+)
+def test_the_summary_says_what_the_verdicts_say(
+    run: RunDirectory, speeds: tuple[str, str], accuracies: tuple[str, str], says: str
+) -> None:
+    """Only what is faster by its verdict is called faster, and only with its accuracy kept is it put forward."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    for cell in cells[:2]:
+        cell["accuracy"]["value"] = 0.5
+    own = {}
+    for cell, value, speed, accuracy in zip(cells[2:], (1.4, 1.8), speeds, accuracies, strict=True):
+        cell["accuracy"]["value"] = 0.75
+        own[cell["arm"]] = cell["speedup"][-1] | {"baseline": "ar@mars/eager", "verdict": speed, "value": value}
+        own[cell["arm"]] |= {"ci_low": value - 0.1, "ci_high": value + 0.1}
+        cell["accuracy_vs"] = [{"baseline": "ar@mars/eager", "verdict": accuracy}]
+    assert says in " ".join(summary(cells, own, "arithmetic", 2, 0.02))
+
+
+def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
+    """One arm, nothing to compare with: a page all the same."""
+    results = run.read_json("results.json")
+    results["cells"] = [c | {"speedup": [], "accuracy_vs": [], "agreement": []} for c in results["cells"][:1]]
+    plan = run.read_json("plan.json")
+    plan["groups"] = [plan["groups"][0] | {"cells": [results["cells"][0]["cell"]]}]
+    run.write_json("plan.json", plan)
+    write_report(run, results)
+    assert "no arm can be compared" in page_of(run).text
+
+
+NULLABLE = {
+    **dict.fromkeys(("accuracy", "tokens_per_forward", "tokens_per_forward_ci", "tokens", "wall_s", "prefill_s")),
+    **dict.fromkeys(("decode_s", "device_s", "host_gap_s", "peak_memory_bytes", "energy_j", "lossless", "kv_bytes")),
+    **dict.fromkeys(("positions_fed_per_token", "positions_fed_per_forward", "draft_forwards", "repeated_identical")),
+    **dict.fromkeys(("dtype", "device", "roofline_fraction", "parts", "simulated", "error")),
+    "commit_histogram": {},
+    "tokens_per_s": {"value": None, "ci_low": None, "ci_high": None},
+    "decode_tokens_per_s": {"value": None},
+    "ttft_s": {"p50": None, "p95": None},
+    "commit_latency_s": {"p50": None, "p95": None},
+}
+
+
+def hollow(entry: dict[str, Any]) -> dict[str, Any]:
+    """A comparison in which nothing could be measured."""
+    kept = ("baseline", "verdict", "gained", "lost", "n", "margin", "items", "identical")
+    return {key: value if key in kept else None for key, value in entry.items()}
+
+
+@pytest.mark.parametrize("where", ["each in another arm", "all in one arm", "all in all arms"])
+def test_whatever_was_not_measured_is_a_dash(run: RunDirectory, where: str) -> None:
+    """Every value that may be null, scattered, heaped and everywhere: a page without None or NaN."""
+    results = run.read_json("results.json")
+    cells = results["cells"]
+    names = [*NULLABLE, "speedup", "accuracy_vs"]
+    for number, name in enumerate(names):
+        chosen = {"each in another arm": [cells[number % len(cells)]], "all in one arm": [cells[2]]}.get(where, cells)
+        for cell in chosen:
+            cell[name] = NULLABLE[name] if name in NULLABLE else [hollow(entry) for entry in cell[name]]
+    write_report(run, results)
+    assert not re.search(r"\b(None|nan|NaN|inf)\b", page_of(run).text + (run.path / "report.md").read_text())
+
+
+def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory) -> None:
+    """From results.json and the generations alone, however often."""
+    write_report(run, run.read_json("results.json"))
+    before = files_of(run)
+    for file in before:
+        (run.path / file).unlink()
+    write_report(run, run.read_json("results.json"))
+    assert files_of(run) == before
+    assert len(before) == 2 + 4 + 4 * 3 * 2
+
+
+def test_the_page_is_one_file(reported: RunDirectory) -> None:
+    """Nothing is loaded, from anywhere."""
+    html = (reported.path / "report.html").read_text()
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "@import" not in html
+    for tag, attributes in page_of(reported).elements:
+        for name in ("src", "href", "srcset", "data", "action"):
+            value = attributes.get(name) or "#"
+            assert value.startswith("#") or value == "data:,", (tag, name, value)
+
+
+def test_the_page_can_be_read_without_seeing_it(reported: RunDirectory) -> None:
+    """A language, headings in order, scopes on table heads, words for every figure, ids that occur once."""
+    page = page_of(reported)
+    assert page.all("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all(th.get("scope") in ("row", "col") for th in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    for svg in page.all("svg"):
+        assert svg["aria-labelledby"] in ids
+
+
+def test_tokens_that_share_a_letter_are_shown_together() -> None:
+    """A letter split over several tokens appears with the last of them; broken bytes appear as what they are."""
+    parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff", 4: b" b"}
+
+    def decode(ids: Any) -> str:
+        return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+    assert split([0, 1, 2, 4], decode) == ["a", "", "é", " b"]
+    for ids in ([], [1], [3, 3, 3, 3, 3, 3, 0], [0, 1, 0, 1, 2], [1, 1, 2, 3, 4]):
+        assert "".join(split(ids, decode)) == decode(ids)
+        assert len(split(ids, decode)) == len(ids)
+
+
+def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
+    """No error, no request, and the buttons and lists do what they say, from the keyboard too."""
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser_path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    url = (reported.path / "report.html").resolve().as_uri()
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 400, "height": 900})
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: wrong.append(request.url) if request.url not in (url, "data:,") else None)
+        page.goto(url)
+        assert page.evaluate("document.documentElement.scrollWidth") == 400
+        assert page.evaluate("typeof broken") == "undefined"
+        item, status = page.locator("#viewer-item"), page.locator("#viewer-status")
+        assert page.locator(".answer").count() == 4
+        first = status.inner_text()
+        assert page.locator("#viewer-previous").is_disabled()
+        page.locator("#viewer-next").focus()
+        page.keyboard.press("Enter")
+        second = status.inner_text()
+        assert second != first
+        page.locator("#viewer-previous").click()
+        assert status.inner_text() == first
+        item.select_option(index=1)
+        assert status.inner_text() == second
+        page.locator("#viewer-group").select_option(index=0)
+        page.locator("#viewer-arms-box summary").click()
+        page.locator("#viewer-arms input").first.uncheck()
+        assert page.locator(".answer").count() == 3
+        data = json.loads(page_of(reported).data)
+        shown = page.locator(".answer .text").first.inner_text()
+        assert "</script><script>broken=1</script>" in "".join(data["groups"][0]["items"][1]["answers"][1]["pieces"])
+        assert "</script>" in shown
+        assert page.locator(".answer .text .f").count() > 0
+        browser.close()
+    assert wrong == []

@@ -1,0 +1,63 @@
+"""The formats on disk: what a run writes is what the schemas that ship with mtbench say."""
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from mtbench.rundir import RunDirectory
+
+KINDS = ("generation", "timing", "plan", "results")
+
+
+def validator(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text()))
+
+
+def never(constant: str) -> Any:
+    raise AssertionError(f"{constant} in a file of the run")
+
+
+def documents(run: RunDirectory, kind: str) -> Iterator[Any]:
+    """Every document of a kind, read by a parser that knows no NaN."""
+    if kind in ("plan", "results"):
+        yield json.loads((run.path / f"{kind}.json").read_text(), parse_constant=never)
+    for file in sorted((run.path / f"{kind}s").glob("*.jsonl")):
+        for line in file.read_text().splitlines():
+            yield json.loads(line, parse_constant=never)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_schemas_are_themselves_valid(kind: str) -> None:
+    """Each schema is one by draft 2020-12."""
+    Draft202012Validator.check_schema(validator(kind).schema)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_as_the_schemas_say(small_run: RunDirectory, kind: str) -> None:
+    """All that a real run wrote, the unscored suite and what could not be measured included, passes."""
+    found = list(documents(small_run, kind))
+    assert found
+    for document in found:
+        validator(kind).validate(document)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_key_may_be_missing(small_run: RunDirectory, kind: str) -> None:
+    """Every key that a schema names at the top is required, so a renamed one is noticed."""
+    document = next(documents(small_run, kind))
+    check = validator(kind)
+    assert isinstance(check.schema, dict)
+    for key in check.schema["properties"]:
+        assert not check.is_valid({k: v for k, v in document.items() if k != key}), key
+
+
+def test_what_may_be_null_and_what_not(small_run: RunDirectory) -> None:
+    """A line without its token ids is refused, as are no forwards; an engine that hides its counts is not."""
+    line = next(documents(small_run, "generation"))
+    assert not validator("generation").is_valid({**line, "token_ids": None})
+    assert not validator("generation").is_valid({**line, "forwards": 0})
+    assert validator("generation").is_valid({**line, "forwards": None, "commits": None, "positions_fed": None})
