@@ -84,7 +84,7 @@ def measure(lab: Lab, plan: Plan, group_index: int, rounds: int, seed: int) -> d
     """Every contestant on every block, in random order; outcomes by block, the mean wall over rounds."""
     group, suite = plan.groups[group_index], plan.suites[0]
     cells = {c.arm: c for c in map(plan.cell, group.cells)}
-    lane = lab.lane(cells["ar@ar/eager"].checkpoints["ar"])
+    lane = lab.lanes_of(cells["ar@ar/eager"]).target
     hf = AutoModelForCausalLM.from_pretrained(lane.checkpoint.source, dtype=torch.float32).eval()
     contestants: dict[str, Callable[[list[list[int]]], Outcome]] = {
         "generate": lambda p: transformers_generate(hf, lane, p, suite.max_new_tokens)
@@ -116,63 +116,68 @@ def totals(outcomes: Sequence[Outcome]) -> Totals:
     return Totals(row_slots=slots, **{name: sum(getattr(t, name) for t in timings) for name in names})
 
 
+def probed_forward_time(lane: Lane, found: dict[str, list[Outcome]], rows: int) -> float:
+    """The factor "forward time" of MARS over AR from isolated forwards, replayed in turn."""
+    judged = {"ar@mars/eager": 1, "mars:tau=0.95@mars/eager": 4}
+    seconds, forwards = dict.fromkeys(judged, 0.0), dict.fromkeys(judged, 0)
+    for outcomes in zip(*(found[arm] for arm in judged), strict=True):
+        for arm, outcome in zip(judged, outcomes, strict=True):
+            seconds[arm] += probe(lane, rows, outcome["shapes"], judged[arm])
+            forwards[arm] += len(outcome["shapes"])
+    reference, arm = (seconds[name] / forwards[name] for name in judged)
+    return reference / arm
+
+
+def same_tokens(found: dict[str, list[Outcome]]) -> tuple[int, int]:
+    """Answers on which `generate` and `ar` agree, and how many there are."""
+    pairs = zip(found["generate"], found["ar@ar/eager"], strict=True)
+    same = [a == b for x, y in pairs for a, b in zip(x["tokens"], y["tokens"], strict=True)]
+    return sum(same), len(same)
+
+
+def benchmark(size: int, blocks: int, rounds: int) -> dict[str, Any]:
+    """One batch size; prints its figures and returns them."""
+    plan = make_plan(Request(method=ARMS, batch_size=(size,), limit=size * blocks))
+    lab = Lab(plan.request)
+    found = measure(lab, plan, 0, rounds, seed=size)
+    walls = {name: wall(outcomes, blocks) for name, outcomes in found.items()}
+    over_generate = ratio_of_totals([walls["generate"]], [walls["ar@ar/eager"]])
+    speedup = ratio_of_totals([walls["ar@mars/eager"]], [walls["mars:tau=0.95@mars/eager"]])
+    where = factors(totals(found["mars:tau=0.95@mars/eager"]), totals(found["ar@mars/eager"]))
+    assert where is not None
+    assert speedup.value is not None
+    probed = probed_forward_time(lab.lanes_of(plan.cells[1]).target, found, size)
+    same, answers = same_tokens(found)
+    per_token = speedup.value / where.tokens_per_forward
+    print(f"batch size {size}, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
+    print(f"  ar over transformers' generate {show(over_generate)}; same tokens on {same} of {answers}")
+    print(f"  mars:tau=0.95 over ar:on=mars  {show(speedup)}")
+    print(f"    tokens per forward {where.tokens_per_forward:.3f}; speedup / tokens per forward {per_token:.3f}")
+    print("    factors:", ", ".join(f"{name} {value:.3f}" for name, value in where._asdict().items()))
+    off = where.forward_time / probed - 1
+    print(f"    forward time: loop {where.forward_time:.4f}, probe {probed:.4f}, {off:+.1%} apart")
+    return {
+        "ar_over_generate": over_generate._asdict(),
+        "mars_over_ar": speedup._asdict(),
+        "factors": where._asdict(),
+        "forward_time_probed": probed,
+        "same_tokens": [same, answers],
+    }
+
+
 def show(ratio: Ratio) -> str:
-    low, high = ratio.ci_low or float("nan"), ratio.ci_high or float("nan")
-    return f"{ratio.value:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{ratio.value:.3f} [{ratio.ci_low:.3f}, {ratio.ci_high:.3f}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--blocks", type=int, default=24, help="at least 6")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    written = {}
-    for size in (1, 8):
-        plan = make_plan(Request(method=ARMS, batch_size=(size,), limit=size * asked.blocks))
-        lab = Lab(plan.request)
-        found = measure(lab, plan, 0, asked.rounds, seed=size)
-        blocks = len(plan.groups[0].blocks)
-        hf, ar, ar_mars, mars = (wall(o, blocks) for o in found.values())
-        same = sum(
-            a == b
-            for x, y in zip(found["generate"], found["ar@ar/eager"], strict=True)
-            for a, b in zip(x["tokens"], y["tokens"], strict=True)
-        )  # noqa: E501
-        count = sum(len(o["tokens"]) for o in found["generate"])
-        t0, t = totals(found["ar@mars/eager"]), totals(found["mars:tau=0.95@mars/eager"])
-        where = factors(t, t0)
-        assert where is not None
-        lane, rows = lab.lane(plan.cells[1].checkpoints["mars"]), size
-        seconds = {"ar@mars/eager": 0.0, "mars:tau=0.95@mars/eager": 0.0}
-        for outcomes in zip(*(found[name] for name in seconds), strict=True):
-            for (name, judged), outcome in zip(
-                (("ar@mars/eager", 1), ("mars:tau=0.95@mars/eager", 4)), outcomes, strict=True
-            ):  # noqa: E501
-                seconds[name] += probe(lane, rows, outcome["shapes"], judged)
-        probed = (seconds["ar@mars/eager"] / t0.batch_forwards) / (
-            seconds["mars:tau=0.95@mars/eager"] / t.batch_forwards
-        )
-        speedup, over_hf = ratio_of_totals([ar_mars], [mars]), ratio_of_totals([hf], [ar])
-        print(f"batch size {size}, {blocks} blocks × {asked.rounds} rounds, {asked.threads} thread(s)")
-        print(f"  ar over transformers' generate       {show(over_hf)}   same tokens: {same}/{count}")
-        print(f"  mars:tau=0.95 over ar:on=mars        {show(speedup)}")
-        print(
-            f"    tokens per forward {where.tokens_per_forward:.3f}; speedup / that = {(speedup.value or 0) / where.tokens_per_forward:.3f} (bar at batch 1: 0.75)"
-        )  # noqa: E501
-        print(f"    factors: {', '.join(f'{k} {v:.3f}' for k, v in where._asdict().items())}")
-        print(
-            f"    forward time, from the loop {where.forward_time:.4f}, from the probe {probed:.4f}: {where.forward_time / probed - 1:+.1%} (bar: within 3 %)"
-        )  # noqa: E501
-        written[f"b{size}"] = {
-            "ar_over_generate": over_hf._asdict(),
-            "mars_over_ar": speedup._asdict(),
-            "factors": where._asdict(),
-            "forward_time_probed": probed,
-            "same_tokens": [same, count],
-        }
+    written = {f"b{size}": benchmark(size, asked.blocks, asked.rounds) for size in (1, 8)}
     if asked.json:
         asked.json.write_text(json.dumps(written, indent=1) + "\n")
 

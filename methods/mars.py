@@ -58,8 +58,9 @@ class Mars(Method):
         return Window(pending=None if self.cache == "none" else commits, guesses=commits - 1, commits=commits)
 
     def start(self, rows: Rows, lanes: Lanes) -> State:
-        masks = torch.full_like(rows.prompt_len, lanes.target.checkpoint.mask_id)
-        return {"mask": masks[:, None], "base": rows.prompt_len.clone()}
+        mask_id = lanes.target.checkpoint.mask_id
+        assert mask_id is not None, "planning refuses a checkpoint without one"
+        return {"mask": torch.full_like(rows.prompt_len, mask_id)[:, None], "base": rows.prompt_len.clone()}
 
     def base(self, state: State, rows: Rows) -> Tensor:
         return state["base"] if self.cache == "block" else rows.known

@@ -81,7 +81,6 @@ def main_table(
     cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], deployed: Mapping[str, Cell]
 ) -> Table:
     """Quality, speed and cost. own, deployed: arm -> its `speedup` entry over either baseline."""
-    baselines = {s["baseline"] for c in cells for s in c["speedup"]}
     engines = {c["arm"]: s for c in cells for s in c["speedup"] if s.get("includes_engine")}
     columns = [
         ("accuracy, %", "share of items right; the verdict is on the same items, against the arm named"),
