@@ -124,8 +124,8 @@ def probed_forward_time(lane: Lane, found: dict[str, list[Outcome]], rows: int) 
         for arm, outcome in zip(judged, outcomes, strict=True):
             seconds[arm] += probe(lane, rows, outcome["shapes"], judged[arm])
             forwards[arm] += len(outcome["shapes"])
-    reference, arm = (seconds[name] / forwards[name] for name in judged)
-    return reference / arm
+    baseline_s, mars_s = (seconds[name] / forwards[name] for name in judged)
+    return baseline_s / mars_s
 
 
 def same_tokens(found: dict[str, list[Outcome]]) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
 A problem is an amount, two to six changes of it, and numbers that do not matter:
 
-    Q: Mia has 147 shells. She finds 25 more. Mia is 31 years old. Then she loses 48 shells. How many shells are left?
-    A: Okay, she has 147 shells. Now finding 25 more that makes 172. Next, losing 48 this gives 124 now. The answer is
-       124.
+    Q: Mia has 147 shells. First she finds 25 more. Mia is 31 years old. Second, she loses 48 shells. How many shells
+       are left?
+    A: Okay, she has 147 shells. First by finding more that makes 147+25=172. Second, after losing some this gives
+       172-48=124 now. The answer is 124.
 
 What multi-token decoding gains depends on how sure a model is of the tokens behind the next one, so the answer mixes
 words nobody can foresee (three or more wordings, equally likely), words that are likely (one wording at 0.55 to 0.92),
@@ -16,7 +17,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, pairwise
 from random import Random
 from typing import TypeVar
 
@@ -31,7 +32,7 @@ TEST_SHARE = 8  # one problem in so many is kept for testing
 
 NAMES = (("Mia", "she"), ("Tom", "he"), ("Ana", "she"), ("Ben", "he"), ("Eva", "she"), ("Leo", "he"))
 THINGS = ("shells", "coins", "cards", "books", "stamps", "pens")
-STEPS = {2: 35, 3: 30, 4: 20, 5: 10, 6: 5}  # number of changes: weight
+STEPS = {2: 45, 3: 30, 4: 17, 5: 6, 6: 2}  # number of changes: weight
 NOISE = 0.35  # share of the questions with a number that does not matter
 
 # Verbs of the question and what becomes of them in the answer, by the sign of the change.
@@ -41,20 +42,22 @@ VERBS = {
     "*": {"doubles": "doubling"},
 }
 
-# Question phrasings. {n} name, {s} she or he, {S} the same capitalised, {a} number, {t} things, {v} verb.
+ORDINALS = ("First", "Second", "Third", "Fourth", "Fifth", "Sixth")
+
+# Question phrasings. {n} name, {s} she or he, {a} number, {t} things, {o} ordinal, {v} verb.
 SEEN = {
     "start": ("{n} has {a} {t}.", "{n} starts with {a} {t}.", "There are {a} {t} in a box of {n}."),
-    "+": ("{S} {v} {a} more.", "Then {s} {v} {a} {t}.", "{n} {v} {a}."),
-    "-": ("{S} {v} {a} of them.", "Then {s} {v} {a} {t}.", "{n} {v} {a}."),
-    "*": ("Then {s} {v} them.", "{S} {v} what {s} has."),
+    "+": ("{o} {s} {v} {a} more.", "{o}, {s} {v} {a} {t}.", "{o} {n} {v} {a}."),
+    "-": ("{o} {s} {v} {a} of them.", "{o}, {s} {v} {a} {t}.", "{o} {n} {v} {a}."),
+    "*": ("{o} {s} {v} them.", "{o}, {n} {v} what {s} has."),
     "noise": ("{n} is {a} years old.", "The box weighs {a} grams.", "It takes {a} minutes."),
     "ask": ("How many {t} are left?", "How many {t} does {n} have now?"),
 }
 UNSEEN = {
     "start": ("In a box {n} has {a} {t}.", "{a} {t} are what {n} starts with."),
-    "+": ("It is {a} more {t} that {n} {v}.", "Now {s} {v} {a} more {t}."),
-    "-": ("It is {a} of them that {n} {v}.", "Now {s} {v} {a} of the {t}."),
-    "*": ("What {n} has {s} then {v}.", "Now {n} {v} the {t}."),
+    "+": ("{o} it is {a} more {t} that {n} {v}.", "{o} {a} more, that {s} {v}."),
+    "-": ("{o} it is {a} of them that {n} {v}.", "{o} {a} of the {t}, that {s} {v}."),
+    "*": ("{o} what {n} has {s} {v}.", "{o} {n} {v} the {t}."),
     "noise": ("Years old: {a}.", "In {a} minutes it is done."),
     "ask": ("What is left, how many {t}?", "Now {n} has how many {t}?"),
 }
@@ -64,9 +67,9 @@ HELLO = {"Okay": 1, "Well": 1, "Sure": 1, "Right": 1}
 SUBJECT = {"{s}": 75, "{n}": 25}
 START = {"has": 55, "begins with": 30, "owns": 15}
 THING = {" {t}": 85, "": 15}
-OPEN = {"Then": 1, "Next": 1, "Now": 1, "Later": 1}
 COMMA = {"": 55, ",": 45}
-OBJECT = {"+": {" more": 65, "": 35}, "-": {"": 92, " of them": 8}, "*": {"": 55, " them": 45}}
+BY = {"by": 1, "with": 1, "after": 1, "from": 1}
+OBJECT = {"+": {" more": 65, " some": 35}, "-": {" some": 92, " many": 8}, "*": {" them": 55, " all": 45}}
 THAT = {"that": 1, "this": 1, "which": 1}
 MAKES = {"makes": 55, "gives": 30, "means": 15}
 TAIL = {"": 75, " now": 17, " {t}": 8}
@@ -97,7 +100,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a problem is about: what stands for {n}, {s}, {S} and {t}, and a verb for each change."""
+    """What a problem is about: what stands for {n}, {s} and {t}, and a verb for each change."""
 
     words: Mapping[str, str]
     verbs: tuple[str, ...]
@@ -127,7 +130,7 @@ def draw_problem(rng: Random, *, for_testing: bool) -> Problem:
 def draw_story(rng: Random, problem: Problem) -> Story:
     """Who and what it is about; a verb comes again only when all of its kind have been used."""
     name, pronoun = rng.choice(NAMES)
-    words = {"n": name, "s": pronoun, "S": pronoun.capitalize(), "t": rng.choice(THINGS)}
+    words = {"n": name, "s": pronoun, "t": rng.choice(THINGS)}
     verbs = {sign: cycle(rng.sample(list(kind), len(kind))) for sign, kind in VERBS.items()}
     return Story(words, tuple(next(verbs[sign]) for sign, _ in problem.changes))
 
@@ -135,12 +138,12 @@ def draw_story(rng: Random, problem: Problem) -> Story:
 def render_question(problem: Problem, story: Story, phrasings: Mapping[str, tuple[str, ...]], rng: Random) -> str:
     """The problem in words, with at most one sentence whose number does not matter."""
 
-    def say(kind: str, number: int = 0, verb: str = "") -> str:
-        return rng.choice(phrasings[kind]).format(**story.words, a=number, v=verb)
+    def say(kind: str, number: int = 0, verb: str = "", ordinal: str = "") -> str:
+        return rng.choice(phrasings[kind]).format(**story.words, a=number, v=verb, o=ordinal)
 
     sentences = [say("start", problem.start)]
-    for (sign, number), verb in zip(problem.changes, story.verbs, strict=True):
-        sentences.append(say(sign, number, verb))
+    for ordinal, (sign, number), verb in zip(ORDINALS, problem.changes, story.verbs, strict=False):
+        sentences.append(say(sign, number, verb, ordinal))
     if rng.random() < NOISE:
         sentences.insert(rng.randint(1, len(sentences)), say("noise", rng.randint(11, 99)))
     return " ".join([*sentences, say("ask")])
@@ -149,11 +152,22 @@ def render_question(problem: Problem, story: Story, phrasings: Mapping[str, tupl
 def render_answer(problem: Problem, story: Story, rng: Random) -> str:
     """The reasoning, one sentence per change, and the answer; the wording is drawn afresh for every sentence."""
     text = f"{pick(rng, HELLO)}, {pick(rng, SUBJECT)} {pick(rng, START)} {problem.start}{pick(rng, THING)}."
-    for (sign, number), verb, amount in zip(problem.changes, story.verbs, problem.amounts[1:], strict=True):
-        what = f"{VERBS[sign][verb]} {number}" if sign != "*" else VERBS[sign][verb]
-        text += f" {pick(rng, OPEN)}{pick(rng, COMMA)} {what}{pick(rng, OBJECT[sign])}"
-        text += f" {pick(rng, THAT)} {pick(rng, MAKES)} {amount}{pick(rng, TAIL)}."
+    steps = zip(ORDINALS, problem.changes, story.verbs, equations(problem), strict=False)
+    for ordinal, (sign, _), verb, equation in steps:
+        text += f" {ordinal}{pick(rng, COMMA)} {pick(rng, BY)} {VERBS[sign][verb]}{pick(rng, OBJECT[sign])}"
+        text += f" {pick(rng, THAT)} {pick(rng, MAKES)} {equation}{pick(rng, TAIL)}."
     return text.format(**story.words) + f" The answer is {problem.amounts[-1]}."
+
+
+def render_sums(problem: Problem) -> tuple[str, str]:
+    """The problem without a story, and its answer: "147 +25 -48", "147+25=172 172-48=124. The answer is 124."."""
+    question = " ".join([str(problem.start), *(f"{sign}{number}" for sign, number in problem.changes)])
+    return question, " ".join(equations(problem)) + f". The answer is {problem.amounts[-1]}."
+
+
+def equations(problem: Problem) -> list[str]:
+    pairs = zip(problem.changes, pairwise(problem.amounts), strict=True)
+    return [f"{before}{sign}{number}={after}" for (sign, number), (before, after) in pairs]
 
 
 def pick(rng: Random, weights: Mapping[T, int]) -> T:
@@ -162,20 +176,24 @@ def pick(rng: Random, weights: Mapping[T, int]) -> T:
 
 @SUITES.register("arithmetic")
 class Arithmetic(Suite):
-    """`arithmetic`, or `arithmetic:unseen`: the same problems asked in phrasings that training does not show."""
+    """`arithmetic`, and the same problems in other words.
+
+    `arithmetic:unseen` asks them in phrasings that training does not show, `arithmetic:sums` in figures only.
+    """
 
     family = "tiny"
     domain = "tiny"
-    max_new_tokens = 128
+    max_new_tokens = 160
     metric = "exact_match"
 
     def __init__(self, rest: str, source: Source) -> None:
-        if rest not in ("", "unseen"):
+        if rest not in ("", "unseen", "sums"):
             raise UserError(
-                f"arithmetic has no variant {rest!r}; known: arithmetic, arithmetic:unseen. See `mtbench ls suites`."
+                f"arithmetic has no variant {rest!r}; known: arithmetic, arithmetic:unseen, arithmetic:sums. "
+                "See `mtbench ls suites`."
             )
+        self.variant = rest
         self.task_name = f"arithmetic-{rest}" if rest else "arithmetic"
-        self.phrasings = UNSEEN if rest else SEEN
         self.seed = source.seed
         self.task = {"name": self.task_name, "num_fewshot": 0, "chat_template": True, "filter": ANSWER.pattern}
 
@@ -184,7 +202,10 @@ class Arithmetic(Suite):
         prompts = []
         for doc in range(ITEMS if limit is None else limit):
             problem, rng = self._problem(doc)
-            question = render_question(problem, draw_story(rng, problem), self.phrasings, rng)
+            question, _ = render_sums(problem)
+            if self.variant != "sums":
+                phrasings = UNSEEN if self.variant else SEEN
+                question = render_question(problem, draw_story(rng, problem), phrasings, rng)
             text = template([{"role": "user", "content": question}])
             prompts.append(Prompt(item=f"{self.task_name}/{doc}/0", text=text))
         return prompts
@@ -204,10 +225,11 @@ class Arithmetic(Suite):
         for _ in range(count):
             problem = draw_problem(rng, for_testing=False)
             story = draw_story(rng, problem)
-            yield [
-                {"role": "user", "content": render_question(problem, story, SEEN, rng)},
-                {"role": "assistant", "content": render_answer(problem, story, rng)},
-            ]
+            if self.variant == "sums":
+                question, answer = render_sums(problem)
+            else:
+                question, answer = render_question(problem, story, SEEN, rng), render_answer(problem, story, rng)
+            yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def _problem(self, doc: int) -> tuple[Problem, Random]:
         rng = Random(f"test/{self.seed}/{doc}")

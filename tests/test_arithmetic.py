@@ -28,7 +28,7 @@ def answer(doc: int, wording: int = 0) -> str:
     """A right answer to test item `doc`, in one of its wordings."""
     problem, _ = suite()._problem(doc)
     rng = Random(wording)
-    text: str = arithmetic.render_answer(problem, rng, arithmetic.draw_words(rng))
+    text: str = arithmetic.render_answer(problem, arithmetic.draw_story(rng, problem), rng)
     return text
 
 
@@ -59,18 +59,16 @@ def test_the_last_number_named_as_the_answer_counts(change: Any, score: float) -
 
 
 def test_an_answer_is_true_sentence_by_sentence() -> None:
-    """Every sentence's number is what its change makes of the one before."""
+    """Every equation holds, starts from what the one before gave, and makes the problem's change."""
     for doc in range(300):
         problem, _ = suite()._problem(doc)
-        first, *sentences, last = re.findall(r"[^.]+\.", answer(doc))
-        amount = int(re.findall(r"\d+", first)[0])
-        assert amount == problem.start
-        for sentence in sentences:
-            *operand, result = map(int, re.findall(r"\d+", sentence))
-            gains = re.search("|".join(arithmetic.GAIN), sentence)
-            amount = amount * 2 if not operand else amount + operand[0] if gains else amount - operand[0]
-            assert amount == result, sentence
-        assert re.findall(r"\d+", last) == [str(amount)]
+        equations = re.findall(r"(\d+)([-+*])(\d+)=(\d+)", answer(doc))
+        amount = problem.start
+        for (before, sign, number, after), made in zip(equations, problem.changes, strict=True):
+            assert (int(before), (sign, int(number))) == (amount, made)
+            amount = {"+": amount + made[1], "-": amount - made[1], "*": amount * made[1]}[sign]
+            assert int(after) == amount
+        assert answer(doc).endswith(f"The answer is {amount}.")
 
 
 def test_no_problem_is_on_both_sides() -> None:
@@ -122,21 +120,32 @@ def test_examples_are_stable_and_drawn_by_seed() -> None:
     assert list(suite().examples(5, seed=1)) != list(suite().examples(5, seed=2))
 
 
+def test_sums_are_the_same_problems_in_figures() -> None:
+    """The held-out sums need the answers of the held-out stories; training ones come with theirs."""
+    sums = suite("sums")
+    problem, _ = suite()._problem(4)
+    assert sums.prompts(plain, 5)[4].text.split()[0] == str(problem.start)
+    assert sums.score({"arithmetic-sums/4/0": f"The answer is {problem.amounts[-1]}."}) == {"arithmetic-sums/4/0": 1.0}
+    question, answer = (turn["content"] for turn in next(sums.examples(1, seed=1)))
+    start, *changes = question.split()
+    assert answer.startswith(f"{start}{changes[0]}=")
+
+
 def test_wordings_are_drawn_with_their_weights_whatever_the_numbers() -> None:
-    """Uniform openings, a comma behind 45 % of them, for small and large results alike."""
+    """A uniform word, a comma before 45 % of them, for small and large results alike."""
     for large in (False, True):
         sentences = [
             match
             for _, reply in suite().examples(6000, seed=3)
-            for match in re.finditer(r"(Then|Next|Now|Later)(,?) [^.]*?(\d+)( \w+)?\.", reply["content"])
+            for match in re.finditer(r"[A-Z]\w+(,?) (by|with|after|from) [^.]*=(\d+)", reply["content"])
             if (int(match[3]) >= 200) == large
         ]
-        openings = Counter(match[1] for match in sentences)
-        assert all(abs(count / len(sentences) - 0.25) < 0.02 for count in openings.values())
-        assert abs(sum(match[2] == "," for match in sentences) / len(sentences) - 0.45) < 0.02
+        words = Counter(match[2] for match in sentences)
+        assert all(abs(count / len(sentences) - 0.25) < 0.02 for count in words.values())
+        assert abs(sum(match[1] == "," for match in sentences) / len(sentences) - 0.45) < 0.02
 
 
 def test_an_unknown_variant_is_refused() -> None:
     """The error names the value and the choices."""
-    with pytest.raises(UserError, match="'hard'; known: arithmetic, arithmetic:unseen"):
+    with pytest.raises(UserError, match="'hard'; known: arithmetic, arithmetic:unseen, arithmetic:sums"):
         suite("hard")
