@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mtbench.decoding import Batch, Timing
-from mtbench.generate import Lab, method_of
+from mtbench.lab import Lab, method_of
 from mtbench.lane import Feed, Lane
 from mtbench.plan import Cell, Plan, Request, make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals

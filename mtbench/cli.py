@@ -97,7 +97,7 @@ def run(
     json_to: JsonOption = None,
 ) -> None:
     """Plan, generate, score and report: a comparison of arms, from prompts to a page."""
-    from mtbench.generate import resolve_device
+    from mtbench.lab import resolve_device
 
     request = _request(ctx.params)
     resolve_device(request.device)

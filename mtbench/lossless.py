@@ -10,23 +10,21 @@ or within ε of it. That is independent of how one flipped near-tie changes ever
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtbench.decoding import PREFILL_CHUNK
 from mtbench.errors import first_line
+from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
 from mtbench.plan import Cell
 from mtbench.rundir import RunDirectory
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
-if TYPE_CHECKING:
-    from mtbench.generate import Lab
 
-
-def check(run: RunDirectory, cell: Cell, lab: "Lab", note: Callable[[str], None]) -> None:
+def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) -> None:
     """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once."""
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")

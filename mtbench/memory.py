@@ -9,7 +9,12 @@ import multiprocessing.connection
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
+
+from mtbench.decoding import decode
+from mtbench.lab import Lab, method_of
 from mtbench.plan import Plan
 from mtbench.rundir import RunDirectory
 
@@ -22,7 +27,7 @@ def measure(run: RunDirectory, plan: Plan, device: str, failed: set[str], note: 
         return
     note(f"peak memory: an untimed pass for {len(todo)} cells")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mtbench.generate"])
+    context.set_forkserver_preload(["mtbench.memory"])
     for cell in todo:
         receive, send = context.Pipe(duplex=False)
         child = context.Process(target=_pass, args=(str(run.path), cell, device, send))
@@ -38,13 +43,6 @@ def measure(run: RunDirectory, plan: Plan, device: str, failed: set[str], note: 
 
 def _pass(directory: str, name: str, device: str, send: multiprocessing.connection.Connection) -> None:
     """In the child: decode the cell's first block and send the peak."""
-    from pathlib import Path
-
-    import torch
-
-    from mtbench.decoding import decode
-    from mtbench.generate import Lab, method_of
-
     plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
     cell = plan.cell(name)
     group = next(g for g in plan.groups if name in g.cells)
