@@ -207,7 +207,8 @@ class Batch:
             ids = torch.cat((ids, guess), 1)
             positions = torch.cat((slots, places if window.offset is None else base + window.offset), 1)
             slots = torch.cat((slots, places), 1)
-        return ids, Feed(slots, positions, rows.base, view, self.method.visible, window.sees)
+        full = self.tight and not guesses and len(self.prompts) == 1
+        return ids, Feed(slots, positions, rows.base, view, full, self.method.visible, window.sees)
 
     def _commit(self, commit: Commit) -> None:
         """Cut at end token and budget, write the tokens, move the cursors."""

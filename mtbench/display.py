@@ -115,11 +115,11 @@ def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
             show_lines=True,
             padding=(0, 1, 0, 0),
         )
-        table.add_column("arm", overflow="fold", min_width=17)
+        table.add_column("arm", overflow="fold", min_width=14)
         headings = ["accuracy, %", "tokens per\nforward", "tokens/s", "speedup,\nsame model", "speedup,\ndeployed"]
         for heading in headings[: None if width >= WIDE else -1]:
             table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("lossless", no_wrap=True)
+        table.add_column("lossless", min_width=8)
         for cell in cells:
             marks = "".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]])
             *row, deployed, grade = _row(cell, marks)

@@ -41,6 +41,7 @@ class Feed:
     positions: Tensor  # (R, W)
     base: Tensor  # (R,)
     view: int
+    view_is_full: bool = False  # every slot in view holds a decided token
     visible: Visible = causal
     sees: Tensor | None = None  # (G, G) bool
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
@@ -62,8 +63,13 @@ class Feed:
         mask[:, -guesses:] = torch.where(is_guess, self.sees[:, guess].transpose(0, 1), mask[:, -guesses:])
         return mask if sliding_window is None else mask & (position > query - sliding_window)
 
-    def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
-        """The mask as an additive term for `group` query heads folded into the query axis: (R, 1, group·W, V)."""
+    def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """The mask as an additive term for `group` query heads folded into the query axis: (R, 1, group·W, V).
+
+        None where nothing is hidden: one row's last position sees all that is in view.
+        """
+        if self.slots.numel() == 1 and self.view_is_full and sliding_window is None:
+            return None
         key = (group, sliding_window)
         if key not in self._biases:
             mask = self.mask(sliding_window)
@@ -97,7 +103,8 @@ def windowed_attention(
         out = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
     else:  # Gemma 2: scores are squashed before the mask, which the fused kernel cannot do
         scores = query @ key.transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
-        out = (torch.tanh(scores / softcap) * softcap + bias).softmax(-1) @ value
+        scores = torch.tanh(scores / softcap) * softcap
+        out = (scores if bias is None else scores + bias).softmax(-1) @ value
     return out.reshape(rows, heads, width, -1).transpose(1, 2), None
 
 

@@ -46,5 +46,7 @@ def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> Tensor:
     """
     column = torch.arange(tokens.shape[1], device=tokens.device)
     offered = column < torch.minimum(count, room)[:, None]
+    if tokens.shape[1] == 1:
+        return offered  # nothing stands behind an only token
     end = ends[tokens] & offered
     return offered & (end.long().cumsum(1) - end.long() == 0)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mtbench.errors import UserError
@@ -228,30 +229,33 @@ def fit(model: Any, objective: Objective, data: Data, settings: Settings, tokeni
         return batch._asdict()
 
     steps = math.ceil(math.ceil(len(data.examples) / settings.batch_size) * settings.epochs)
-    trainer = ObjectiveTrainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir="unused",
-            per_device_train_batch_size=settings.batch_size,
-            learning_rate=settings.learning_rate,
-            lr_scheduler_type="cosine",
-            warmup_steps=math.ceil(settings.warmup * steps),
-            max_steps=steps,
-            optim="adamw_torch",
-            seed=settings.seed,
-            train_sampling_strategy="random",  # batches of one length hold problems of one size: that learns far slower
-            remove_unused_columns=False,
-            save_strategy="no",
-            report_to="none",
-            use_cache=True,  # what the checkpoint's config will say; the objectives ask for none
-            logging_steps=max(1, min(50, steps // 20)),
-            use_cpu=not torch.cuda.is_available(),
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=[example._asdict() for example in data.examples],
-        data_collator=collator,
-    )
-    result = trainer.train()
+    with TemporaryDirectory() as scratch:  # a Trainer wants a folder, even to write nothing
+        trainer = ObjectiveTrainer(
+            model=model,
+            args=TrainingArguments(
+                output_dir=scratch,
+                per_device_train_batch_size=settings.batch_size,
+                learning_rate=settings.learning_rate,
+                lr_scheduler_type="cosine",
+                warmup_steps=math.ceil(settings.warmup * steps),
+                max_steps=steps,
+                optim="adamw_torch",
+                seed=settings.seed,
+                # Not by length, as the paper: batches of one length hold problems of one size, and small models
+                # learn far slower from them.
+                train_sampling_strategy="random",
+                remove_unused_columns=False,
+                save_strategy="no",
+                report_to="none",
+                use_cache=True,  # what the checkpoint's config will say; the objectives ask for none
+                logging_steps=max(1, min(50, steps // 20)),
+                use_cpu=not torch.cuda.is_available(),
+                dataloader_pin_memory=False,
+            ),
+            train_dataset=[example._asdict() for example in data.examples],
+            data_collator=collator,
+        )
+        result = trainer.train()
     last = trainer.state.log_history[-2] if len(trainer.state.log_history) > 1 else {}
     return {
         "steps": result.global_step,

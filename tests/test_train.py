@@ -126,11 +126,13 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     [("ar", 1, {"loss", "loss_ar"}), ("mars", 4, {"loss", "loss_ar", "loss_mask"})],
 )
 def test_training_changes_the_weights_and_tells_how(
-    base: Path, tmp_path: Path, objective: str, block_size: int, parts: set[str]
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str, block_size: int, parts: set[str]
 ) -> None:
     """A complete Hugging Face checkpoint in bf16, with a record of objective, data, base, versions and tokens."""
     settings = Settings(learning_rate=1e-2, epochs=1, batch_size=4)
+    monkeypatch.chdir(tmp_path)
     out = train(objective, str(base), "arithmetic", 16, settings, tmp_path / "out", block_size=block_size)
+    assert list(tmp_path.iterdir()) == [out]
     before = AutoModelForCausalLM.from_pretrained(base).get_input_embeddings().weight
     after = AutoModelForCausalLM.from_pretrained(out).get_input_embeddings().weight
     assert after.dtype == torch.bfloat16
