@@ -72,7 +72,12 @@ def probe(lane: Lane, rows: int, shapes: Sequence[tuple[int, int]], judged: int)
     feeds = []
     for width, view in shapes:
         slots = torch.arange(view - width, view).repeat(rows, 1)
-        feeds.append((torch.randint(0, 200, (rows, width)), Feed(slots, slots, slots[:, 0], view)))
+        feeds.append(
+            (
+                torch.randint(0, 200, (rows, width)),
+                Feed(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1),
+            )
+        )
     began = time.perf_counter()
     with torch.inference_mode():
         for ids, feed in feeds:

@@ -69,31 +69,32 @@ class Mars(Method):
         return torch.zeros_like(rows.known) if self.cache == "none" else rows.known - 1
 
     def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
-        """What is known of the window, (R, G), and masks for the rest."""
-        slots = rows.base[:, None] + torch.arange(self.window().guesses, device=rows.base.device)
-        return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), state["mask"])
+        """Masks, (R, G); in a block, behind what is known of it."""
+        masks = state["mask"].expand(-1, self.window().guesses)
+        if self.cache != "block":
+            return masks
+        slots = rows.base[:, None] + torch.arange(masks.shape[1], device=masks.device)
+        return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), masks)
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        filled = rows.known - rows.base  # (R,) tokens of the window decided by earlier forwards
-        column = torch.arange(self.window().commits, device=filled.device)
-        unfilled = column < (len(column) - filled)[:, None]
-        source = (column + filled[:, None]).clamp(
-            max=judged.choice.shape[1] - 1
-        )  # the undecided columns, leftmost first
-        sure = self._sure(judged.logits).gather(1, source) | (column == 0)
-        count = rules.leading(sure & unfilled)
-        return Commit(judged.choice.gather(1, source), count, kept=self._kept(state, rows, filled))
+        sure = self._sure(judged.logits)
+        if self.cache == "block":
+            return self._accept_in_block(state, rows, judged.choice, sure)
+        sure[:, 0] = True
+        return Commit(judged.choice, rules.leading(sure), kept=torch.zeros_like(rows.known))
 
     def _sure(self, logits: Tensor) -> Tensor:
         if self.tau == 1:
             return torch.zeros(logits.shape[:-1], dtype=torch.bool, device=logits.device)
         return rules.sure(logits, self.confidence, self.tau)
 
-    def _kept(self, state: State, rows: Rows, filled: Tensor) -> Tensor:
-        """Of the guesses just fed, how many were real tokens to keep: a whole block, once no live row wants more."""
-        if self.cache != "block":
-            return torch.zeros_like(filled)
+    def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor) -> Commit:
+        """Accept from the first undecided place of the block on; once every live row is full, keep the block."""
+        filled = rows.known - rows.base  # (R,)
+        column = torch.arange(self.cache_block, device=filled.device)
+        source = (column + filled[:, None]).clamp(max=self.cache_block)
+        undecided = column < (self.cache_block - filled)[:, None]
+        count = rules.leading((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
-        kept = full * filled
-        state["base"].add_(kept)
-        return kept
+        state["base"].add_(full * filled)
+        return Commit(choice.gather(1, source), count, kept=full * filled)

@@ -65,7 +65,7 @@ TAUS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 @pytest.fixture(scope="module")
 def profile() -> dict[str, tuple[list[Generation], dict[str, float]]]:
     """arm -> generations and scores on held-out problems, in batches of like length."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     plan = plan_of(ITEMS)
     suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
     order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))
