@@ -10,6 +10,9 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
 	$(BIN)/mtbench run --limit 300
 
+# The tests' models are so small that a second thread would only make the first one wait.
+test slow: export OMP_NUM_THREADS = 1
+
 test: $(INSTALLED) .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
