@@ -1,190 +1,227 @@
-"""How fast the loop is on a CPU: against transformers' `generate`, and MARS against its own tokens per forward.
+"""How fast the loop is on a CPU: against transformers' `generate`, against its own forwards, and MARS against AR.
 
-    python benchmarks/cpu.py [--blocks 24] [--rounds 3] [--json FILE]
+    python benchmarks/cpu.py [--blocks 24] [--rounds 3] [--only tiny|0.5b] [--json FILE]
 
-All contestants run next to each other inside every block of prompts, in random order, in one process, on the embedded
-checkpoints. Ratios are ratios of total wall-clock, with the t interval over blocks. The factor "forward time" is held
-against an isolated probe: the same forwards (rows, width, slots in view) replayed without the loop around them.
+All arms run next to each other inside every block of prompts, in random order, in one process. Ratios are ratios of
+total wall-clock, with the t interval over blocks. On the embedded checkpoints the factor "forward time" is held against
+an isolated probe: the same forwards (rows, width, slots in view) replayed without the loop around them. Random weights
+of Qwen2.5-0.5B show the same for a model whose forwards are no trifle. The last line is all figures as JSON.
 """
 
 import argparse
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from mtbench.decoding import Batch, Timing
-from mtbench.lab import Lab, method_of
+from mtbench.decoding import Batch, decode
+from mtbench.generation import Generation, Timing
+from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
 from mtbench.plan import Cell, Plan, Request, make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
-Outcome = dict[str, Any]
-ARMS = ("ar", "ar:on=mars", "mars:tau=0.95")
+GENERATE = "hf-generate@ar"
+AGAINST_GENERATE = ("hf-generate", "ar:engine=eager|graph")
+MARS_AGAINST_AR = ("ar:on=mars,engine=eager|graph", "mars:tau=0.95,engine=eager|graph")
+THREADS = torch.get_num_threads()
+Outcome = tuple[list[Generation], Timing]
+Found = dict[str, list[Outcome]]  # arm -> by round and block
 
 
 class Recorded(Batch):
     """A batch that remembers the shape of every step."""
 
-    def step(self, pending: int, view: int) -> None:
+    def advance(self, pending: int, view: int) -> None:
         self.shapes: list[tuple[int, int]] = getattr(self, "shapes", [])
-        super().step(pending, view)
-        self.shapes.append((self.fed[-1] - self.fed[-2], view))
+        self.shapes.append((pending + self.window.guesses, view))
+        super().advance(pending, view)
 
 
-def ours(lab: Lab, cell: Cell, prompts: Sequence[list[int]], budget: int) -> Outcome:
-    with torch.inference_mode():
-        batch = Recorded(method_of(cell), lab.lanes_of(cell), prompts, budget)
-        generations, timing = batch.run([()] * len(prompts))
-    return {"timing": timing, "shapes": batch.shapes, "tokens": [g.token_ids for g in generations]}
+def measure(lab: Lab, plan: Plan, rounds: int, seed: int) -> Found:
+    """Every arm on every block, in random order."""
+    [group], [suite] = plan.groups, plan.suites
+    cells = [plan.cell(name) for name in group.cells]
+    found: Found = {cell.arm: [] for cell in cells}
 
+    def run(cell: Cell, block: Sequence[int]) -> Outcome:
+        return lab.decode(cell, [suite.items[i].prompt_ids for i in block], suite.max_new_tokens, items=block)
 
-def transformers_generate(model: Any, lane: Lane, prompts: Sequence[list[int]], budget: int) -> Outcome:
-    """Greedy `generate` with its dynamic cache, prompts padded on the left, the same ids suppressed."""
-    width, pad = max(map(len, prompts)), lane.checkpoint.tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    began = time.perf_counter()
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=budget,
-            suppress_tokens=lane.checkpoint.suppressed.tolist(),
-            pad_token_id=pad,
-        )
-    wall_s = time.perf_counter() - began
-    ends = set(lane.checkpoint.end_ids)
-    answers = [row[width:].tolist() for row in out]
-    cut = [a[: next((i + 1 for i, t in enumerate(a) if t in ends), len(a))] for a in answers]
-    return {"wall_s": wall_s, "tokens": cut}
-
-
-def probe(lane: Lane, rows: int, shapes: Sequence[tuple[int, int]], judged: int) -> float:
-    """Seconds for the same forwards in isolation."""
-    lane.reserve(rows, max(view for _, view in shapes) + 1)
-    feeds = []
-    for width, view in shapes:
-        slots = torch.arange(view - width, view).repeat(rows, 1)
-        feeds.append(
-            (
-                torch.randint(0, 200, (rows, width)),
-                Feed(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1),
-            )
-        )
-    began = time.perf_counter()
-    with torch.inference_mode():
-        for ids, feed in feeds:
-            lane.forward(ids, feed, judged)
-    return time.perf_counter() - began
-
-
-def measure(lab: Lab, plan: Plan, group_index: int, rounds: int, seed: int) -> dict[str, list[Outcome]]:
-    """Every contestant on every block, in random order; outcomes by block, the mean wall over rounds."""
-    group, suite = plan.groups[group_index], plan.suites[0]
-    cells = {c.arm: c for c in map(plan.cell, group.cells)}
-    lane = lab.lanes_of(cells["ar@ar/eager"]).target
-    hf = AutoModelForCausalLM.from_pretrained(lane.checkpoint.source, dtype=torch.float32).eval()
-    contestants: dict[str, Callable[[list[list[int]]], Outcome]] = {
-        "generate": lambda p: transformers_generate(hf, lane, p, suite.max_new_tokens)
-    }
-    for arm, cell in cells.items():
-        contestants[arm] = lambda p, c=cell: ours(lab, c, p, suite.max_new_tokens)  # type: ignore[misc]
-    found: dict[str, list[Outcome]] = {name: [] for name in contestants}
+    for cell in cells:
+        run(cell, group.blocks[0])
     shuffler = random.Random(seed)
-    blocks = [[suite.items[i].prompt_ids for i in block] for block in group.blocks]
-    for run in contestants.values():
-        run(blocks[0])
     for _ in range(rounds):
-        for block in blocks:
-            for name in shuffler.sample(sorted(contestants), len(contestants)):
-                found[name].append(contestants[name](block))
+        for block in group.blocks:
+            for cell in shuffler.sample(cells, len(cells)):
+                found[cell.arm].append(run(cell, block))
     return found
 
 
-def wall(outcomes: Sequence[Outcome], blocks: int) -> list[float]:
-    """Mean wall per block over rounds, (K,)."""
-    walls = [o["timing"].wall_s if "timing" in o else o["wall_s"] for o in outcomes]
-    return [sum(walls[b::blocks]) / len(walls[b::blocks]) for b in range(blocks)]
+def ratio(found: Found, baseline: str, arm: str, blocks: int) -> Ratio:
+    """Wall of the baseline over that of the arm, means over rounds per block."""
+
+    def by_block(name: str) -> list[float]:
+        walls = [timing.wall_s for _, timing in found[name]]
+        return [sum(walls[b::blocks]) / len(walls[b::blocks]) for b in range(blocks)]
+
+    return ratio_of_totals([by_block(baseline)], [by_block(arm)])
 
 
 def totals(outcomes: Sequence[Outcome]) -> Totals:
-    timings: list[Timing] = [o["timing"] for o in outcomes]
+    timings = [timing for _, timing in outcomes]
     names = ("tokens", "row_forwards", "batch_forwards", "device_s", "decode_s", "wall_s")
-    slots = sum(t.rows * t.batch_forwards for t in timings)
+    slots = sum(t.rows * (t.batch_forwards or 0) for t in timings)
     return Totals(row_slots=slots, **{name: sum(getattr(t, name) for t in timings) for name in names})
 
 
-def probed_forward_time(lane: Lane, found: dict[str, list[Outcome]], rows: int) -> float:
-    """The factor "forward time" of MARS over AR from isolated forwards, replayed in turn."""
-    judged = {"ar@mars/eager": 1, "mars:tau=0.95@mars/eager": 4}
-    seconds, forwards = dict.fromkeys(judged, 0.0), dict.fromkeys(judged, 0)
-    for outcomes in zip(*(found[arm] for arm in judged), strict=True):
-        for arm, outcome in zip(judged, outcomes, strict=True):
-            seconds[arm] += probe(lane, rows, outcome["shapes"], judged[arm])
-            forwards[arm] += len(outcome["shapes"])
-    baseline_s, mars_s = (seconds[name] / forwards[name] for name in judged)
+def overhead(outcomes: Sequence[Outcome]) -> float:
+    """What the loop takes beyond its own forwards, as a share of them."""
+    total = totals(outcomes)
+    return total.decode_s / total.device_s - 1
+
+
+def same_tokens(found: Found, arm: str) -> list[int]:
+    """Answers on which an arm says what `generate` says, and how many there are."""
+    pairs = [
+        (a.token_ids, b.token_ids)
+        for (mine, _), (theirs, _) in zip(found[arm], found[GENERATE], strict=True)
+        for a, b in zip(mine, theirs, strict=True)
+    ]
+    return [sum(a == b for a, b in pairs), len(pairs)]
+
+
+def probed_forward_time(lab: Lab, plan: Plan) -> float:
+    """The factor "forward time" of MARS over AR from isolated forwards of the shapes that the loop had."""
+    [group], [suite] = plan.groups, plan.suites
+    arms = ("ar@mars/eager", "mars:tau=0.95@mars/eager")
+    seconds, forwards = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
+    for block in group.blocks:
+        prompts = [suite.items[i].prompt_ids for i in block]
+        for cell in (c for c in plan.cells if c.arm in arms):
+            batches: list[Recorded] = []
+
+            def record(*made: Any, batches: list[Recorded] = batches) -> Recorded:
+                batches.append(Recorded(*made))
+                return batches[-1]
+
+            lanes = lab.lanes_of(cell)
+            decode(lab.method(cell), lanes, prompts, suite.max_new_tokens, make=record)
+            shapes = batches[0].shapes
+            seconds[cell.arm] += isolated_s(lanes.target, len(block), shapes, lab.method(cell).window().guesses + 1)
+            forwards[cell.arm] += len(shapes)
+    baseline_s, mars_s = (seconds[arm] / forwards[arm] for arm in arms)
     return baseline_s / mars_s
 
 
-def same_tokens(found: dict[str, list[Outcome]]) -> tuple[int, int]:
-    """Answers on which `generate` and `ar` agree, and how many there are."""
-    pairs = zip(found["generate"], found["ar@ar/eager"], strict=True)
-    same = [a == b for x, y in pairs for a, b in zip(x["tokens"], y["tokens"], strict=True)]
-    return sum(same), len(same)
+@torch.inference_mode()
+def isolated_s(lane: Lane, rows: int, shapes: Sequence[tuple[int, int]], judged: int) -> float:
+    """Seconds for the same forwards in isolation."""
+    lane.reserve(rows, max(view for _, view in shapes) + 1)
+    fed = []
+    for width, view in shapes:
+        slots = torch.arange(view - width, view).repeat(rows, 1)
+        feed = Feed(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1)
+        fed.append((torch.randint(0, 200, (rows, width)), feed))
+    began = time.perf_counter()
+    for ids, feed in fed:
+        lane.forward(ids, feed, judged)
+    return time.perf_counter() - began
 
 
-def benchmark(size: int, blocks: int, rounds: int) -> dict[str, Any]:
-    """One batch size; prints its figures and returns them."""
-    plan = make_plan(Request(method=ARMS, batch_size=(size,), limit=size * blocks))
+def against_generate(found: Found, blocks: int) -> dict[str, Any]:
+    """Of every engine's `ar`: over `generate`, same tokens, the loop's overhead."""
+    figures: dict[str, Any] = {}
+    for engine in ("eager", "graph"):
+        arm = f"ar@ar/{engine}"
+        over = ratio(found, GENERATE, arm, blocks)
+        same = same_tokens(found, arm)
+        figures[engine] = {
+            "ar_over_generate": over._asdict(),
+            "same_tokens": same,
+            "overhead": overhead(found[arm]),
+        }
+        print(
+            f"  ar by {engine} over transformers' generate {show(over)}; same tokens on {same[0]} of {same[1]}; "
+            f"loop {overhead(found[arm]):+.1%} on its forwards"
+        )
+    return figures
+
+
+def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
+    """The embedded checkpoints at one batch size; prints the figures and returns them."""
+    methods = AGAINST_GENERATE + MARS_AGAINST_AR
+    plan = make_plan(Request(method=methods, batch_size=(size,), limit=size * blocks))
     lab = Lab(plan.request)
-    found = measure(lab, plan, 0, rounds, seed=size)
-    walls = {name: wall(outcomes, blocks) for name, outcomes in found.items()}
-    over_generate = ratio_of_totals([walls["generate"]], [walls["ar@ar/eager"]])
-    speedup = ratio_of_totals([walls["ar@mars/eager"]], [walls["mars:tau=0.95@mars/eager"]])
-    where = factors(totals(found["mars:tau=0.95@mars/eager"]), totals(found["ar@mars/eager"]))
-    assert where is not None
-    assert speedup.value is not None
-    probed = probed_forward_time(lab.lanes_of(plan.cells[1]).target, found, size)
-    same, answers = same_tokens(found)
-    per_token = speedup.value / where.tokens_per_forward
-    print(f"batch size {size}, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
-    print(f"  ar over transformers' generate {show(over_generate)}; same tokens on {same} of {answers}")
-    print(f"  mars:tau=0.95 over ar:on=mars  {show(speedup)}")
-    print(f"    tokens per forward {where.tokens_per_forward:.3f}; speedup / tokens per forward {per_token:.3f}")
-    print("    factors:", ", ".join(f"{name} {value:.3f}" for name, value in where._asdict().items()))
-    off = where.forward_time / probed - 1
-    print(f"    forward time: loop {where.forward_time:.4f}, probe {probed:.4f}, {off:+.1%} apart")
-    return {
-        "ar_over_generate": over_generate._asdict(),
-        "mars_over_ar": speedup._asdict(),
-        "factors": where._asdict(),
-        "forward_time_probed": probed,
-        "same_tokens": [same, answers],
-    }
+    lab.load(plan)
+    found = measure(lab, plan, rounds, seed=size)
+    print(f"tiny, batch size {size}, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
+    figures = against_generate(found, blocks)
+    for engine in ("eager", "graph"):
+        baseline, arm = f"ar@mars/{engine}", f"mars:tau=0.95@mars/{engine}"
+        speedup = ratio(found, baseline, arm, blocks)
+        where = factors(totals(found[arm]), totals(found[baseline]))
+        assert where is not None
+        per_token = (speedup.value or 0.0) / where.tokens_per_forward
+        print(f"  mars:tau=0.95 over ar:on=mars by {engine} {show(speedup)}; / tokens per forward {per_token:.3f}")
+        print("    factors:", ", ".join(f"{name} {value:.3f}" for name, value in where._asdict().items()))
+        figures[engine] |= {
+            "mars_over_ar": speedup._asdict(),
+            "factors": where._asdict(),
+            "mars_overhead": overhead(found[arm]),
+        }
+        if engine == "eager":
+            probed = probed_forward_time(lab, plan)
+            off = where.forward_time / probed - 1
+            print(f"    forward time: loop {where.forward_time:.4f}, probe {probed:.4f}, {off:+.1%} apart")
+            figures[engine]["forward_time_probed"] = probed
+    return figures
+
+
+def qwen(blocks: int, rounds: int) -> dict[str, Any]:
+    """Random weights of Qwen2.5-0.5B at batch size 1."""
+    plan = make_plan(
+        Request(
+            suite=("synthetic:32x16",),
+            weights="random:qwen2.5-0.5b",
+            method=AGAINST_GENERATE,
+            fixed_length=True,
+            batch_size=(1,),
+            limit=blocks,
+        )
+    )
+    lab = Lab(plan.request)
+    lab.load(plan)
+    found = measure(lab, plan, rounds, seed=0)
+    print(f"random Qwen2.5-0.5B, batch size 1, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
+    return against_generate(found, blocks)
 
 
 def show(ratio: Ratio) -> str:
+    if ratio.ci_low is None:
+        return f"{ratio.value:.3f}"
     return f"{ratio.value:.3f} [{ratio.ci_low:.3f}, {ratio.ci_high:.3f}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=24, help="at least 6")
+    parser.add_argument("--blocks", type=int, default=24, help="at least 6; of 0.5b a third")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=("tiny", "0.5b"))
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    written = {f"b{size}": benchmark(size, asked.blocks, asked.rounds) for size in (1, 8)}
+    figures: dict[str, Any] = {}
+    if asked.only != "0.5b":
+        figures |= {f"tiny b{size}": tiny(size, asked.blocks, asked.rounds) for size in (1, 8)}
+    if asked.only != "tiny":
+        torch.set_num_threads(THREADS)
+        figures["0.5b b1"] = qwen(max(6, asked.blocks // 3), 1)
     if asked.json:
-        asked.json.write_text(json.dumps(written, indent=1) + "\n")
+        asked.json.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

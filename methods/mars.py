@@ -77,16 +77,17 @@ class Mars(Method):
         return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), masks)
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        sure = self._sure(judged.logits)
+        sure = self._sure(judged)
         if self.cache == "block":
             return self._accept_in_block(state, rows, judged.choice, sure)
         sure[:, 0] = True
         return Commit(judged.choice, rules.leading(sure), kept=torch.zeros_like(rows.known))
 
-    def _sure(self, logits: Tensor) -> Tensor:
+    def _sure(self, judged: Judged) -> Tensor:
+        """(R, G+1) bool; at τ = 1 nothing is sure enough."""
         if self.tau == 1:
-            return torch.zeros(logits.shape[:-1], dtype=torch.bool, device=logits.device)
-        return rules.sure(logits, self.confidence, self.tau)
+            return torch.zeros_like(judged.choice, dtype=torch.bool)
+        return judged.sure(self.confidence, self.tau)
 
     def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor) -> Commit:
         """Accept from the first undecided place of the block on; once every live row is full, keep the block."""

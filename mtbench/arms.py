@@ -1,8 +1,9 @@
-"""Arms: a method with its options, on a checkpoint, by an engine; how they are written and how they are named.
+"""Arms: a method with its options, on a checkpoint, by an engine; how they are written, named and compared.
 
 mars:tau=0.95|0.8,cache=block   two arms; alternatives of a value stand between bars
-mars:tau=0.95@mars/eager        an arm's string: options that differ from their defaults, role, engine
-mars-tau0.95.mars.eager         the same in a file's name
+mars:tau=0.95@mars/graph        an arm's string: options that differ from their defaults, role, engine
+mars-tau0.95.mars.graph         the same in a file's name
+hf-generate:cache=static@ar     a method that is an engine of its own (mtbench/outside.py) has none of ours
 """
 
 import itertools
@@ -13,10 +14,10 @@ from typing import Any
 
 from mtbench.errors import UserError, unknown
 from mtbench.method import Method
-from mtbench.options import options_of, parse_option, show
+from mtbench.options import common, options_of, parse_option, show
 from mtbench.registry import METHODS
 
-ENGINES = ("eager",)
+ENGINES = ("graph", "eager", "invariant")  # as mtbench/engine.py has them; the first is the default
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,16 @@ class Arm:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     on: str = ""
-    engine: str = "eager"
+    engine: str | None = ENGINES[0]  # None: the method's loop is not ours
     copy: int = 1
+
+    @property
+    def machinery(self) -> tuple[Any, ...]:
+        """What runs its forwards: an engine of ours, or an outside method as it is set.
+
+        Arms that differ in it differ in more than in how they decode.
+        """
+        return (self.engine,) if self.engine else (self.method, *self.changed)
 
     @property
     def changed(self) -> list[tuple[str, str]]:
@@ -38,14 +47,16 @@ class Arm:
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
         again = f"#{self.copy}" if self.copy > 1 else ""
-        return f"{self.method}{':' if options else ''}{options}@{self.on}/{self.engine}{again}"
+        engine = f"/{self.engine}" if self.engine else ""
+        return f"{self.method}{':' if options else ''}{options}@{self.on}{engine}{again}"
 
     @property
     def file_id(self) -> str:
         """The arm's part of a cell's id."""
         options = "".join(f"-{name}{value}" for name, value in self.changed)
         again = f"_{self.copy}" if self.copy > 1 else ""
-        return f"{safe(self.method + options)}.{safe(self.on)}.{safe(self.engine)}{again}"
+        engine = f".{safe(self.engine)}" if self.engine else ""
+        return f"{safe(self.method + options)}.{safe(self.on)}{engine}{again}"
 
     @property
     def twin(self) -> "Arm | None":
@@ -57,7 +68,7 @@ class Arm:
         return None
 
 
-def parse_arms(specs: Sequence[str], engine: str = "eager") -> list[Arm]:
+def parse_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[Arm]:
     """The arms of several `--method`s, in order; an arm given twice is entered twice.
 
     Raises UserError for an unknown method, option or engine, or a value that is not allowed.
@@ -71,18 +82,23 @@ def parse_arms(specs: Sequence[str], engine: str = "eager") -> list[Arm]:
 def _parse(spec: str, engine: str) -> list[Arm]:
     name, _, rest = spec.partition(":")
     method: type[Method] = METHODS[name]
-    values: dict[str, list[Any]] = {"on": [method.roles[0]], "engine": [engine]}
+    values: dict[str, list[Any]] = {"on": [method.roles[0]], "engine": [None if method.outside else engine]}
     for pair in filter(None, rest.split(",")):
         key, equals, text = pair.partition("=")
         if not equals:
             raise UserError(
                 f"{spec!r}: {pair!r} is not `option=value`; options of {name}: "
-                f"{', '.join([*(o.name for o in options_of(method)), 'on', 'engine'])}. See `mtbench ls methods`."
+                f"{', '.join([*(o.name for o in options_of(method)), *common(method)])}. See `mtbench ls methods`."
+            )
+        if key == "engine" and method.outside:
+            raise UserError(
+                f"{spec!r}: {name} is an engine of its own, so `engine={text}` says nothing of it; leave it out. "
+                "See `mtbench ls methods`."
             )
         alternatives = text.split("|")
         values[key] = alternatives if key in ("on", "engine") else [parse_option(method, key, t) for t in alternatives]
     for chosen in values["engine"]:
-        if chosen not in ENGINES:
+        if chosen not in (None, *ENGINES):
             raise unknown("engine", chosen, ENGINES, "mtbench run --help")
     # A trained option's default is the checkpoint's, so a value given is always one of its own.
     same = {o.name: o.default for o in options_of(method) if not o.trained}
@@ -95,11 +111,53 @@ def _parse(spec: str, engine: str) -> list[Arm]:
     return arms
 
 
+def _references(arms: Sequence[Arm]) -> list[Arm]:
+    """Those that others are compared with: as they come, except that an outside engine counts with its options."""
+    return [a for a in arms if METHODS[a.method].reference and a.copy == 1 and not (a.engine and a.changed)]
+
+
+def _near(arm: Arm, references: Sequence[Arm]) -> list[str]:
+    """Of these references the one on the arm's own checkpoint (what decoding gains), then the one on the reference's
+    own role (deployment).
+    """
+    same = [a for a in references if a.on == arm.on]
+    deployment = [a for a in references if a.on == METHODS[a.method].roles[0]]
+    return [name for name in dict.fromkeys(str(a) for a in same + deployment) if name != str(arm)]
+
+
+def baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
+    """What its decoding is compared with: references by the same engine."""
+    return _near(arm, [a for a in _references(arms) if a.machinery == arm.machinery])
+
+
+def engine_baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
+    """References by any other engine: the ratio is that of engine and method together."""
+    return _near(arm, [a for a in _references(arms) if a.machinery != arm.machinery])
+
+
+def held_to(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
+    """Whose tokens this arm promises, among the arms of the run.
+
+    A lossless one promises those of our plain loop on the same checkpoint, by its own engine if it runs there, else
+    by the eager one; the plain loop itself promises those of the eager one.
+    """
+    if arm.twin in arms:
+        return str(arm.twin)
+    if claims != "lossless":
+        return None
+    plain = [a for a in _references(arms) if a.engine and a.on == arm.on]
+    if arm in plain:
+        plain = [a for a in plain if a.engine == "eager" != arm.engine]
+    nearest = sorted(plain, key=lambda a: (a.engine != arm.engine, a.engine != "eager"))
+    return str(nearest[0]) if nearest else None
+
+
 def safe(text: str) -> str:
     """`text` with every character that has no place in a file's name turned into an underscore."""
     return re.sub(r"[^A-Za-z0-9.=+-]", "_", text)
 
 
-def cell_id(suite: str, arm: Arm, batch_size: int, *, fixed_length: bool = False) -> str:
-    """The name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.]bN`."""
-    return f"{safe(suite)}.{arm.file_id}.{'fixed.' if fixed_length else ''}b{batch_size}"
+def cell_id(suite: str, arm: Arm, batch_size: int, *, fixed_length: bool = False, batching: str = "static") -> str:
+    """The name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`."""
+    length, batches = "fixed." if fixed_length else "", "" if batching == "static" else f"{batching}."
+    return f"{safe(suite)}.{arm.file_id}.{length}{batches}b{batch_size}"

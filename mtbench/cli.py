@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench import __version__
+from mtbench.cli_request import DataOption, request_of, with_options
 from mtbench.cli_train import app as train_app
 from mtbench.errors import UserError, unknown
 
@@ -37,26 +37,6 @@ app.add_typer(train_app, name="train")
 out = Console()
 err = Console(stderr=True)
 
-SuiteOption = Annotated[list[str], typer.Option("--suite", help="Suite, or name:rest. Repeats.")]
-FamilyOption = Annotated[str | None, typer.Option("--family", help="Checkpoints that belong together.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="Path or hub id: a family with the role ar alone.")]
-CheckpointOption = Annotated[list[str], typer.Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")]
-MethodOption = Annotated[
-    list[str], typer.Option("--method", help="Arm such as 'mars:tau=0.95|0.8,cache=block'. Repeats.")
-]
-EngineOption = Annotated[str, typer.Option("--engine", help="How forwards are executed: eager.")]
-BatchOption = Annotated[str, typer.Option("--batch-size", help="One or several, such as 1,8.")]
-LimitOption = Annotated[int | None, typer.Option("--limit", help="Items per suite; default: all.")]
-RoundsOption = Annotated[int, typer.Option("--rounds", help="Times the first blocks are timed.")]
-BudgetOption = Annotated[str | None, typer.Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")]
-TokensOption = Annotated[int | None, typer.Option("--max-new-tokens", help="Default: the suite's.")]
-DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Of blocks, orders and drawn data.")]
-DataOption = Annotated[Path | None, typer.Option("--data-dir", help="Folder with the suites' data.")]
-OfflineOption = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
-FixedOption = Annotated[bool, typer.Option("--fixed-length", help="Ignore end tokens: equal tokens for all arms.")]
-MarginOption = Annotated[float, typer.Option("--accuracy-margin", help="0.02 means 2 points.")]
 OutOption = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory; default runs/<suite>-<time>.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Copy results.json there; - for standard output.")]
 
@@ -69,37 +49,21 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 
 @app.command()
+@with_options
 def run(
     ctx: typer.Context,
-    suite: SuiteOption = ["arithmetic"],  # noqa: B006  Typer copies it
-    family: FamilyOption = None,
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = [],  # noqa: B006
-    method: MethodOption = [],  # noqa: B006
-    engine: EngineOption = "eager",
-    batch_size: BatchOption = "1,8",
-    limit: LimitOption = None,
-    rounds: RoundsOption = 3,
-    time_budget: BudgetOption = None,
-    max_new_tokens: TokensOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    data_dir: DataOption = None,
-    offline: OfflineOption = False,
-    fixed_length: FixedOption = False,
-    accuracy_margin: MarginOption = 0.02,
     directory: OutOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish what is missing in -o DIR.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and a time estimate; run nothing.")
     ] = False,
     json_to: JsonOption = None,
+    **_: Any,
 ) -> None:
     """Plan, generate, score and report: a comparison of arms, from prompts to a page."""
     from mtbench.lab import resolve_device
 
-    request = _request(ctx.params)
+    request = request_of(ctx.params)
     resolve_device(request.device)
     if dry_run:
         _dry_run(request)
@@ -111,30 +75,10 @@ def run(
 
 
 @app.command()
-def plan(
-    ctx: typer.Context,
-    suite: SuiteOption = ["arithmetic"],  # noqa: B006
-    family: FamilyOption = None,
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = [],  # noqa: B006
-    method: MethodOption = [],  # noqa: B006
-    engine: EngineOption = "eager",
-    batch_size: BatchOption = "1,8",
-    limit: LimitOption = None,
-    rounds: RoundsOption = 3,
-    time_budget: BudgetOption = None,
-    max_new_tokens: TokensOption = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    seed: SeedOption = 0,
-    data_dir: DataOption = None,
-    offline: OfflineOption = False,
-    fixed_length: FixedOption = False,
-    accuracy_margin: MarginOption = 0.02,
-    directory: OutOption = None,
-) -> None:
+@with_options
+def plan(ctx: typer.Context, directory: OutOption = None, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
-    opened = _start(_request(ctx.params), directory)
+    opened = _start(request_of(ctx.params), directory)
     out.print(str(opened.path), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -191,21 +135,6 @@ def main() -> None:
 def _complain(mistake: str) -> int:
     err.print(f"error: {mistake}", markup=False, highlight=False, soft_wrap=True)
     return 2
-
-
-def _request(params: Mapping[str, Any]) -> "Request":
-    from mtbench.plan import Request
-
-    asked = {f.name: params[f.name] for f in dataclasses.fields(Request) if f.name in params}
-    return Request(
-        **{
-            **asked,
-            "checkpoint": dict(_role_and_path(text) for text in params["checkpoint"]),
-            "batch_size": _whole_numbers(params["batch_size"]),
-            "time_budget_s": _seconds(params["time_budget"]),
-            "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
-        }
-    )
 
 
 def _start(request: "Request", directory: Path | None) -> "RunDirectory":
@@ -326,6 +255,7 @@ def _estimate(planned: "Plan") -> str:
 
 
 def _list_methods() -> None:
+    from mtbench.arms import ENGINES
     from mtbench.options import options_of, show
     from mtbench.registry import METHODS
 
@@ -337,7 +267,10 @@ def _list_methods() -> None:
         for o in options_of(method):
             table.add_row("", o.name, show(o.default), escape(o.kind), escape(o.help))
         table.add_section()
-    table.caption = "every method also takes on=ROLE and engine=eager; 'a|b' are two arms: quote it in a shell"
+    table.caption = (
+        f"every method also takes on=ROLE, and engine={'|'.join(ENGINES)} where the loop is ours; "
+        "'a|b' are two arms: quote it in a shell"
+    )
     out.print(table)
     for name, why in METHODS.broken.items():
         err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
@@ -371,29 +304,6 @@ def _list_families() -> None:
 def _about(registered: type) -> str:
     """The first sentence of the file that registered it."""
     return (sys.modules[registered.__module__].__doc__ or "").strip().partition("\n")[0]
-
-
-def _role_and_path(text: str) -> tuple[str, str]:
-    role, equals, path = text.partition("=")
-    if not equals or not role or not path:
-        raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
-    return role, path
-
-
-def _whole_numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--batch-size {text!r} is not allowed; it is whole numbers, such as 1,8.") from None
-
-
-def _seconds(text: str | None) -> float | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found:
-        raise UserError(f"--time-budget {text!r} is not allowed; write 90s, 30m or 2h.")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _slug(spec: str) -> str:

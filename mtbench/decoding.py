@@ -1,82 +1,69 @@
 """The decode loop: one for every method. It owns tokens, caches, stopping, counting and timing.
 
-    while not all rows are done:
+    while not all requests are served:
         guess → one forward over pending tokens and guesses → accept → cut, write, move the cursors
 
 A step has a fixed shape and never waits for the host: acceptance, end-token cut and cursor moves are tensor
-operations. Between steps the host may look (on a CPU, where looking is free and every position costs, it does so
-each time and feeds no more than needed; on a GPU some steps late). What came after a stop is cut from tokens,
-text and counts.
+operations on tensors that keep their place, so that a step can be captured once and replayed. Between steps the host
+looks: on a CPU, where looking is free and every position costs, at once, and it feeds no more than needed; on a GPU
+some steps late. What came after a stop is cut from tokens, text and counts.
+
+Requests sit in rows. Where there are more requests than rows, a finished row is refilled from the queue.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtbench import rules
 from mtbench.errors import UserError
+from mtbench.generation import Generation, Timing, finish, text_of
 from mtbench.lane import Feed
-from mtbench.method import Commit, Judged, Lanes, Method, Rows
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State
 from mtbench.stopwatch import Stopwatch
 
-PREFILL_CHUNK = 256  # positions: bounds the mask and the scores, (R, group · chunk, S)
-LOOK_EVERY = 8  # steps between two looks at the device from a GPU's host, and between two looks for stop strings
-
-FinishReason = Literal["end", "stop", "length"]
+PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
+PREFILL_WIDTH = 64
+READ_EVERY = 8  # steps between two readings of the text for stop strings
+LATE = 2  # steps a GPU's host looks late: it always has the next ones queued, and overshoots by no more than these
 
 
 class Stuck(RuntimeError):
     """A method went on without committing; it costs its own cells."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One row's answer and what it cost. Counts end with the forward that committed the last kept token."""
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What is to be decoded: per request a prompt, the most new tokens, and its stop strings."""
 
-    token_ids: list[int]  # with the end token, or the token that completes a stop string
-    text: str  # cut before the end token, or before the first character of the stop string
-    commits: list[int]  # tokens committed by each forward, zeros included
-    positions_fed: int
-    draft_forwards: int  # by lanes other than the target's
-    finish_reason: FinishReason
+    prompts: Sequence[Sequence[int]]
+    budgets: Sequence[int]
+    stop: Sequence[Sequence[str]]
+    fixed_length: bool  # end tokens and stop strings are ignored
 
     @property
-    def forwards(self) -> int:
-        return len(self.commits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """One batch, from an idle device to an idle device. `step_s` has a time per forward where the host looked."""
-
-    rows: int
-    prompt_tokens: int
-    tokens: int
-    row_forwards: int
-    batch_forwards: int
-    wall_s: float
-    prefill_s: float
-    decode_s: float
-    device_s: float
-    ttft_s: float
-    step_s: list[float] | None
-    kv_bytes: int  # keys and values that these rows need
-    miscounted: int  # forwards seen by the models' hooks less forwards counted by the lanes
+    def slots(self) -> int:
+        """Positions that the longest may take."""
+        return max(len(p) + b for p, b in zip(self.prompts, self.budgets, strict=True))
 
 
 class Look(NamedTuple):
-    """What the host saw between two steps."""
+    """What the host saw between two steps, by row."""
 
-    pending: int  # positions to feed before the guesses
-    view: int  # slots to have in view
-    done: bool
-    committed: bool  # has any row committed yet
+    base: list[int]
+    cached: list[int]
+    known: list[int]
+    done: list[int]
+    tokens: list[list[int]] | None  # read where stop strings are due
+
+
+Maker = Callable[[Method, Lanes, int, int], "Batch"]
 
 
 @torch.inference_mode()
@@ -84,208 +71,326 @@ def decode(
     method: Method,
     lanes: Lanes,
     prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     *,
+    rows: int | None = None,
     stop: Sequence[Sequence[str]] | None = None,
     fixed_length: bool = False,
+    room: int = 0,
+    make: "Maker | None" = None,
 ) -> tuple[list[Generation], Timing]:
-    """Continue each prompt by at most `max_new_tokens` tokens, up to an end token or one of its stop strings.
+    """Continue each prompt by at most `max_new_tokens` tokens (one number, or one per prompt).
 
-    With `fixed_length` end tokens and stop strings are ignored. Raises Stuck if the method stops committing.
+    All at once, or in `rows` rows that are refilled; up to an end token or one of the prompt's stop strings, unless
+    `fixed_length`. `room`: positions a row shall have at least (so that many calls share a shape). `make` gives the
+    batch: an engine's. Raises Stuck if the method stops committing.
     """
-    batch = Batch(method, lanes, prompts, max_new_tokens, fixed_length=fixed_length)
-    return batch.run(stop or [()] * len(prompts))
+    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    requests = Requests(prompts, budgets, stop or [()] * len(prompts), fixed_length)
+    _check_fit(lanes, requests)
+    slots = max(room, requests.slots)
+    return (make or Batch)(method, lanes, min(rows or len(prompts), len(prompts)), slots).run(requests)
+
+
+def _check_fit(lanes: Lanes, requests: Requests) -> None:
+    for role, lane in lanes.items():
+        if requests.slots > lane.checkpoint.max_positions:
+            longest = max(map(len, requests.prompts))
+            raise UserError(
+                f"a prompt of {longest} tokens and {max(requests.budgets)} new ones do not fit the context of "
+                f"the {role!r} checkpoint ({lane.checkpoint.max_positions}); lower `--max-new-tokens`."
+            )
+
+
+def _patience(budget: int) -> int:
+    """Forwards that an answer of `budget` tokens may take."""
+    return 2 * budget + 8
 
 
 class Batch:
-    """A batch of requests being decoded."""
+    """R rows in which requests are decoded. Every tensor that a step reads or writes keeps its place."""
 
-    def __init__(
-        self,
-        method: Method,
-        lanes: Lanes,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        *,
-        fixed_length: bool = False,
-    ) -> None:
+    def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int, *, tight: bool | None = None) -> None:
+        """`tight`: look between any two steps and feed no more than needed; by default on a CPU only."""
         self.method, self.lanes, self.target = method, lanes, lanes.target
-        self.prompts, self.max_new_tokens = prompts, max_new_tokens
-        self.stopwatch = Stopwatch(self.target.device)
-        self.began = self.stopwatch.now()
-        self.counted = self._calls() - self._forwards()
-        self.window = method.window().to(self.target.device)
-        self.tight = not self.stopwatch.cuda or self.window.pending is None  # look between any two steps
-        self.rows = self._rows()
-        self.ends = self._ends(fixed_length)
-        self.fixed_length = fixed_length
-        self.counts: list[Tensor] = []  # per forward: (R,) tokens committed
-        self.read = [len(prompt) for prompt in prompts]  # tokens searched for stop strings
-        self.fed = [0]  # positions fed, up to each forward
-        self.drafted = [self._draft_forwards()]  # forwards of other lanes, up to each forward
+        self.device = device = self.target.device
+        self.window = window = method.window().to(device)
+        self.tight = (device.type == "cpu" if tight is None else tight) or window.pending is None
+        self.slots = positions + max(window.guesses, window.commits)
+        self.arange = torch.arange(self.slots, device=device)
 
-    def run(self, stop: Sequence[Sequence[str]]) -> tuple[list[Generation], Timing]:
-        clock, ttft_s = self.stopwatch, None
-        self.prefill()
-        ticks = [clock.now()]
-        prefill_device_s = clock.device_s
-        look = self.look()
-        while not look.done:
-            if len(self.counts) > 2 * self.max_new_tokens + 8:
-                raise Stuck(f"{self.method.name} made {len(self.counts)} forwards for {self.max_new_tokens} tokens")
-            self.step(look.pending, look.view)
-            stop_due = len(self.counts) % LOOK_EVERY == 0
-            if stop_due and not self.fixed_length:
-                self._stop_at_strings(stop)
-            if stop_due or self.tight or ttft_s is None:
-                look = self.look()
-                ticks.append(clock.now())
-                if ttft_s is None and look.committed:
-                    ttft_s = ticks[-1] - self.began
-        device_s = clock.device_s - prefill_device_s
-        generations = self.generations([()] * len(stop) if self.fixed_length else stop)
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.rows = Rows(
+            tokens=zeros(rows, self.slots),
+            request=zeros(rows),
+            prompt_len=zeros(rows),
+            known=zeros(rows),
+            base=zeros(rows),
+            cached=zeros(rows),
+            limit=zeros(rows),
+            done=zeros(rows, dtype=torch.bool),
+        )
+        self.state: State = {}
+        self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)
+        self.forwards = zeros(rows)  # of the request in each row
+        # By forward, of the request in each row. A row may wait, done, for as long again as the slowest takes.
+        self.commits = zeros(rows, 2 * (_patience(self.slots) + LATE))
+
+    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+        """Serve the requests, row by row as they come free."""
+        clock = Stopwatch(self.device)
+        counted = self._calls() - self._forwards()
+        began = clock.now()
+        look = self.begin(requests)
+        prefilled = clock.now()
+        prefill_s, model_s = prefilled - began, -self._host_s()
+        steps, patience = 0, _patience(max(requests.budgets))
+        while self.live:
+            if steps > patience and steps - min(self.began[row] for row in self.live) > patience:
+                raise Stuck(f"{self.method.name} made {steps} forwards for {max(requests.budgets)} tokens")
+            clock.mark()
+            pending, view = self.shape(look)
+            self.advance(pending, view)
+            clock.mark()
+            steps += 1
+            self.fed.append(self.fed[-1] + pending + self.window.guesses)
+            self.drafted.append(self._draft_forwards())
+            due = steps % READ_EVERY == 0 and any(requests.stop) and not requests.fixed_length
+            self.seen.append(self._read(tokens=due))
+            if len(self.seen) <= (0 if self.tight else LATE):
+                continue
+            look = self._look(self.seen.popleft())
+            finished = self._finished(look)
+            self.live -= set(finished)
+            if finished and self.queue:
+                pause, inside = clock.now(), self._host_s()
+                self._collect(finished)
+                self._refill(finished)
+                self.seen.clear()
+                look = self._look(self._read())
+                prefill_s += clock.now() - pause
+                model_s -= self._host_s() - inside
+        ended = clock.now()
+        model_s += self._host_s()
+        laps = clock.laps()
+        self._collect(sorted(self.begun))
+        generations = self._generations()
+        first = min(next(i for i, n in enumerate(g.commits or [1], start=1) if n) for g in generations[: self.width])
+        spans = [laps[0], *(wait + run for wait, run in zip(laps[1::2], laps[2::2], strict=True))]
+        row_forwards = sum(g.forwards or 0 for g in generations)
         return generations, Timing(
-            rows=len(self.prompts),
-            prompt_tokens=sum(map(len, self.prompts)),
+            rows=self.width,
+            items=len(generations),
+            prompt_tokens=sum(map(len, requests.prompts)),
             tokens=sum(len(g.token_ids) for g in generations),
-            row_forwards=sum(g.forwards for g in generations),
-            batch_forwards=len(self.counts),
-            wall_s=ticks[-1] - self.began,
-            prefill_s=ticks[0] - self.began,
-            decode_s=ticks[-1] - ticks[0],
-            device_s=device_s,
-            ttft_s=ticks[-1] - self.began if ttft_s is None else ttft_s,
-            step_s=None if clock.cuda else [end - begin for begin, end in pairwise(ticks)],
-            kv_bytes=self.target.cache.bytes * self.rows.tokens.shape[1] // self.target.cache.slots,
-            miscounted=self._calls() - self._forwards() - self.counted,
+            row_forwards=row_forwards,
+            batch_forwards=steps,
+            wall_s=ended - began,
+            prefill_s=prefill_s,
+            decode_s=ended - began - prefill_s,
+            device_s=sum(laps[0::2]) if clock.cuda else model_s,
+            ttft_s=prefilled - began + sum(spans[:first]),
+            step_s=spans,
+            preparation_s=self.preparation_s,
+            kv_bytes=self.target.cache.bytes_per_slot * self.width * (requests.slots + self.window.guesses),
+            miscounted=self._calls() - self._forwards() - counted,
         )
 
-    def prefill(self) -> None:
-        """Start the method's state; cache what is final of every prompt, right-aligned, in chunks."""
-        rows, method = self.rows, self.method
-        self.state = method.start(rows, self.lanes)
-        rows.base.copy_(method.base(self.state, rows))
-        rows.cached.copy_(torch.minimum(method.final(self.state, rows), rows.base - 1))
-        length = int(rows.cached.max())
-        slots = (rows.cached[:, None] + self._arange(length) - length).clamp(min=0)  # short rows repeat slot 0
-        for begin in range(0, length, PREFILL_CHUNK):
-            chunk = slots[:, begin : begin + PREFILL_CHUNK]
-            feed = Feed(chunk, chunk, rows.base, view=int(chunk.max()) + 1, visible=method.visible)
-            with self.stopwatch.forward():
-                self.target.forward(rows.tokens.gather(1, chunk), feed, judged=1)
+    def begin(self, requests: Requests) -> Look:
+        """Put the first requests into the rows."""
+        self._reset(requests)
+        self._refill(list(range(self.width)))
+        return self._look(self._read())
 
-    def look(self) -> Look:
-        """Read the cursors and choose the next step's shape: on a CPU the least that serves every live row."""
-        rows, window = self.rows, self.window
-        base, cached, done, fresh = torch.stack(
-            (rows.base, rows.cached, rows.done.long(), rows.known - rows.prompt_len)
-        ).tolist()
-        if self.tight or window.pending is None:
-            pending = max((b - c for b, c, over in zip(base, cached, done, strict=True) if not over), default=1)
-            return Look(pending, max(base) + window.guesses, all(done), any(fresh))
-        return Look(window.pending, rows.tokens.shape[1], all(done), any(fresh))
+    def shape(self, look: Look) -> tuple[int, int]:
+        """The next step's pending positions and slots in view: tight, the least that serves every live row."""
+        if not self.tight:
+            assert self.window.pending is not None
+            return self.window.pending, self.slots
+        pending = max(look.base[row] - look.cached[row] for row in self.live)
+        return pending, max(look.base) + self.window.guesses
+
+    def advance(self, pending: int, view: int) -> None:
+        """Execute one step."""
+        self.step(pending, view)
 
     def step(self, pending: int, view: int) -> None:
         """One forward. No host synchronisation."""
         guess = self.method.guess(self.state, self.rows, self.lanes)
         ids, feed = self._feed(guess, pending, view)
-        with self.stopwatch.forward():
-            judged = Judged(self.target.forward(ids, feed, judged=guess.shape[1] + 1))
+        judged = Judged(self.target.forward(ids, feed, judged=guess.shape[1] + 1))
         self._commit(self.method.accept(self.state, self.rows, judged))
-        self.fed.append(self.fed[-1] + ids.shape[1])
-        self.drafted.append(self._draft_forwards())
 
     def _feed(self, guess: Tensor, pending: int, view: int) -> tuple[Tensor, Feed]:
         """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
         rows, window, guesses = self.rows, self.window, guess.shape[1]
         base = rows.base[:, None]
-        slots = torch.maximum(base + (self._arange(pending) - pending), rows.cached[:, None])
+        slots = torch.maximum(base + (self.arange[:pending] - pending), rows.cached[:, None])
         ids = rows.tokens.gather(1, slots)
         positions = slots
         if guesses:
-            places = base + self._arange(guesses)
+            places = base + self.arange[:guesses]
             ids = torch.cat((ids, guess), 1)
             positions = torch.cat((slots, places if window.offset is None else base + window.offset), 1)
             slots = torch.cat((slots, places), 1)
-        full = self.tight and not guesses and len(self.prompts) == 1
+        full = self.tight and not guesses and self.width == 1
         return ids, Feed(slots, positions, rows.base, view, full, self.method.visible, window.sees)
 
     def _commit(self, commit: Commit) -> None:
         """Cut at end token and budget, write the tokens, move the cursors."""
         rows, method = self.rows, self.method
-        room = (rows.limit - rows.known) * ~rows.done
-        kept = rules.keep(commit.tokens, commit.count, room, self.ends)
-        count = kept.sum(1)
+        count, ended = rules.keep(commit.tokens, commit.count, rows.limit - rows.known, self.ends)
         # What is written beyond the kept tokens lies beyond `known` and is overwritten before anyone reads it.
-        rows.tokens.scatter_(1, rows.known[:, None] + self._arange(commit.tokens.shape[1]), commit.tokens)
+        rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
         if commit.path is not None:
-            depth = self._arange(commit.path.shape[1])
+            depth = self.arange[: commit.path.shape[1]]
             self.target.cache.move(rows.base[:, None] + commit.path, rows.base[:, None] + depth)
         final_guesses = rows.base + commit.kept
         rows.known.add_(count)
-        rows.done.logical_or_((self.ends[commit.tokens] & kept).any(1)).logical_or_(rows.known >= rows.limit)
+        torch.where(ended, rows.known, rows.limit, out=rows.limit)
+        torch.ge(rows.known, rows.limit, out=rows.done)
         rows.base.copy_(method.base(self.state, rows))
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)
-        rows.cached.copy_(torch.minimum(final_guesses, final))
-        self.counts.append(count)
+        torch.minimum(final_guesses, final, out=rows.cached)
+        self.commits.scatter_(1, self.forwards[:, None], count[:, None])
+        self.forwards.add_(1)
 
-    def generations(self, stop: Sequence[Sequence[str]]) -> list[Generation]:
-        """What every row said, cut at its stop strings. Waits for the device once."""
-        tokens, known = self.rows.tokens.tolist(), self.rows.known.tolist()
-        counts = torch.stack(self.counts, 1).tolist()
-        ends = self.ends.tolist()
-        return [
-            self._generation(tokens[r][len(prompt) : known[r]], counts[r], stop[r], ends)
-            for r, prompt in enumerate(self.prompts)
-        ]
+    @property
+    def width(self) -> int:
+        """R."""
+        return len(self.rows.done)
 
-    def _generation(self, ids: list[int], counts: list[int], stop: Sequence[str], ends: list[bool]) -> Generation:
-        length, text, found = self._cut_at_string(ids, stop)
-        ids = ids[:length]
-        reason: FinishReason = "stop" if found else "end" if ends[ids[-1]] else "length"
-        commits, left = [], len(ids)
-        for count in counts:
-            commits.append(min(count, left))
-            left -= commits[-1]
-            if not left:
-                break
-        return Generation(
-            token_ids=ids,
-            text=text if found else self._text(ids[:-1] if reason == "end" else ids),
-            commits=commits,
-            positions_fed=self.fed[len(commits)],
-            draft_forwards=self.drafted[len(commits)] - self.drafted[0],
-            finish_reason=reason,
-        )
+    def _reset(self, requests: Requests) -> None:
+        self.requests, self.queue = requests, deque(range(len(requests.prompts)))
+        self.preparation_s = 0.0
+        self.live: set[int] = set()  # rows that decode
+        self.begun: dict[int, int] = {}  # row -> request in it
+        self.began: dict[int, int] = {}  # row -> steps made before it
+        self.answers: dict[int, tuple[list[int], list[int], int]] = {}  # request -> tokens, commits, steps before it
+        self.seen: deque[_Seen] = deque()
+        self.fed = [0]  # positions fed, up to each forward
+        self.drafted = [self._draft_forwards()]  # forwards of other lanes, up to each forward
+        self.said: dict[int, int] = {}  # row -> tokens searched for stop strings
+        self.ends.zero_()
+        if not requests.fixed_length:
+            self.ends[list(self.target.checkpoint.end_ids)] = True
+        for lane in self.lanes.values():
+            lane.reserve(self.width, self.slots)
 
-    def _cut_at_string(self, ids: list[int], stop: Sequence[str]) -> tuple[int, str, bool]:
-        """How many tokens there are up to the one that completes a stop string, and the text before it."""
-        text = self._text(ids) if stop else ""
-        if not any(s in text for s in stop):
-            return len(ids), text, False
-        low, high = 1, len(ids)
-        while low < high:  # the shortest prefix that holds a stop string
-            middle = (low + high) // 2
-            if any(s in self._text(ids[:middle]) for s in stop):
-                high = middle
-            else:
-                low = middle + 1
-        text = self._text(ids[:low])  # what was said behind the stop must not decide where the text ends
-        return low, text[: min(place for s in stop if (place := text.find(s)) >= 0)], True
+    def _refill(self, free: list[int]) -> None:
+        """Put the next requests into free rows: start the method's state, cache what is final of every prompt."""
+        free = free[: len(self.queue)]
+        taken = [self.queue.popleft() for _ in free]
+        prompts = [self.requests.prompts[request] for request in taken]
+        lengths = [len(prompt) for prompt in prompts]
+        rows, method, at = self.rows, self.method, torch.tensor(free, device=self.device)
+        tokens = torch.zeros(len(free), self.slots, dtype=torch.long)
+        for row, prompt in zip(tokens, prompts, strict=True):
+            row[: len(prompt)] = torch.tensor(prompt)
+        limits = [n + self.requests.budgets[request] for n, request in zip(lengths, taken, strict=True)]
+        rows.tokens[at] = tokens.to(self.device)
+        for cursor, values in (
+            (rows.request, taken),
+            (rows.prompt_len, lengths),
+            (rows.known, lengths),
+            (rows.base, lengths),
+            (rows.limit, limits),
+        ):
+            cursor[at] = torch.tensor(values, device=self.device)
+        for fresh in (rows.cached, rows.done, self.forwards):
+            fresh[at] = 0
+        for name, start in method.start(rows, self.lanes).items():
+            self.state.setdefault(name, start.clone())[at] = start[at]
+        rows.base[at] = method.base(self.state, rows)[at]
+        rows.cached[at] = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
+        self._prefill(at)
+        step = len(self.fed) - 1
+        self.live |= set(free)
+        self.begun |= zip(free, taken, strict=True)
+        self.began |= dict.fromkeys(free, step)
+        self.said |= zip(free, lengths, strict=True)
 
-    def _stop_at_strings(self, stop: Sequence[Sequence[str]]) -> None:
-        """Mark rows done that said a stop string; read only what is new, and a little before it."""
-        if not any(stop):
-            return
-        tokens, known, done = self.rows.tokens.tolist(), self.rows.known.tolist(), self.rows.done.tolist()
-        for row, strings in enumerate(stop):
-            if done[row] or not strings:
-                continue
-            overlap = max(len(s.encode()) for s in strings)  # a token is at least a byte
-            tail = self._text(tokens[row][max(len(self.prompts[row]), self.read[row] - overlap) : known[row]])
-            self.read[row] = known[row]
-            if any(s in tail for s in strings):
-                self.rows.done[row] = True
+    def _prefill(self, at: Tensor) -> None:
+        """Feed what may be cached of the rows `at`, right-aligned, in chunks."""
+        rows = self.rows
+        cached, base = rows.cached[at], rows.base[at]
+        length = int(cached.max())
+        slots = (cached[:, None] + self.arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
+        width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
+        for begin in range(0, length, width):
+            chunk = slots[:, begin : begin + width]
+            some = None if len(at) == self.width else at
+            feed = Feed(chunk, chunk, base, min(begin + width, length), visible=self.method.visible, rows=some)
+            self.target.forward(rows.tokens[at].gather(1, chunk), feed, judged=1)
+
+    def _finished(self, look: Look) -> list[int]:
+        """Live rows that are done, by end token or budget as the step saw, or by a stop string found here."""
+        if look.tokens is not None:
+            for row in self.live:
+                if not look.done[row] and self._says_stop(row, look):
+                    self.rows.limit[row] = self.rows.known[row]
+                    look.done[row] = True
+        return sorted(row for row in self.live if look.done[row])
+
+    def _says_stop(self, row: int, look: Look) -> bool:
+        """Has it said a stop string? Reads only what is new, and a little before it."""
+        assert look.tokens is not None
+        request, known = self.begun[row], look.known[row]
+        strings = self.requests.stop[request]
+        overlap = max((len(s.encode()) for s in strings), default=0)  # a token is at least a byte
+        begin = max(len(self.requests.prompts[request]), self.said[row] - overlap)
+        self.said[row] = known
+        tail = text_of(self.target.checkpoint.tokenizer, look.tokens[row][begin:known]) if strings else ""
+        return any(s in tail for s in strings)
+
+    def _collect(self, finished: list[int]) -> None:
+        """Take what was said in some rows."""
+        at = torch.tensor(finished, device=self.device)
+        rows, commits = self.rows, self.commits[at, : len(self.fed) - 1].tolist()
+        tokens, known = rows.tokens[at].tolist(), rows.known[at].tolist()
+        for row, ids, until, counts in zip(finished, tokens, known, commits, strict=True):
+            request = self.begun.pop(row)
+            prompt = len(self.requests.prompts[request])
+            self.answers[request] = (ids[prompt:until], counts, self.began.pop(row))
+
+    def _generations(self) -> list[Generation]:
+        """Every request's answer, cut at its stop strings; counts end with its last kept token."""
+        checkpoint, requests = self.target.checkpoint, self.requests
+        end_ids = () if requests.fixed_length else checkpoint.end_ids
+        generations = []
+        for request in range(len(requests.prompts)):
+            ids, counts, began = self.answers[request]
+            stop = () if requests.fixed_length else requests.stop[request]
+            ids, text, reason = finish(checkpoint.tokenizer, ids, end_ids, stop)
+            commits, left = [], len(ids)
+            for count in counts:
+                commits.append(min(count, left))
+                left -= commits[-1]
+                if not left:
+                    break
+            generations.append(
+                Generation(
+                    token_ids=ids,
+                    text=text,
+                    commits=commits,
+                    positions_fed=self.fed[began + len(commits)] - self.fed[began],
+                    draft_forwards=self.drafted[began + len(commits)] - self.drafted[began],
+                    finish_reason=reason,
+                )
+            )
+        return generations
+
+    def _read(self, *, tokens: bool = False) -> "_Seen":
+        """Begin to read the cursors, and the tokens if asked for."""
+        rows = self.rows
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long()))
+        return _Seen(cursors, rows.tokens if tokens else None, wait=self.tight)
+
+    def _look(self, seen: "_Seen") -> Look:
+        [base, cached, known, done], tokens = seen.get()
+        return Look(base, cached, known, done, tokens)
 
     def _forwards(self) -> int:
         return sum(lane.forwards for lane in self.lanes.values())
@@ -293,45 +398,35 @@ class Batch:
     def _draft_forwards(self) -> int:
         return self._forwards() - self.target.forwards
 
+    def _host_s(self) -> float:
+        return sum(lane.host_s for lane in self.lanes.values())
+
     def _calls(self) -> int:
         """Forwards that the models themselves have seen."""
         return sum(calls.n for calls in {lane.checkpoint.calls for lane in self.lanes.values()})
 
-    def _text(self, ids: list[int]) -> str:
-        tokenizer = self.target.checkpoint.tokenizer
-        text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text)
 
-    def _rows(self) -> Rows:
-        lengths = [len(prompt) for prompt in self.prompts]
-        slots = max(lengths) + self.max_new_tokens + max(self.window.guesses, self.window.commits)
-        for role, lane in self.lanes.items():
-            if max(lengths) + self.max_new_tokens > lane.checkpoint.max_positions:
-                raise UserError(
-                    f"a prompt of {max(lengths)} tokens and {self.max_new_tokens} new ones do not fit the context of "
-                    f"the {role!r} checkpoint ({lane.checkpoint.max_positions}); lower `--max-new-tokens`."
-                )
-            lane.reserve(len(lengths), slots)
-        tokens = torch.zeros(len(lengths), slots, dtype=torch.long)
-        for row, prompt in enumerate(self.prompts):
-            tokens[row, : len(prompt)] = torch.tensor(prompt)
-        device = self.target.device
-        prompt_len = torch.tensor(lengths, device=device)
-        return Rows(
-            tokens=tokens.to(device),
-            prompt_len=prompt_len,
-            known=prompt_len.clone(),
-            base=prompt_len.clone(),
-            cached=torch.zeros_like(prompt_len),
-            limit=prompt_len + self.max_new_tokens,
-            done=torch.zeros_like(prompt_len, dtype=torch.bool),
-        )
+class _Seen:
+    """Cursors and tokens on their way to the host."""
 
-    def _ends(self, fixed_length: bool) -> Tensor:
-        ends = torch.zeros(self.target.checkpoint.vocabulary, dtype=torch.bool, device=self.target.device)
-        if not fixed_length:
-            ends[list(self.target.checkpoint.end_ids)] = True
-        return ends
+    def __init__(self, cursors: Tensor, tokens: Tensor | None, *, wait: bool) -> None:
+        self.cursors, self.tokens, self.arrived = cursors, tokens, None
+        if wait:
+            return
+        self.cursors = self._send(cursors)
+        self.tokens = None if tokens is None else self._send(tokens)
+        if cursors.is_cuda:
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
 
-    def _arange(self, length: int) -> Tensor:
-        return torch.arange(length, device=self.target.device)
+    def get(self) -> tuple[list[list[int]], list[list[int]] | None]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.cursors.tolist(), None if self.tokens is None else self.tokens.tolist()
+
+    @staticmethod
+    def _send(tensor: Tensor) -> Tensor:
+        """A copy that later steps leave alone, on the host once the event behind it has passed."""
+        if not tensor.is_cuda:
+            return tensor.clone()
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

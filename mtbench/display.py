@@ -11,10 +11,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mtbench.plan import Cell, Plan
+from mtbench.simulated import KINDS
 
 WIDE = 100
 PLAIN_LINE_EVERY_S = 10.0
 DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
+
+
+def reservations(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What stands over anything made from these cells: what is simulated in them, and that they show mechanics only."""
+    simulated = [c["simulated"] for c in cells if c["simulated"]]
+    kinds = " and ".join(word for kind, word in KINDS.items() if any(s[kind] for s in simulated))
+    said = [f"Simulated {kinds}: speed only, and not that of a trained model"] if kinds else []
+    return said + [DEMONSTRATION] * any(c["demonstration"] for c in cells)
+
+
+def simulation(simulated: Mapping[str, Any]) -> str:
+    """What is not real about a cell."""
+    weights, accept, note = simulated["weights"], simulated["accept"], simulated["note"]
+    said = [f"{weights} weights" if weights else "", f"acceptance scripted by {accept}" if accept else "", note or ""]
+    return "; ".join(filter(None, said))
 
 
 class RunProgress:
@@ -56,9 +72,11 @@ class RunProgress:
         self.done += 1
         speed = ""
         if timing is not None:
-            rate, per_forward = timing["tokens"] / timing["wall_s"], timing["tokens"] / timing["row_forwards"]
-            speed = f"{rate:,.0f} tokens/s, {per_forward:.2f} tokens/forward"
+            speed = f"{timing['tokens'] / timing['wall_s']:,.0f} tokens/s"
+            if timing["row_forwards"]:
+                speed += f", {timing['tokens'] / timing['row_forwards']:.2f} tokens/forward"
         where = f"cell {index}/{self.cells} {cell.arm} b{cell.batch_size}"
+        where += "" if cell.batching == "static" else f" {cell.batching}"
         self.bar.update(self.task, advance=1, description=escape(where), speed=speed)
         now = time.monotonic()
         if not self.live and (now - self.spoke > PLAIN_LINE_EVERY_S or self.done == self.work):
@@ -88,23 +106,23 @@ def plan_table(plan: Plan) -> Table:
     for group in plan.groups:
         for name in group.cells:
             items, rounds = sum(map(len, group.blocks)), "+".join(map(str, group.rounds))
-            row = (group.suite, plan.cell(name).arm, str(group.batch_size), str(items), str(len(group.blocks)), rounds)
+            batch = f"{group.batch_size}{'' if group.batching == 'static' else f' {group.batching}'}"
+            row = (group.suite, plan.cell(name).arm, batch, str(items), str(len(group.blocks)), rounds)
             table.add_row(*map(escape, row))
     return table
 
 
 def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
-    """One table per suite and batch size, one row per arm; 95 % intervals and verdicts stand under the values.
+    """One table per suite, batch size and batching, a row per arm; 95 % intervals and verdicts stand under the values.
 
-    A terminal narrower than `WIDE` columns goes without the column of the deployment baseline.
+    A terminal narrower than `WIDE` columns goes without the deployment baseline and those by another engine.
     """
     tables = []
-    for suite, batch_size in dict.fromkeys((c["suite"], c["batch_size"]) for c in results["cells"]):
-        cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == (suite, batch_size)]
-        title = f"{suite}, batch size {batch_size}, {max(c['items'] for c in cells)} items"
+    for place, cells in sections(results["cells"]).items():
+        title = f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"
         minds = {cell["cell"]: mind(cell) for cell in cells}
         notes = list(dict.fromkeys(note for said in minds.values() for note in said))
-        caption = [DEMONSTRATION] * any(c["demonstration"] for c in cells)
+        caption = reservations(cells)
         caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
         table = Table(
             title=escape(title),
@@ -116,16 +134,33 @@ def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
             padding=(0, 1, 0, 0),
         )
         table.add_column("arm", overflow="fold", min_width=14)
-        headings = ["accuracy, %", "tokens per\nforward", "tokens/s", "speedup,\nsame model", "speedup,\ndeployed"]
-        for heading in headings[: None if width >= WIDE else -1]:
+        headings = ["accuracy, %", "tokens per\nforward", "tokens/s", "speedup,\nsame model"]
+        engines = any(s.get("includes_engine") for c in cells for s in c["speedup"])
+        beside = (1 + engines) * (width >= WIDE)
+        headings += ["speedup,\ndeployed", "incl.\nengine"][:beside]
+        for heading in headings:
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("lossless", min_width=8)
+        on = {c["arm"]: c["on"] for c in cells}
         for cell in cells:
             marks = "".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]])
-            *row, deployed, grade = _row(cell, marks)
-            table.add_row(*map(escape, [*row, deployed, grade] if width >= WIDE else [*row, grade]))
+            *row, grade = _row(cell, marks, on)
+            table.add_row(*map(escape, [*row[: len(headings) + 1], grade]))
         tables.append(table)
     return tables
+
+
+def sections(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int, str], list[Mapping[str, Any]]]:
+    """(suite, batch size, batching) -> the cells that are compared there, each kind apart."""
+    found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        found.setdefault((cell["suite"], cell["batch_size"], cell["batching"]), []).append(cell)
+    return found
+
+
+def batches(size: int, batching: str) -> str:
+    """How a group is batched, in words."""
+    return f"batch size {size}" if batching == "static" else f"batch size {size}, {batching}"
 
 
 def mind(cell: Mapping[str, Any]) -> list[str]:
@@ -135,13 +170,14 @@ def mind(cell: Mapping[str, Any]) -> list[str]:
     return failed + partial + [f"void: {reason}" for reason in cell["void"]] + list(cell["flags"])
 
 
-def _row(cell: Mapping[str, Any], marks: str) -> tuple[str, ...]:
+def _row(cell: Mapping[str, Any], marks: str, on: Mapping[str, str]) -> tuple[str, ...]:
+    """Arm, accuracy, tokens per forward, tokens/s, speedups, grade. on: arm -> its role."""
     arm, accuracy = f"{cell['arm']} {marks}".replace("@", "\n@"), cell["accuracy"]
     if cell["status"] == "failed":
-        return (arm, *["–"] * 5, "failed")
+        return (arm, *["–"] * 6, "failed")
     verdicts = {a["baseline"]: a["verdict"] for a in cell["accuracy_vs"]}
     speedups = {s["baseline"]: s for s in cell["speedup"]}
-    same, deployed = _own_and_deployed(cell)
+    same, deployed = _own_and_deployed(cell, on)
     return (
         arm,
         stacked(
@@ -155,22 +191,40 @@ def _row(cell: Mapping[str, Any], marks: str) -> tuple[str, ...]:
             stacked(number(s["value"], 2), bounds(ci_of(s), 2), _word(s["verdict"])) if s else "–"
             for s in (speedups.get(same), speedups.get(deployed))
         ),
+        _including_engine(cell),
         lossless_text(cell),
     )
 
 
-def _own_and_deployed(cell: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _own_and_deployed(cell: Mapping[str, Any], on: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The baselines on the same checkpoint, and on the one that would be deployed without this method."""
-    baselines = [s["baseline"] for s in cell["speedup"]]
-    own = next((b for b in baselines if f"@{cell['on']}/" in b), None)
+    baselines = [s["baseline"] for s in cell["speedup"] if not s.get("includes_engine")]
+    own = next((b for b in baselines if on[b] == cell["on"]), None)
     return own, next((b for b in baselines if b != own), None)
+
+
+def _including_engine(cell: Mapping[str, Any]) -> str:
+    """Over the fastest reference by another engine, and beside it the part of the arm's own engine."""
+    entry = strongest(cell)
+    if entry is None:
+        return "–"
+    plain = entry["plain"] and number(entry["plain"]["value"], 2)
+    return stacked(
+        number(entry["value"], 2), bounds(ci_of(entry), 2), plain and f"plain {plain}", f"vs {entry['baseline']}"
+    )
+
+
+def strongest(cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The comparison with the fastest of the references by another engine: the least flattering one."""
+    entries = [s for s in cell["speedup"] if s.get("includes_engine") and s["value"] is not None]
+    return min(entries, key=lambda s: float(s["value"]), default=None)
 
 
 def lossless_text(cell: Mapping[str, Any]) -> str:
     """The grade, or why there is none."""
     if cell["lossless"] is not None:
         return str(cell["lossless"]["grade"])
-    return "–" if cell["reference"] else "unchecked" if cell["claims"] == "lossless" else "lossy"
+    return "–" if cell["reference"] or cell["simulated"] else "unchecked" if cell["claims"] == "lossless" else "lossy"
 
 
 def _word(verdict: str | None) -> str | None:

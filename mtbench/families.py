@@ -1,15 +1,17 @@
 """Families: checkpoints that belong together, by role. Light: nothing here loads a model.
 
+A checkpoint is a folder, a hub id, an embedded one, or `random:SHAPE`: weights made on the spot (mtbench/shapes.py).
 The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user Xalphinions).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtbench.errors import UserError, unknown
+from mtbench.shapes import SHAPES
 
 RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
 
@@ -57,6 +59,7 @@ def _released(size: str) -> Family:
 
 TINY = Path(__file__).parent / "tiny"
 EMBEDDED = "embedded:tiny/"  # so that a plan made here is good for another installation
+RANDOM = "random:"  # weights made on the spot, in a published shape or in that of a folder's config.json
 
 
 def locate(source: str) -> str:
@@ -79,12 +82,33 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] | None = None) -> Family:
-    """The family `name`; with `model`, a family with the role `ar` alone; `checkpoints` override roles.
+def random_source(text: str) -> str:
+    """`random:NAME` or `random:FOLDER`, the folder by its absolute path. Raises UserError with the choices."""
+    shape = text.removeprefix(RANDOM)
+    source = shape if shape in SHAPES else _absolute(shape)
+    if not text.startswith(RANDOM) or not (source in SHAPES or (Path(locate(source)) / "config.json").is_file()):
+        raise UserError(
+            f"weights {text!r} are not known; choose {', '.join(RANDOM + known for known in SHAPES)}, "
+            f"or {RANDOM}FOLDER with a config.json."
+        )
+    return RANDOM + source
 
-    Raises UserError for an unknown name or a local path that does not exist.
+
+def family(
+    name: str,
+    model: str | None = None,
+    checkpoints: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    roles: Iterable[str] = (),
+) -> Family:
+    """The family `name`; with `model`, a family with the role `ar` alone; with `weights`, random ones in all `roles`.
+
+    `checkpoints` override roles. Raises UserError for an unknown name or a local path that does not exist.
     """
-    if model is not None:
+    if weights is not None:
+        source = random_source(weights)
+        chosen = Family(RANDOM + Path(source.removeprefix(RANDOM)).name, dict.fromkeys(roles, source))
+    elif model is not None:
         chosen = Family(Path(model).name, {"ar": _absolute(model)}, about="given by --model")
     elif name in FAMILIES:
         chosen = FAMILIES[name]
@@ -100,7 +124,7 @@ def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] |
     )
     for role, where in chosen.roles.items():
         looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1
-        if looks_local and not Path(locate(where)).is_dir():
+        if looks_local and not where.startswith(RANDOM) and not Path(locate(where)).is_dir():
             raise UserError(
                 f"checkpoint {where!r} for the role {role!r} does not exist; "
                 "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
@@ -109,6 +133,8 @@ def family(name: str, model: str | None = None, checkpoints: Mapping[str, str] |
 
 
 def _absolute(where: str) -> str:
-    """A folder by its absolute path, so that a plan means the same from anywhere; a hub id as it is."""
+    """A folder by its absolute path, so that a plan means the same from anywhere; anything else as it is."""
+    if where.startswith(RANDOM):
+        return random_source(where)
     path = Path(where).expanduser()
     return str(path.resolve()) if path.is_dir() else where

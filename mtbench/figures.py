@@ -84,9 +84,7 @@ def _frontier(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[st
     scored = [c for c in timed if c["accuracy"] and c["accuracy"]["value"] is not None]
     if not scored:
         return _speeds(timed, numbers, own, note)
-    figure, axes = _canvas(
-        "Speed and accuracy of each arm", "up and to the right is better", 230, _key(scored, numbers)
-    )
+    figure, axes = canvas("Speed and accuracy of each arm", "up and to the right is better", 230, _key(scored, numbers))
     baselines = _baselines(cells)
     points = [(c["tokens_per_s"]["value"], c["accuracy"]["value"] * 100) for c in scored]
     for cell, (x, y) in zip(scored, points, strict=True):
@@ -111,7 +109,7 @@ def _frontier(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[st
     axes.grid(color=RULE, lw=0.6)
     _label_points(axes, points, [numbers[c["arm"]] for c in scored])
     told = "; ".join(f"{c['arm']} {x:,.0f} tokens/s, {y:.1f}%" for c, (x, y) in zip(scored, points, strict=True))
-    return _finish(
+    return finish(
         figure,
         note,
         name="frontier",
@@ -127,7 +125,7 @@ def _speeds(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str,
     if not cells:
         return None
     title = "Speed of each arm"
-    figure, axes = _canvas(title, "not scored: nothing is said of accuracy", 30 * len(cells) + 12, left=10)
+    figure, axes = canvas(title, "not scored: nothing is said of accuracy", 30 * len(cells) + 12, left=10)
     baselines = _baselines(cells)
     for row, cell in enumerate(cells):
         low, high = _bounds(cell["tokens_per_s"])[::2]
@@ -140,7 +138,7 @@ def _speeds(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str,
     axes.set_xlabel("tokens per second")
     axes.grid(axis="x", color=RULE, lw=0.6)
     told = "; ".join(f"{c['arm']} {c['tokens_per_s']['value']:,.1f}" for c in cells)
-    return _finish(
+    return finish(
         figure,
         note,
         name="frontier",
@@ -158,7 +156,7 @@ def _histogram(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[s
     title = "How many tokens each forward committed"
     sizes = sorted({shade(int(size)) for c in counted for size in c["commit_histogram"]})
     subtitle = "share of forwards; right: tokens per forward"
-    figure, axes = _canvas(title, subtitle, 34 * len(counted) + 10, left=14, right=44, axis=46)
+    figure, axes = canvas(title, subtitle, 34 * len(counted) + 10, left=14, right=44, axis=46)
     told = []
     for row, cell in enumerate(counted):
         shares = dict.fromkeys(sizes, 0.0)
@@ -196,7 +194,7 @@ def _histogram(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[s
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(length=0)
     _shade_key(figure, sizes)
-    return _finish(
+    return finish(
         figure,
         note,
         name="commits",
@@ -216,12 +214,12 @@ def _factors(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str
     steps = {c["arm"]: _steps(own[c["arm"]]) for c in explained}
     lines = sum(len(s) + 1 for s in steps.values()) + 0.9 * len(explained)
     subtitle = "over the baseline on the same checkpoint; factors multiply"
-    figure, axes = _canvas(title, subtitle, 15.5 * lines, left=118, right=46, axis=26)
+    figure, axes = canvas(title, subtitle, 15.5 * lines, left=118, right=46, axis=26)
     edge = axes.get_yaxis_transform()
     y, reach, told = 0.0, [1.0], []
     for cell in explained:
         entry = own[cell["arm"]]
-        label = _name(cell, numbers, 50)
+        label = name_of(cell, numbers, 50)
         axes.text(
             -114 / (WIDTH - 164),
             y,
@@ -257,14 +255,14 @@ def _factors(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str
     span = max(1.25, *(max(r, 1 / r) for r in reach if r > 0))
     low, high = min(0.97, min(reach) / 1.06), max(1.03, max(reach) * 1.06)
     axes.set_xlim(min(low, span**-0.15), max(high, span**0.15))
-    ticks = _log_ticks(*axes.get_xlim())
+    ticks = log_ticks(*axes.get_xlim())
     axes.set_xticks(ticks, [f"×{t:g}" for t in ticks])
     axes.minorticks_off()
     axes.grid(axis="x", color=RULE, lw=0.6)
     axes.set_axisbelow(True)
     axes.set_ylim(y - 1.2, -0.8)
     axes.set_yticks([])
-    return _finish(
+    return finish(
         figure,
         note,
         name="factors",
@@ -284,7 +282,7 @@ def _steps(entry: Cell) -> list[tuple[str, float]]:
     return [(name, factor) for name, factor in steps if factor > 0]
 
 
-def _canvas(
+def canvas(
     title: str,
     subtitle: str,
     height: float,
@@ -309,7 +307,7 @@ def _canvas(
     return figure, axes
 
 
-def _finish(figure: Figure, note: str, *, name: str, title: str, caption: str, alt: str) -> Drawing:
+def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, alt: str) -> Drawing:
     height = figure.get_size_inches()[1] * 72
     figure.text(4 / WIDTH, 5 / height, note, fontsize=8, color=MUTED, va="baseline")
     svg, png = io.StringIO(), io.BytesIO()
@@ -375,10 +373,10 @@ def _baselines(cells: Sequence[Cell]) -> set[str]:
 
 
 def _key(cells: Sequence[Cell], numbers: Mapping[str, int]) -> list[str]:
-    return [_name(cell, numbers, 54) for cell in cells]
+    return [name_of(cell, numbers, 54) for cell in cells]
 
 
-def _name(cell: Cell, numbers: Mapping[str, int], most: int) -> str:
+def name_of(cell: Cell, numbers: Mapping[str, int], most: int) -> str:
     """An arm as figures name it, with its number, in about `most` letters."""
     arm = cell["arm"] if len(cell["arm"]) <= most else f"{cell['arm'][: most - 1]}…"
     return f"{numbers[cell['arm']]}\u2002{arm}{' (void)' if cell['void'] else ''}"
@@ -386,7 +384,7 @@ def _name(cell: Cell, numbers: Mapping[str, int], most: int) -> str:
 
 def _row_label(axes: Axes, y: float, cell: Cell, numbers: Mapping[str, int]) -> None:
     edge = axes.get_yaxis_transform()
-    axes.text(0, y, _name(cell, numbers, 52), transform=edge, fontsize=10.5, va="baseline")
+    axes.text(0, y, name_of(cell, numbers, 52), transform=edge, fontsize=10.5, va="baseline")
 
 
 def _shade_key(figure: Figure, sizes: Sequence[int]) -> None:
@@ -434,7 +432,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
     return low - air, high + air
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """A few round numbers between the limits, 1 among them."""
     for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(1 + i / 10 for i in range(90))):
         ticks = [round(s * 10.0**e, 6) for e in range(-6, 7) for s in steps if low <= s * 10.0**e <= high]

@@ -5,22 +5,26 @@ Needs torch and transformers only. What is on disk counts; what is missing is ru
 """
 
 import dataclasses
+import itertools
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from mtbench import lossless, machine, memory
-from mtbench.decoding import Generation, Stuck, Timing, decode
+from mtbench import energy, lossless, machine, memory, roofline
+from mtbench.decoding import Stuck
 from mtbench.errors import UserError, first_line
-from mtbench.lab import Lab, method_of
+from mtbench.generation import Generation, Timing
+from mtbench.lab import Lab
+from mtbench.models import DTYPES
 from mtbench.plan import Cell, Group, Plan, SuitePlan
 from mtbench.rundir import Record, RunDirectory
 
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 16
+WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
 
 
 class Progress(Protocol):
@@ -53,6 +57,7 @@ def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None 
     for cell in plan.cells:
         if cell.cell not in failed:
             lossless.check(run, cell, lab, progress.note)
+    energy.measure(run, plan, lab, failed, progress.note, deadline)
     lab.clear()
     memory.measure(run, plan, lab.device, failed, progress.note)
 
@@ -67,7 +72,8 @@ def _begin_session(run: RunDirectory, lab: Lab) -> int:
                 f"this run was begun with --{name} {sessions[0][name]}, here it would go on with {here}; "
                 f"a cell must not mix them. Go on where it began, or start another run with `-o DIR`."
             )
-    sessions = [*sessions, {**machine.environment(sys.argv), **lab.describe()}]
+    probed = roofline.describe(lab.device, DTYPES[lab.dtype], lab.checkpoints)
+    sessions = [*sessions, {**machine.environment(sys.argv), **lab.describe(), **probed}]
     run.write_json("environment.json", {**environment, "sessions": sessions})
     return len(sessions)
 
@@ -81,6 +87,8 @@ class Stage:
         self.run, self.plan, self.group, self.lab, self.failed, self.progress = run, plan, group, lab, failed, progress
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
+        longest = max(len(item.prompt_ids) for item in self.suite.items)
+        self.room = longest + self.suite.max_new_tokens  # of every batch: shapes are the same for all blocks
         self.done = self._mend()
         self.tokens: dict[tuple[str, str], list[int]] = {
             (cell.cell, line["item"]): line["token_ids"]
@@ -101,10 +109,7 @@ class Stage:
 
     def run_blocks(self, session: int, deadline: float) -> None:
         todo = self.todo
-        shapes = {len(self.group.blocks[block]): block for _, block in todo}  # rows -> a block of that shape
-        for block in shapes.values():
-            for cell in self._live():
-                self._attempt(cell, block, WARM_UP_TOKENS)
+        self._warm_up(session, {len(self.group.blocks[block]): block for _, block in todo}.values())
         for round_, block in todo:
             if time.monotonic() > deadline:
                 self.progress.note("time budget spent; what is missing runs with --resume")
@@ -114,9 +119,23 @@ class Stage:
             for place, cell in enumerate(order):
                 self._run_batch(cell, session, round_, block, place)
 
+    def _warm_up(self, session: int, blocks: Collection[int]) -> None:
+        """Decode a little of a block of every shape until no arm has anything left to prepare; note what it cost."""
+        prepared_s = dict.fromkeys(self.group.cells, 0.0)
+        for _ in range(WARM_UPS):
+            before_s = sum(prepared_s.values())
+            for block, cell in itertools.product(blocks, self._live()):
+                outcome = self._attempt(cell, block, WARM_UP_TOKENS)
+                prepared_s[cell.cell] += outcome[1].preparation_s if outcome else 0.0
+            if sum(prepared_s.values()) == before_s:
+                break
+        lines = [{"session": session, "cell": name, "preparation_s": s} for name, s in prepared_s.items() if s]
+        self.run.append("preparation.jsonl", lines)
+
     def _run_batch(self, cell: Cell, session: int, round_: int, block: int, place: int) -> None:
-        before = machine.sample()
+        before = machine.sample(self.lab.device)
         outcome = self._attempt(cell, block, self.suite.max_new_tokens)
+        after = machine.sample(self.lab.device)  # at once, while the device is as the batch left it
         index = self.plan.cells.index(cell) + 1
         if outcome is None:
             self.progress.decoded(cell, index, 0, None)
@@ -131,15 +150,13 @@ class Stage:
         else:
             same = [self.tokens[cell.cell, i.item] == g.token_ids for i, g in zip(items, generations, strict=True)]
             identical = sum(same)
-        state = machine.sample()
         line = {
             "session": session,
             "round": round_,
             "block": block,
             "order": place,
             **dataclasses.asdict(timing),
-            **state,
-            "dropped": machine.contamination(before) or machine.contamination(state),
+            **machine.window(before, after),
             "identical": identical,
         }
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
@@ -150,13 +167,13 @@ class Stage:
         items = [self.suite.items[i] for i in self.group.blocks[block]]
         budget = min(budget, self.suite.max_new_tokens)
         try:
-            return decode(
-                method_of(cell),
-                self.lab.lanes_of(cell),
+            return self.lab.decode(
+                cell,
                 [i.prompt_ids for i in items],
                 budget,
+                items=self.group.blocks[block],
                 stop=[i.stop for i in items],
-                fixed_length=cell.length == "fixed",
+                room=self.room,
             )
         except UserError:
             raise
@@ -220,15 +237,11 @@ def estimate_s(plan: Plan) -> float:
     for group in plan.groups:
         suite = plan.suite(group.suite)
         items = [suite.items[i] for i in group.blocks[0]]
+        few = min(WARM_UP_TOKENS, suite.max_new_tokens)
         for cell in map(plan.cell, group.cells):
             for _ in range(2):
-                timing = decode(
-                    method_of(cell),
-                    lab.lanes_of(cell),
-                    [i.prompt_ids for i in items],
-                    min(WARM_UP_TOKENS, suite.max_new_tokens),
-                    fixed_length=True,
-                )[1]
-            per_token_s = timing.decode_s / min(WARM_UP_TOKENS, suite.max_new_tokens)
-            total += sum(group.rounds) * (timing.prefill_s + per_token_s * suite.max_new_tokens)
+                prompts = [i.prompt_ids for i in items]
+                timing = lab.decode(cell, prompts, few, items=group.blocks[0], fixed_length=True)[1]
+            before_s = timing.prefill_s or 0.0
+            total += sum(group.rounds) * (before_s + (timing.wall_s - before_s) * suite.max_new_tokens / few)
     return total

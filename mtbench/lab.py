@@ -1,14 +1,19 @@
 """The lab: a plan's models, each loaded once, on the device and in the type they will be measured in."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from mtbench import simulated
+from mtbench.decoding import decode
+from mtbench.engine import ENGINES, Engine
 from mtbench.errors import UserError
+from mtbench.generation import Generation, Timing
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
 from mtbench.models import DTYPES, Checkpoint, load
+from mtbench.outside import Outside, run_outside
 from mtbench.plan import Cell, Plan
 from mtbench.registry import METHODS
 from mtbench.rundir import Record
@@ -25,14 +30,76 @@ class Lab:
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]
         self.checkpoints: dict[str, Checkpoint] = {}
-        self.lanes: dict[tuple[str, str], Lane] = {}  # by role too: a draft of the same weights has its own cache
+        self.engines: dict[str, Engine] = {}
+        self.methods: dict[str, Method] = {}  # by cell
+        # By role too: a draft of the same weights has its own cache.
+        self.lanes: dict[tuple[str, str, str], Lane] = {}
 
-    def lane(self, role: str, source: str) -> Lane:
+    def checkpoint(self, source: str) -> Checkpoint:
+        """Loaded once, whoever asks."""
         if source not in self.checkpoints:
             self.checkpoints[source] = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
-        if (role, source) not in self.lanes:
-            self.lanes[role, source] = Lane(self.checkpoints[source])
-        return self.lanes[role, source]
+        return self.checkpoints[source]
+
+    def engine(self, name: str) -> Engine:
+        """Made once, whoever asks."""
+        if name not in self.engines:
+            self.engines[name] = ENGINES[name]()
+        return self.engines[name]
+
+    def lane(self, role: str, source: str, engine: str | None) -> Lane:
+        """The lane of a role on a checkpoint, run by an engine; for a loop that is not ours, by the plain one."""
+        key = (role, source, engine or Engine.name)
+        if key not in self.lanes:
+            self.lanes[key] = self.engine(key[2]).lane(self.checkpoint(source))
+        return self.lanes[key]
+
+    def method(self, cell: Cell) -> Method:
+        """The cell's method, with the acceptance it is made to have; made once, for an engine knows it again."""
+        if cell.cell not in self.methods:
+            method = method_of(cell)
+            device = torch.device(self.device)
+            self.methods[cell.cell] = method if cell.accept is None else simulated.scripted(method, cell.accept, device)
+        return self.methods[cell.cell]
+
+    def decode(
+        self,
+        cell: Cell,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int | Sequence[int],
+        *,
+        items: Sequence[int] | None = None,
+        stop: Sequence[Sequence[str]] | None = None,
+        fixed_length: bool | None = None,
+        room: int = 0,
+    ) -> tuple[list[Generation], Timing]:
+        """Continue prompts as a cell says: its method, checkpoints, engine, rows and length.
+
+        `items`: which items of the suite the prompts are, for a cell whose acceptance is scripted; by default the
+        first. `fixed_length` overrules the cell's; `room`: positions a row shall have at least.
+        """
+        fixed = cell.length == "fixed" if fixed_length is None else fixed_length
+        method = self.method(cell)
+        budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        if cell.accept is not None:
+            items = range(len(prompts)) if items is None else items
+            fixed, budgets = True, simulated.budgets(cell.accept, items, budgets)
+            if isinstance(method, simulated.Scripted):
+                method.serve(items)
+        if isinstance(method, Outside):
+            checkpoint = self.checkpoint(cell.checkpoints[cell.on])
+            return run_outside(method, checkpoint, prompts, budgets, stop=stop, fixed_length=fixed, room=room)
+        return decode(
+            method,
+            self.lanes_of(cell),
+            prompts,
+            budgets,
+            rows=cell.batch_size,
+            stop=stop,
+            fixed_length=fixed,
+            room=room,
+            make=self.engine(cell.engine or Engine.name).batch,
+        )
 
     def load(self, plan: Plan) -> None:
         """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other."""
@@ -44,8 +111,8 @@ class Lab:
 
     def clear(self) -> None:
         """Let go of all models."""
-        self.lanes.clear()
-        self.checkpoints.clear()
+        for held in (self.lanes, self.methods, self.engines, self.checkpoints):
+            held.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -60,10 +127,15 @@ class Lab:
             "dtype": self.dtype,
             "threads": torch.get_num_threads(),
             "synchronisation_s": (ended - began) / 10,
+            "layers": {
+                f"{source} by {engine}": "transformers' modules" if lane.decoder is None else "mtbench's decoder"
+                for (_, source, engine), lane in self.lanes.items()
+            },
         }
 
     def lanes_of(self, cell: Cell) -> Lanes:
-        return Lanes(cell.on, {role: self.lane(role, source) for role, source in cell.checkpoints.items()})
+        """The lanes a cell runs on."""
+        return Lanes(cell.on, {role: self.lane(role, source, cell.engine) for role, source in cell.checkpoints.items()})
 
 
 def resolve_device(asked: str) -> str:

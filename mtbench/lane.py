@@ -3,24 +3,28 @@
 Models come from transformers through its public interfaces: a cache object (`update`, `get_seq_length`) and an
 attention function of our own. transformers builds no mask for a name it does not know,
 hands keyword arguments of `model(...)` through to the attention function, and tells it each layer's sliding
-window, so one function serves every decoder and every method runs the same code.
+window, so one function serves every model and every method runs the same code.
 
 R = rows, W = positions fed, S = slots of the cache, V = slots in view, H = query heads, K = key heads, d = head size.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from mtbench import kernels
+
 if TYPE_CHECKING:
+    from mtbench.decoder import Decoder
     from mtbench.models import Checkpoint
 
 ATTENTION = "mtbench"
+FEW = 64  # positions per row: more are a prefill, which the library's attention serves best
 Visible = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -44,10 +48,17 @@ class Feed:
     view_is_full: bool = False  # every slot in view holds a decided token
     visible: Visible = causal
     sees: Tensor | None = None  # (G, G) bool
+    rows: Tensor | None = None  # (R,) rows of the cache these are; None: all of them, in order
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """May query w see slot v? (R, W, V) bool."""
+        if sliding_window not in self._masks:
+            self._masks[sliding_window] = self._mask(sliding_window)
+        return self._masks[sliding_window]
+
+    def _mask(self, sliding_window: int | None) -> Tensor:
         slot = torch.arange(self.view, device=self.slots.device)
         query = self.positions[:, :, None]
         if self.sees is None:
@@ -77,6 +88,28 @@ class Feed:
             self._biases[key] = bias.repeat(1, group, 1)[:, None]
         return self._biases[key]
 
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        invariant: bool = False,
+    ) -> Tensor:
+        """Attention under this feed: query (R, H, W, d), key and value in view (R, K, V, d), result (R, W, H, d).
+
+        `invariant`: on a GPU by the kernel whose results do not depend on neighbours, however wide the feed.
+        """
+        if scale is None:
+            scale = query.shape[3] ** -0.5
+        if query.is_cuda and (invariant or query.shape[2] <= FEW):
+            length = self.slots[:, -1] + 1
+            return kernels.attend(query, key, value, self.mask(sliding_window), length, scale, softcap)
+        bias = self.bias(query.shape[1] // key.shape[1], sliding_window, query.dtype)
+        return kernels.attend_plain(query, key, value, bias, scale, softcap)
+
 
 def windowed_attention(
     module: torch.nn.Module,
@@ -91,99 +124,129 @@ def windowed_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention under `feed`: query (R, H, W, d), key and value (R, K, V, d), result (R, W, H, d).
-
-    The H/K query heads that share a key head are folded into the query axis, so keys are never expanded.
-    """
-    rows, heads, width, size = query.shape
-    group = heads // key.shape[1]
-    query = query.reshape(rows, key.shape[1], group * width, size)
-    bias = feed.bias(group, sliding_window, query.dtype)
-    if softcap is None:
-        out = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    else:  # Gemma 2: scores are squashed before the mask, which the fused kernel cannot do
-        scores = query @ key.transpose(2, 3) * (size**-0.5 if scaling is None else scaling)
-        scores = torch.tanh(scores / softcap) * softcap
-        out = (scores if bias is None else scores + bias).softmax(-1) @ value
-    return out.reshape(rows, heads, width, -1).transpose(1, 2), None
+    """What transformers' modules call: attention under `feed`."""
+    return feed.attend(query, key, value, scaling, sliding_window, softcap), None
 
 
 AttentionInterface.register(ATTENTION, windowed_attention)
 
 
 class KeyValues:
-    """A static cache with ragged rows. Its storage is (R, S, K, d); a forward writes the slots of its feed."""
+    """A static cache with ragged rows: a forward writes the slots of its feed and sees its view.
 
-    def __init__(self, rows: int, slots: int) -> None:
-        self.rows, self.slots = rows, slots
+    Storage is (positions, K, d) per layer, shaped as (R, S) for the batch at hand and kept for the next; `epoch` counts
+    how often it had to be made anew, for what remembers its place.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.slots, self.positions, self.epoch = 0, 0, 0, 0
         self.feed: Feed
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._index: Tensor
+        self.index: Tensor  # (R·W,) where the feed's positions are written
+
+    def shape(self, rows: int, slots: int) -> None:
+        """Have room for `rows` rows of `slots` slots; what was cached is forgotten."""
+        if rows * slots > self.positions:
+            self.layers.clear()
+            self.positions = rows * slots
+            self.epoch += 1
+        self.rows, self.slots = rows, slots
 
     def aim(self, feed: Feed) -> None:
         """The next forward writes the slots of `feed` and sees its view."""
         self.feed = feed
-        row = torch.arange(self.rows, device=feed.slots.device)[:, None] * self.slots
-        self._index = (row + feed.slots).flatten()
+        if len(feed.slots) == 1 and feed.rows is None:
+            self.index = feed.slots[0]
+            return
+        row = torch.arange(self.rows, device=feed.slots.device) if feed.rows is None else feed.rows
+        self.index = (row[:, None] * self.slots + feed.slots).flatten()
 
     def get_seq_length(self, *_: Any) -> int:
         return 0  # positions are always given
 
     def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write (R, K, W, d); return keys and values in view, (R, K, V, d). Called by the model."""
-        if layer not in self.layers:  # head sizes from the first keys: config fields differ by model
-            self.layers[layer] = (self._empty(key), self._empty(value))
-        return self._write(self.layers[layer][0], key), self._write(self.layers[layer][1], value)
+        """Write (R, K, W, d); return keys and values in view, (R, K, V, d). Called by transformers' modules."""
+        for store, new in zip(
+            self.storage(layer, key.transpose(1, 2), value.transpose(1, 2)), (key, value), strict=True
+        ):
+            store.index_copy_(0, self.index, new.transpose(1, 2).flatten(0, 1))
+        return self.view(layer)
+
+    def storage(self, layer: int, *like: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, (positions, K, d) each; made at the first call, sized like keys and values given.
+
+        (Head sizes come from tensors since configurations name them differently.)
+        """
+        if layer not in self.layers:
+            keys, values = (t.new_zeros(self.positions, *t.shape[-2:]) for t in like)
+            self.layers[layer] = (keys, values)
+        return self.layers[layer]
+
+    def view(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values that the feed sees, (R, K, V, d) each."""
+        rows = slice(None) if self.feed.rows is None else self.feed.rows
+        keys, values = (self._by_row(store)[rows, : self.feed.view].transpose(1, 2) for store in self.layers[layer])
+        return keys, values
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots (R, D) to slots (R, D) in every layer: an accepted path becomes contiguous."""
         row = torch.arange(self.rows, device=source.device)[:, None]
         for pair in self.layers.values():
-            for store in pair:
+            for store in map(self._by_row, pair):
                 store[row, target] = store[row, source]
 
     @property
-    def bytes(self) -> int:
-        return sum(t.nbytes for pair in self.layers.values() for t in pair)
+    def bytes_per_slot(self) -> int:
+        return sum(t[0].nbytes for pair in self.layers.values() for t in pair)
 
-    def _empty(self, like: Tensor) -> Tensor:
-        return like.new_zeros(self.rows, self.slots, like.shape[1], like.shape[3])
-
-    def _write(self, store: Tensor, new: Tensor) -> Tensor:
-        store.view(self.rows * self.slots, *store.shape[2:]).index_copy_(
-            0, self._index, new.transpose(1, 2).flatten(0, 1)
-        )
-        return store[:, : self.feed.view].transpose(1, 2)
+    def _by_row(self, store: Tensor) -> Tensor:
+        return store[: self.rows * self.slots].view(self.rows, self.slots, *store.shape[1:])
 
 
 class Lane:
-    """A checkpoint that can be run, with its cache and its count of forwards and positions."""
+    """A checkpoint that can be run, with its cache and its count of forwards.
 
-    def __init__(self, checkpoint: "Checkpoint") -> None:
-        self.checkpoint = checkpoint
+    With a `decoder` that runs the checkpoint's weights in place of transformers' modules.
+    """
+
+    def __init__(self, checkpoint: "Checkpoint", decoder: "Decoder | None" = None) -> None:
+        self.checkpoint, self.decoder = checkpoint, decoder
         self.model = checkpoint.model
         self.device: torch.device = checkpoint.model.device
         self.forwards = 0
-        self.cache = KeyValues(0, 0)
+        self.host_s = 0.0  # seconds spent in forwards; on a CPU that is their whole time
+        self.cache = KeyValues()
 
     def reserve(self, rows: int, slots: int) -> None:
         """Have room for `rows` rows of `slots` slots; what was cached is forgotten."""
-        if self.cache.rows != rows or self.cache.slots < slots:
-            self.cache = KeyValues(rows, slots)
+        self.cache.shape(rows, slots)
+        if self.decoder is not None:
+            self.decoder.reach(slots)
+
+    @property
+    def epoch(self) -> tuple[int, ...]:
+        """Changes when memory that a forward uses was made anew."""
+        return (self.cache.epoch, 0 if self.decoder is None else self.decoder.epoch)
 
     def forward(self, ids: Tensor, feed: Feed, judged: int) -> Tensor:
         """Run the model on (R, W) ids; logits of the last `judged` positions, (R, judged, vocabulary).
 
         Ids that no arm may emit (the mask, ids the tokenizer cannot decode) have logit −∞.
         """
+        began = time.perf_counter()
         self.forwards += 1
         self.cache.aim(feed)
-        logits: Tensor = self.model(
-            input_ids=ids,
-            position_ids=feed.positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=judged,
-            feed=feed,
-        ).logits
-        return logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        if self.decoder is not None:
+            logits: Tensor = self.decoder(ids, feed, self.cache, judged)
+        else:
+            logits = self.model(
+                input_ids=ids,
+                position_ids=feed.positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=judged,
+                feed=feed,
+            ).logits
+        logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        self.host_s += time.perf_counter() - began
+        return logits

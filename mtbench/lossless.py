@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.decoding import PREFILL_CHUNK
 from mtbench.errors import first_line
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
 from mtbench.plan import Cell
 from mtbench.rundir import RunDirectory
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
+
+JUDGED_AT_ONCE = 256  # positions
 
 
 def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) -> None:
@@ -32,13 +33,13 @@ def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) 
         return
     if run.has(name) and len(run.read_json(name)["items"]) == len(lines):
         return
-    lane = lab.lane(cell.on, cell.checkpoints[cell.on])
+    lane = lab.lane(cell.on, cell.checkpoints[cell.on], cell.engine or "eager")
     answers = [(g["prompt_ids"], g["token_ids"]) for g in lines]
     try:
         if lab.dtype in EXACT_EPSILON:
-            width, noise = PREFILL_CHUNK, []
+            width, noise = JUDGED_AT_ONCE, []
         else:
-            width = max(2, *(g["positions_fed"] // g["forwards"] for g in lines))
+            width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
             noise = width_noise(lane, answers, width)
         short = {g["item"]: shortfalls(lane, *answer, width) for g, answer in zip(lines, answers, strict=True)}
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -77,7 +78,7 @@ def forced_logits(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], widt
         feed = Feed(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
         return lane.forward(ids.gather(1, chunk), feed, judged)[0].float()
 
-    for chunk in before.split(PREFILL_CHUNK, 1) if before.shape[1] else ():
+    for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
         forward(chunk, judged=1)
     own, largest, begin = [], [], 0
     for chunk in behind.split(width, 1):

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch
 
-from mtbench.decoding import decode
-from mtbench.lab import Lab, method_of
+from mtbench.lab import Lab
 from mtbench.plan import Plan
 from mtbench.rundir import RunDirectory
 
@@ -47,11 +46,10 @@ def _pass(directory: str, name: str, device: str, send: multiprocessing.connecti
     cell = plan.cell(name)
     group = next(g for g in plan.groups if name in g.cells)
     suite = plan.suite(cell.suite)
-    items = [suite.items[i] for i in group.blocks[0]]
+    block = group.blocks[0][: cell.batch_size]
+    prompts = [suite.items[i].prompt_ids for i in block]
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    lanes = Lab({**plan.request, "device": device}).lanes_of(cell)
-    prompts = [i.prompt_ids for i in items]
-    decode(method_of(cell), lanes, prompts, suite.max_new_tokens, fixed_length=cell.length == "fixed")
+    Lab({**plan.request, "device": device}).decode(cell, prompts, suite.max_new_tokens, items=block)
     if device == "cuda":
         send.send(torch.cuda.max_memory_allocated())
     else:

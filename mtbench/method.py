@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mtbench import rules
+from mtbench import kernels, rules
 from mtbench.lane import Lane, causal
 
 State = dict[str, Tensor]  # static tensors with leading dimension R
@@ -45,12 +45,13 @@ class Rows:
     """A batch of requests. Methods read it; only the loop writes it."""
 
     tokens: Tensor  # (R, S) prompt, then output; beyond `known` undefined
+    request: Tensor  # (R,) which request sits in the row
     prompt_len: Tensor  # (R,)
     known: Tensor  # (R,) decided tokens
     base: Tensor  # (R,) where guesses start
     cached: Tensor  # (R,) leading tokens whose keys and values are final
-    limit: Tensor  # (R,) known never passes it
-    done: Tensor  # (R,) bool
+    limit: Tensor  # (R,) known never passes it; an end token brings it down
+    done: Tensor  # (R,) bool: known has reached the limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +61,21 @@ class Judged:
     logits: Tensor  # (R, G+1, V); −∞ for ids no arm may emit
 
     @cached_property
+    def _one_pass(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Choice, largest logit and log-sum-exp of each column, from one pass of a GPU over the vocabulary."""
+        return kernels.judge(self.logits)
+
+    @cached_property
     def choice(self) -> Tensor:
         """The model's own token at each column, (R, G+1)."""
-        return rules.choose(self.logits)
+        return self._one_pass[0] if self.logits.is_cuda else rules.choose(self.logits)
+
+    def sure(self, metric: rules.Metric, threshold: float) -> Tensor:
+        """Is the model sure of its choice? (R, G+1) bool."""
+        if metric == "probability" and self.logits.is_cuda:
+            _, largest, logsumexp = self._one_pass
+            return torch.exp(largest - logsumexp).ge(threshold)
+        return rules.sure(self.logits, metric, threshold)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +102,7 @@ class Method:
     name: ClassVar[str]
     roles: ClassVar[tuple[str, ...]]  # checkpoints it needs; the first is the target's default role
     reference: ClassVar[bool] = False  # the method that others are compared with
+    outside: ClassVar[bool] = False  # its loop is not ours (mtbench/outside.py)
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     showcase: ClassVar[tuple[str, ...]] = ()  # the arms it enters when a run names none
 
@@ -106,7 +120,10 @@ class Method:
         return causal(query_position, key_position)
 
     def start(self, rows: Rows, lanes: Lanes) -> State:
-        """Tensors of its own, if it needs any. Called once, before the prompt is cached."""
+        """Tensors of its own, if it needs any, as they are before the prompt is cached.
+
+        The loop keeps them in place, and takes from here only the rows of new requests. Write them in place too.
+        """
         return {}
 
     def base(self, state: State, rows: Rows) -> Tensor:
@@ -119,7 +136,7 @@ class Method:
 
     def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
         """The ids to feed behind the decided tokens, (R, G)."""
-        return torch.empty(len(rows.known), 0, dtype=torch.long, device=rows.known.device)
+        return rows.tokens[:, :0]
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         """What becomes output. May write its own state, never the rows."""

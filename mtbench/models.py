@@ -1,5 +1,6 @@
 """Loading a checkpoint: any Hugging Face decoder with full or sliding attention, safetensors, no remote code.
 
+`random:SHAPE` is no file: its weights are made where they are needed, for the speed of a model nobody has yet.
 What cannot be served exactly is refused by name: layers that cannot rewind (recurrent ones), and rope types
 `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
 """
@@ -25,10 +26,13 @@ from transformers import (
 from transformers.utils import logging
 
 from mtbench.errors import UserError, first_line
-from mtbench.families import locate
+from mtbench.families import EMBEDDED, RANDOM, locate
 from mtbench.lane import ATTENTION
+from mtbench.shapes import SHAPES
 
 MASK = "<|mask|>"
+RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights know no words: any ids of their vocabulary will do
+RANDOM_SEED = 0
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,7 +42,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 class Checkpoint:
     """A model ready to decode, with what decoding needs to know of its tokenizer."""
 
-    source: str  # path or hub id
+    source: str  # path or hub id, or random:SHAPE
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
@@ -55,14 +59,24 @@ class Checkpoint:
 
 
 class Calls:
-    """Counts a model's forwards by a hook of its own, to hold the lanes' count against."""
+    """Counts forwards of a checkpoint by hooks of its own, to hold the lanes' count against.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.n = 0
+    The count is kept on the model's device, so that a replayed forward counts as one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._count = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def n(self) -> int:
+        return int(self._count)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Count the forwards of `model` too."""
         model.register_forward_hook(self._saw)
 
     def _saw(self, *_: Any) -> None:
-        self.n += 1
+        self._count += 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +95,19 @@ class Inspected:
 
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
     """Tokenizer and configuration. Raises UserError, in one line, for whatever cannot be served."""
-    source = locate(source)
-    with _explained(source, "tokenizer", offline):
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+    random, source = source.startswith(RANDOM), locate(source)
+    words = locate(RANDOM_TOKENIZER) if random else source
+    with _explained(words, "tokenizer", offline):
+        tokenizer = AutoTokenizer.from_pretrained(words, local_files_only=offline, trust_remote_code=False)
         if len(tokenizer) < 2:  # transformers makes up an empty one where the files are missing
             raise OSError("no tokenizer files")
     config = load_config(source, offline=offline)
     refuse_unserved(config, source)
+    if random and len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer that goes with "
+            f"random weights; choose a larger shape, such as {RANDOM}{next(iter(SHAPES))}."
+        )
     if Path(source).is_dir():
         refuse_pickles(Path(source))
     mask_id = find_mask(tokenizer, config.vocab_size)
@@ -113,6 +133,8 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     source = inspected.source
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    if source.startswith(RANDOM):
+        return prepare(random_model(inspected.config, dtype, device), inspected.tokenizer, source=source)
     with _explained(source, "safetensors weights", offline):
         model = AutoModelForCausalLM.from_pretrained(
             source,
@@ -126,28 +148,46 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     return prepare(model.to(device), inspected.tokenizer, source=source)
 
 
+def random_model(config: PretrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """The architecture's own initialisation, always the same one, made on the device in its type."""
+    here = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(here), torch.device(device):
+        torch.manual_seed(RANDOM_SEED)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return model.to(device)
+
+
 def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Checkpoint:
-    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids."""
+    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids.
+
+    Random weights may say every id but the mask, whether or not the tokenizer has a word for it, and never end.
+    """
+    random = source.startswith(RANDOM)
     refuse_unserved(model.config, source)
     model.eval().set_attn_implementation(ATTENTION)
     rows = model.get_output_embeddings().weight.shape[0]
     mask_id = find_mask(tokenizer, rows)
-    decodable = set(tokenizer.get_vocab().values())
+    decodable = set(range(rows) if random else tokenizer.get_vocab().values())
     suppressed = [i for i in range(rows) if i not in decodable or i == mask_id]
+    calls = Calls(model.device)
+    calls.watch(model)
     return Checkpoint(
         source=source,
         model=model,
         tokenizer=tokenizer,
-        end_ids=_end_ids(model, tokenizer),
+        end_ids=() if random else _end_ids(model, tokenizer),
         mask_id=mask_id,
         suppressed=torch.tensor(suppressed, dtype=torch.long, device=model.device),
         max_positions=getattr(model.config, "max_position_embeddings", 1 << 30),
-        calls=Calls(model),
+        calls=calls,
     )
 
 
 def load_config(source: str, *, offline: bool = False) -> Any:
     """The checkpoint's configuration; `a2d-qwen2`, which is Qwen2 under another name, is read as Qwen2."""
+    shape = source.removeprefix(RANDOM)
+    if shape != source:
+        return AutoConfig.for_model(**SHAPES[shape]) if shape in SHAPES else load_config(locate(shape), offline=True)
     with _explained(source, "configuration", offline):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
         if raw.get("model_type") == "a2d-qwen2":

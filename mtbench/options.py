@@ -57,11 +57,16 @@ def options_of(method: type[Method]) -> list[Option]:
     ]
 
 
+def common(method: type[Method]) -> list[str]:
+    """The options that are not a method's own: which checkpoint, and which of our engines if the loop is ours."""
+    return ["on"] if method.outside else ["on", "engine"]
+
+
 def parse_option(method: type[Method], name: str, text: str) -> Any:
     """The value of `name=text`; raises UserError that says what is allowed and the default."""
     fields = {f.name: f for f in dataclasses.fields(method)}  # type: ignore[arg-type]
     if name not in fields:
-        raise unknown(f"option of {method.name}", name, [*fields, "on", "engine"], "mtbench ls methods")
+        raise unknown(f"option of {method.name}", name, [*fields, *common(method)], "mtbench ls methods")
     kind, field = typing.get_type_hints(method)[name], fields[name]
     try:
         value = _parse(kind, text)

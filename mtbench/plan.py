@@ -1,12 +1,14 @@
 """The plan: everything generation needs, in one file, so that a GPU node needs no network, no lm-eval, no datasets.
 
-A **cell** is suite × arm × batch size. The cells of one suite and batch size form a **group**: they share the same
-**blocks** (fixed lists of prompts, one batch each) and run next to each other inside every block, in random order.
+A **cell** is suite × arm × batch size × batching. The cells that differ only in the arm form a **group**: they share
+the same **blocks** (fixed lists of prompts) and run next to each other inside every block, in random order. A static
+block is one batch; a block of refilled batches has at least eight prompts for every slot.
 Round 1 covers all blocks and yields the generations that are scored; later rounds repeat the first blocks for timing.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -15,18 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from mtbench import families
-from mtbench.arms import Arm, cell_id, parse_arms
-from mtbench.errors import UserError
+from mtbench.arms import ENGINES, Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.errors import UserError, unknown
 from mtbench.families import Family
 from mtbench.models import DTYPES, Inspected, inspect
 from mtbench.options import build
 from mtbench.registry import METHODS, SUITES
-from mtbench.suite import Source, Suite
+from mtbench.simulated import Acceptance, flags_of, mark, refuse_unmeant
+from mtbench.suite import Prompt, Source, Suite
 
 SCHEMA_VERSION = 1
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
 MIN_BLOCKS = 6  # for an interval
+BATCHINGS = ("static", "refill")
+REFILLS = 8  # prompts per slot of a refilled block, at least: its ends, where slots run dry, must weigh little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +43,17 @@ class Request:
     model: str | None = None
     checkpoint: Mapping[str, str] = dataclasses.field(default_factory=dict)
     method: Sequence[str] = ()
-    engine: str = "eager"
+    engine: str = ENGINES[0]
     batch_size: Sequence[int] = (1, 8)
+    batching: Sequence[str] = ("static",)
     limit: int | None = None
     rounds: int = 3
     time_budget_s: float | None = None
     max_new_tokens: int | None = None
     dtype: str = "auto"
     device: str = "auto"
+    weights: str | None = None
+    accept: str | None = None
     seed: int = 0
     data_dir: str | None = None
     offline: bool = False
@@ -77,7 +85,7 @@ class SuitePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One arm on one suite at one batch size."""
+    """One arm on one suite at one batch size, with one way of batching."""
 
     cell: str
     suite: str
@@ -85,7 +93,7 @@ class Cell:
     method: str
     options: dict[str, Any]  # all options, resolved for the checkpoint
     on: str
-    engine: str
+    engine: str | None  # None: the method's loop is not ours
     family: str
     checkpoints: dict[str, str]  # role -> path or hub id
     batch_size: int
@@ -96,6 +104,10 @@ class Cell:
     held_to: str | None  # the arm whose tokens it promises
     claims: str
     demonstration: bool  # a family made for one task: shows the mechanics, says nothing of real models
+    # what older plans do not have
+    engine_baselines: list[str] = dataclasses.field(default_factory=list)  # references by another engine
+    accept: dict[str, Any] | None = None  # the acceptance it is made to have
+    simulated: dict[str, Any] | None = None  # what is not real about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +119,7 @@ class Group:
     blocks: list[list[int]]
     rounds: list[int]  # how many blocks each round runs
     cells: list[str]
+    batching: str = "static"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +165,17 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """What is known beforehand to end without a verdict."""
-        few = [g for g in self.groups if len(g.blocks) < MIN_BLOCKS]
-        return [
-            f"{g.suite} at batch size {g.batch_size}: inconclusive: {len(g.blocks)} blocks, {MIN_BLOCKS} needed "
-            "for an interval; raise `--limit`"
-            for g in few
+        said = [
+            f"{g.suite} at batch size {g.batch_size}{'' if g.batching == 'static' else f', {g.batching}'}: "
+            f"inconclusive: {len(g.blocks)} block{'' if len(g.blocks) == 1 else 's'}, {MIN_BLOCKS} needed "
+            f"for an interval, which takes {_items_needed(g)} items; raise `--limit`"
+            for g in self.groups
+            if len(g.blocks) < MIN_BLOCKS
         ]
+        static_only = sorted({c.method for c in self.cells if c.engine is None})
+        if static_only and any(g.batching == "refill" for g in self.groups):
+            said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
+        return said
 
 
 def make_plan(request: Request) -> Plan:
@@ -165,9 +183,10 @@ def make_plan(request: Request) -> Plan:
     _check(request)
     suites, cells, groups = [], [], []
     inspected: dict[str, Inspected] = {}
+    acceptance = None if request.accept is None else Acceptance(request.accept)
     for spec in dict.fromkeys(request.suite):
         suite = open_suite(spec, request)
-        family = families.family(request.family or suite.family, request.model, request.checkpoint)
+        family = _family(request, suite)
         arms = _arms(request, family)
         sources = {role: family.checkpoint(role) for arm in arms for role in _roles(arm)}
         masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
@@ -177,20 +196,31 @@ def make_plan(request: Request) -> Plan:
         suite_plan = _plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
         suites.append(suite_plan)
         largest = max(request.batch_size)
-        for size in sorted(set(request.batch_size)):
-            blocks = _blocks(len(suite_plan.items), size, request.seed)
+        for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
+            chosen = _batched(arms, size, batching)
+            if not chosen:
+                continue
+            blocks = _blocks(len(suite_plan.items), size, request.seed, batching)
             blocks = blocks if size == largest else blocks[:SPEED_BLOCKS]
-            of_group = [_plan_cell(spec, arm, arms, family, size, suite_plan.flags, request) for arm in arms]
+            of_group = [
+                _plan_cell(suite_plan, arm, chosen, family, size, batching, request, acceptance) for arm in chosen
+            ]
             cells += of_group
             groups.append(
                 Group(
                     suite=spec,
                     batch_size=size,
+                    batching=batching,
                     blocks=blocks,
                     rounds=[len(blocks)] + [min(TIMED_BLOCKS, len(blocks))] * (request.rounds - 1),
                     cells=[c.cell for c in of_group],
                 )
             )
+    if not groups:
+        raise UserError(
+            "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method whose loop is "
+            "ours; add `--batching static,refill` or `--batch-size 8`."
+        )
     names = [c.cell for c in cells]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two cells would be called {twice!r}: a suite is given twice under two spellings.")
@@ -217,10 +247,29 @@ def _check(request: Request) -> None:
     if not request.batch_size or min(request.batch_size) < 1:
         asked = ",".join(map(str, request.batch_size))
         raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
+    for batching in request.batching or ("",):
+        if batching not in BATCHINGS:
+            raise unknown("batching", batching, BATCHINGS, "mtbench run --help")
     if request.dtype not in ("auto", *DTYPES):
         raise UserError(f"--dtype {request.dtype!r} is not known; choose {', '.join(DTYPES)}, or auto.")
+    named = [f"--{name}" for name in ("family", "model", "weights") if getattr(request, name) is not None]
+    if request.weights is not None and len(named) > 1:
+        raise UserError(f"{' and '.join(named)} each name the models; give one of them.")
+    if request.fixed_length and request.accept is not None and Path(request.accept).is_dir():
+        raise UserError(
+            f"--accept {request.accept} gives every item the length of a stored answer, --fixed-length the whole "
+            "budget; give one of them."
+        )
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
+
+
+def _family(request: Request, suite: Suite) -> Family:
+    """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
+    roles = dict.fromkeys(role for name in METHODS for role in METHODS[name].roles)
+    return families.family(
+        request.family or suite.family, request.model, request.checkpoint, weights=request.weights, roles=roles
+    )
 
 
 def _arms(request: Request, family: Family) -> list[Arm]:
@@ -230,6 +279,13 @@ def _arms(request: Request, family: Family) -> list[Arm]:
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.showcase], request.engine)
     return [arm for arm in arms if all(role in family.roles for role in _roles(arm))]
+
+
+def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
+    """Those that can be batched so: slots are refilled by our loop, and one slot alone is no batch to refill."""
+    if batching == "static":
+        return list(arms)
+    return [arm for arm in arms if arm.engine is not None] if size > 1 else []
 
 
 def _roles(arm: Arm) -> tuple[str, ...]:
@@ -250,14 +306,11 @@ def _plan_suite(
     prompts = suite.prompts(template, request.limit)
     if not prompts:
         raise UserError(f"suite {spec!r} has no items.")
-    items = [
-        Item(item=p.item, prompt_ids=tokenizer(p.text, add_special_tokens=False)["input_ids"], stop=list(p.stop))
-        for p in prompts
-    ]
+    items = [Item(item=p.item, prompt_ids=_ids(p, checkpoints[0]), stop=list(p.stop)) for p in prompts]
     if empty := [i.item for i in items if not i.prompt_ids]:
         raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
     for other in checkpoints[1:]:
-        if other.tokenizer(prompts[0].text, add_special_tokens=False)["input_ids"] != items[0].prompt_ids:
+        if _ids(prompts[0], other) != items[0].prompt_ids:
             raise UserError(
                 f"checkpoints {checkpoints[0].source!r} and {other.source!r} split {items[0].item} into different "
                 "tokens, so their counts cannot be compared; give checkpoints of one family with `--checkpoint`."
@@ -281,13 +334,40 @@ def _plan_suite(
     )
 
 
+def _ids(prompt: Prompt, checkpoint: Inspected) -> list[int]:
+    """The prompt's tokens. Raises UserError if it is to have more of them than its text gives."""
+    ids: list[int] = checkpoint.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    if prompt.tokens is not None and len(ids) < prompt.tokens:
+        raise UserError(
+            f"{prompt.item} is to have {prompt.tokens} tokens, but its text is only {len(ids)} to the tokenizer of "
+            f"{checkpoint.source!r}; take another suite, such as `--suite prompts:FILE.jsonl`."
+        )
+    return ids[: prompt.tokens]
+
+
 def _plan_cell(
-    spec: str, arm: Arm, arms: Sequence[Arm], family: Family, size: int, flags: list[str], request: Request
+    suite: SuitePlan,
+    arm: Arm,
+    arms: Sequence[Arm],
+    family: Family,
+    size: int,
+    batching: str,
+    request: Request,
+    acceptance: Acceptance | None,
 ) -> Cell:
-    trained = family.training(arm.on)
+    """The cell of `arm`, one of the `arms` of its group."""
+    spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in _roles(arm)}
+    trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
     method, untrained = build(METHODS[arm.method], arm.options, trained)
+    accept, simulated = None, mark(checkpoints, acceptance)
+    if simulated is not None:
+        refuse_unmeant(spec, suite.metric, arm, method, simulated)
+    if acceptance is not None:
+        accept = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
+    # Probabilities say nothing of where an answer ends: every item takes its whole budget.
+    fixed_length = request.fixed_length or (acceptance is not None and acceptance.run is None)
     return Cell(
-        cell=cell_id(_stem(spec), arm, size, fixed_length=request.fixed_length),
+        cell=cell_id(_stem(spec), arm, size, fixed_length=fixed_length, batching=batching),
         suite=spec,
         arm=str(arm),
         method=arm.method,
@@ -295,43 +375,34 @@ def _plan_cell(
         on=arm.on,
         engine=arm.engine,
         family=family.name,
-        checkpoints={role: family.checkpoint(role) for role in _roles(arm)},
+        checkpoints=checkpoints,
         batch_size=size,
-        length="fixed" if request.fixed_length else "natural",
-        batching="static",
-        flags=flags + untrained,
-        baselines=_baselines(arm, arms),
-        held_to=_held_to(arm, method.claims, arms),
+        length="fixed" if fixed_length else "natural",
+        batching=batching,
+        flags=suite.flags + untrained + flags_of(simulated),
+        baselines=baselines(arm, arms),
+        engine_baselines=engine_baselines(arm, arms),
+        held_to=None if simulated else held_to(arm, method.claims, arms),
         claims=method.claims,
         demonstration=family.domain is not None,
+        accept=accept,
+        simulated=simulated,
     )
 
 
-def _references(arm: Arm, arms: Sequence[Arm]) -> list[Arm]:
-    return [a for a in arms if METHODS[a.method].reference and not a.changed and a.engine == arm.engine and a.copy == 1]
-
-
-def _baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
-    """The reference on the arm's own checkpoint (what decoding gains), then on its own role (deployment)."""
-    references = _references(arm, arms)
-    same = [a for a in references if a.on == arm.on]
-    deployment = [a for a in references if a.on == METHODS[a.method].roles[0]]
-    return [name for name in dict.fromkeys(str(a) for a in same + deployment) if name != str(arm)]
-
-
-def _held_to(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
-    """Whose tokens this arm promises, among the arms of the run."""
-    if arm.twin in arms:
-        return str(arm.twin)
-    if claims == "lossless":
-        return next((str(a) for a in _references(arm, arms) if a.on == arm.on and a != arm), None)
-    return None
-
-
-def _blocks(items: int, size: int, seed: int) -> list[list[int]]:
+def _blocks(items: int, size: int, seed: int, batching: str = "static") -> list[list[int]]:
+    """Items in random order; static: as batches, the last one short; refilled: alike in size, none too short."""
     order = list(range(items))
     random.Random(seed).shuffle(order)
-    return [order[i : i + size] for i in range(0, items, size)]
+    if batching == "static":
+        return [order[i : i + size] for i in range(0, items, size)]
+    blocks = max(1, items // (REFILLS * size))
+    return [order[i * items // blocks : (i + 1) * items // blocks] for i in range(blocks)]
+
+
+def _items_needed(group: Group) -> int:
+    """Items for enough blocks of this kind."""
+    return MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
 
 
 def _stem(spec: str) -> str:

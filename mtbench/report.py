@@ -12,11 +12,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from mtbench import figures, sentences, tables
-from mtbench.display import DEMONSTRATION
+from mtbench import display, figures, sentences, tables
+from mtbench.display import batches, reservations
 from mtbench.figures import Drawing
 from mtbench.plan import Plan
 from mtbench.rundir import RunDirectory
+from mtbench.sweep import Sweep, sweep
 from mtbench.tables import NONE, Cell, Table
 from mtbench.viewer import ITEMS, suite_name, viewer
 
@@ -35,19 +36,25 @@ THEME = {  # the figures' colours, as the page's, so that they follow its light 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is said of one suite at one batch size."""
+    """What is said of one suite at one batch size, with one way of batching."""
 
     slug: str
     suite: str
     batch_size: int
+    batching: str
     facts: list[str]
     summary: list[str]
     table: Table
     cost: Table
     factors: Table
+    engines: Table
     accuracies: Table
     drawings: list[Drawing]
     cells: list[Cell]
+
+    @property
+    def batches(self) -> str:
+        return batches(self.batch_size, self.batching)
 
     @property
     def anchor(self) -> str:
@@ -59,12 +66,15 @@ def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
     """Write everything people look at; the path of report.html."""
     plan = Plan.from_json(run.read_json("plan.json"))
     numbers = {arm: i for i, arm in enumerate(dict.fromkeys(c["arm"] for c in results["cells"]), start=1)}
-    sections = _sections(results, numbers)
+    sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
     for section in sections:
         run.write_text(f"tables/{section.slug}.tex", _latex(section))
         for drawing in section.drawings:
             run.write_text(f"figures/{section.slug}.{drawing.name}.svg", drawing.svg)
             run.write_bytes(f"figures/{section.slug}.{drawing.name}.png", drawing.png)
+    for swept in sweeps:
+        run.write_text(f"figures/{swept.slug}.svg", swept.drawing.svg)
+        run.write_bytes(f"figures/{swept.slug}.png", swept.drawing.png)
     said = {
         "title": sentences.title(results),
         "subject": _subject(sections),
@@ -72,8 +82,8 @@ def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
         "environment": sentences.environment(results),
         "method": sentences.method_notes(results),
     }
-    run.write_text("report.md", _markdown(sections, said))
-    page = _page(sections, said, viewer(run, plan, results, numbers))
+    run.write_text("report.md", _markdown(sections, sweeps, said))
+    page = _page(sections, sweeps, said, viewer(run, plan, results, numbers))
     run.write_text("report.html", page)
     return run.path / "report.html"
 
@@ -81,28 +91,27 @@ def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
 def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Section]:
     sections: list[Section] = []
     margin = results["statistics"]["accuracy_margin"]
-    for suite, batch_size in dict.fromkeys((c["suite"], c["batch_size"]) for c in results["cells"]):
-        cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == (suite, batch_size)]
+    for (suite, batch_size, batching), cells in display.sections(results["cells"]).items():
         on = {c["arm"]: c["on"] for c in cells}
         compared = [(c, s) for c in cells for s in c["speedup"] if s["baseline"] in on and not s.get("includes_engine")]
         own = {c["arm"]: s for c, s in compared if on[s["baseline"]] == c["on"]}
         deployed = {c["arm"]: s for c, s in compared if on[s["baseline"]] != c["on"]}
         shown = suite_name(suite)
-        slug = f"{re.sub(r'[^A-Za-z0-9-]+', '_', shown)}.b{batch_size}"
+        slug = f"{_file_name(shown)}.{'' if batching == 'static' else f'{batching}.'}b{batch_size}"
         slug += f"_{len(sections)}" if any(s.slug == slug for s in sections) else ""
-        mark = DEMONSTRATION if any(c["demonstration"] for c in cells) else ""
-        simulated = "Simulated" if any(c["simulated"] for c in cells) else ""
-        note = ". ".join(filter(None, (simulated, mark))) or f"mtbench, run {results['run_id']}"
+        note = ". ".join(reservations(cells)) or f"mtbench, run {results['run_id']}"
         sections.append(
             Section(
                 slug=slug,
                 suite=shown,
                 batch_size=batch_size,
+                batching=batching,
                 facts=sentences.facts(cells),
-                summary=sentences.summary(cells, own, shown, batch_size, margin),
+                summary=sentences.summary(cells, own, shown, batches(batch_size, batching), margin),
                 table=tables.main_table(cells, numbers, own, deployed),
                 cost=tables.cost_table(cells, numbers),
                 factors=tables.factor_table(cells, numbers, own),
+                engines=tables.engine_table(cells, numbers),
                 accuracies=tables.accuracy_table(cells, numbers),
                 drawings=figures.draw(cells, numbers, own, note),
                 cells=cells,
@@ -111,21 +120,43 @@ def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Se
     return sections
 
 
+def _sweeps(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Sweep]:
+    """One for each suite and way of batching that ran at enough batch sizes."""
+    drawn: list[Sweep] = []
+    for suite, batching in dict.fromkeys((s["suite"], s["batching"]) for s in results["stops_paying"]):
+        cells = [c for c in results["cells"] if (c["suite"], c["batching"]) == (suite, batching)]
+        entries = [s for s in results["stops_paying"] if (s["suite"], s["batching"]) == (suite, batching)]
+        note = ". ".join(reservations(cells)) or f"mtbench, run {results['run_id']}"
+        slug = f"{_file_name(suite_name(suite))}.{'' if batching == 'static' else f'{batching}.'}batch-sizes"
+        slug += f"_{len(drawn)}" if any(s.slug == slug for s in drawn) else ""
+        found = sweep(slug, suite_name(suite), batching, cells, entries, numbers, note)
+        drawn += [found] if found else []
+    return drawn
+
+
+def _file_name(suite: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "_", suite)
+
+
 def _subject(sections: Sequence[Section]) -> str:
     cells = [cell for section in sections for cell in section.cells]
     suites = ", ".join(dict.fromkeys(section.suite for section in sections))
     families = ", ".join(dict.fromkeys(cell["family"] for cell in cells))
-    sizes = " and ".join(dict.fromkeys(str(section.batch_size) for section in sections))
+    sizes = list(dict.fromkeys(str(section.batch_size) for section in sections))
+    batch = f"batch size{'' if len(sizes) == 1 else 's'} {', '.join(sizes)}"
     arms = len({cell["arm"] for cell in cells})
-    return f"{arms} arm{'' if arms == 1 else 's'} on {suites}, checkpoints {families}, batch size {sizes}"
+    return f"{arms} arm{'' if arms == 1 else 's'} on {suites}, checkpoints {families}, {batch}"
 
 
 def _headline(sections: Sequence[Section]) -> Section:
     """The section the page's first sentences are about: the first suite's largest batch, which has all its items."""
-    return max((s for s in sections if s.suite == sections[0].suite), key=lambda s: s.batch_size)
+    of_first = (s for s in sections if s.suite == sections[0].suite)
+    return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
 
 
-def _page(sections: Sequence[Section], said: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _page(
+    sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mapping[str, Any], data: Mapping[str, Any]
+) -> str:
     environment = Environment(
         loader=PackageLoader("mtbench", "page"),
         autoescape=True,
@@ -135,9 +166,11 @@ def _page(sections: Sequence[Section], said: Mapping[str, Any], data: Mapping[st
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     drawn = {s.slug: [(d, Markup(_inline(d, f"{s.anchor}-{d.name}"))) for d in s.drawings] for s in sections}
+    swept = [(s, Markup(_inline(s.drawing, s.slug.replace(".", "-")))) for s in sweeps]
     return environment.get_template("report.html.j2").render(
         sections=sections,
         drawn=drawn,
+        sweeps=swept,
         viewer=data,
         most_items=ITEMS,
         shades=range(len(figures.SHADES)),
@@ -166,10 +199,10 @@ def _page_font(found: re.Match[str]) -> str:
     return f"font{found[1] or ''}: {found[2]}var(--sans)"
 
 
-def _markdown(sections: Sequence[Section], said: Mapping[str, Any]) -> str:
+def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mapping[str, Any]) -> str:
     lines = [f"# {said['title']}", "", f"{said['subject']}.", "", " ".join(said["summary"]), ""]
     for section in sections:
-        lines += [f"## {section.suite}, batch size {section.batch_size}", ""]
+        lines += [f"## {section.suite}, {section.batches}", ""]
         lines += [", ".join(section.facts) + ".", "", " ".join(section.summary), ""]
         lines += _markdown_table(section.table)
         notes = [(row, text) for row in section.table.rows for _, text in row.notes]
@@ -179,11 +212,15 @@ def _markdown(sections: Sequence[Section], said: Mapping[str, Any]) -> str:
             lines += [f"![{_plain(drawing.alt)}]({source})", "", f"*{_plain(drawing.caption)}*", ""]
         for heading, table in (
             ("Where the speedup went", section.factors),
+            ("Over another engine", section.engines),
             ("Accuracy, compared on the same items", section.accuracies),
             ("Cost and conduct", section.cost),
         ):
             if table.rows:
                 lines += [f"### {heading}", "", *_markdown_table(table)]
+    for one in sweeps:
+        lines += [f"## {one.heading}", "", *(f"- {_plain(said_of)}" for said_of in one.sentences), ""]
+        lines += [f"![{_plain(one.drawing.alt)}](figures/{one.slug}.svg)", "", f"*{_plain(one.drawing.caption)}*", ""]
     lines += ["## Environment", "", *(f"- {name}: {_plain(value)}" for name, value in said["environment"]), ""]
     lines += ["## How to read it", "", *(f"- **{name}.** {text}" for name, text in said["method"]), ""]
     return "\n".join(lines)
@@ -196,8 +233,8 @@ def _markdown_table(table: Table) -> list[str]:
         places = [_plain(entry.line()) for entry in row.entries]
         if row.failed:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
-        if row.void:
-            places[0] = f"**void** {places[0]}"
+        if row.tags:
+            places[0] = f"**{', '.join(row.tags)}** {places[0]}"
         lines.append(f"| {row.number} | {_plain(row.arm)} | " + " | ".join(places) + " |")
     return [*lines, ""]
 
@@ -214,7 +251,7 @@ def _latex(section: Section) -> str:
     kept = range(headings.index("lossless") + 1)
     columns = [headings[i] for i in kept]
     lines = [
-        f"% {section.suite}, batch size {section.batch_size}. {', '.join(section.facts)}.",
+        f"% {section.suite}, {section.batches}. {', '.join(section.facts)}.",
         *(f"% {text}" for text in section.summary),
         f"\\begin{{tabular}}{{l{'r' * len(kept)}}}",
         "\\toprule",
@@ -228,12 +265,12 @@ def _latex(section: Section) -> str:
         places = []
         for i in kept:
             entry = row.entries[i]
-            value = _tex(f"{entry.value} {entry.interval or ''}".strip())
+            value = _tex(", ".join(filter(None, (f"{entry.value} {entry.interval or ''}".strip(), entry.detail))))
             places.append(f"{value} {_tex(f'({entry.verdict})')}" if entry.verdict else value)
-        void = "\\,(void)" if row.void else ""
-        lines.append(" & ".join([_tex(row.arm) + void, *places]) + " \\\\")
-    if any(cell["demonstration"] for cell in section.cells):
-        lines.append(f"\\midrule\n\\multicolumn{{{len(kept) + 1}}}{{l}}{{{_tex(DEMONSTRATION)}}} \\\\")
+        tags = "".join(f"\\,({tag})" for tag in row.tags)
+        lines.append(" & ".join([_tex(row.arm) + tags, *places]) + " \\\\")
+    for said in reservations(section.cells):
+        lines.append(f"\\midrule\n\\multicolumn{{{len(kept) + 1}}}{{l}}{{{_tex(said)}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 

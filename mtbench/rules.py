@@ -22,10 +22,9 @@ def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
     `probability`: p₁ ≥ threshold. `margin`: p₁ − p₂ ≥ threshold. `entropy`: H ≤ threshold, in nats.
     (MARS, arXiv 2604.07023, section 3.4 and Fig. 6.)
     """
-    logits = logits.float()
+    probability = logits.float().softmax(-1)
     if metric == "probability":
-        return torch.exp(logits.amax(-1) - logits.logsumexp(-1)).ge(threshold)
-    probability = logits.softmax(-1)
+        return probability.amax(-1).ge(threshold)
     if metric == "margin":
         first, second = probability.topk(2, -1).values.unbind(-1)
         return (first - second).ge(threshold)
@@ -35,18 +34,15 @@ def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
 
 def leading(true: Tensor) -> Tensor:
     """How many leading positions are true: `(R, N)` bool to `(R,)`."""
-    return true.long().cumprod(1).sum(1)
+    return true.cumprod(1).sum(1)
 
 
-def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> Tensor:
-    """Which offered tokens become output: the first `count`, at most `room`, none after an end token.
+def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the offered tokens become output, and does the answer end with them: `(R,)` and `(R,)` bool.
 
-    `tokens` (R, N), `count` and `room` (R,), `ends` (V,) bool: is this id an end token. Returns (R, N) bool,
-    a run of leading trues in every row; the end token itself is kept.
+    The first `count` of `tokens` (R, N), at most `room` (R,), up to the first end token, which is kept; `ends` (V,)
+    bool: is this id an end token.
     """
-    column = torch.arange(tokens.shape[1], device=tokens.device)
-    offered = column < torch.minimum(count, room)[:, None]
-    if tokens.shape[1] == 1:
-        return offered  # nothing stands behind an only token
-    end = ends[tokens] & offered
-    return offered & (end.long().cumsum(1) - end.long() == 0)
+    before_end = leading(~ends[tokens])
+    kept = torch.minimum(torch.minimum(count, room), before_end + 1)
+    return kept, before_end < kept

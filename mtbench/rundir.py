@@ -4,8 +4,9 @@
     plan.json          prompts as token ids, cells, blocks, rounds
     generations/<cell>.jsonl   one line per item         (append-only)
     timings/<cell>.jsonl       one line per block × round (append-only, written after its generations)
+    preparation.jsonl  what capture and compilation cost, by session and cell
     failures.jsonl     cells that failed, and why
-    memory.json, lossless/<cell>.json   untimed passes
+    memory.json, energy.json, lossless/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
 
 JSON files are written aside and renamed: each is complete or absent.

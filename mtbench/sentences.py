@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtbench.display import DEMONSTRATION
+from mtbench.display import reservations
 from mtbench.tables import NONE, ci, interval, memory, number
 
 Cell = Mapping[str, Any]
@@ -14,11 +14,7 @@ KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy
 
 
 def title(results: Mapping[str, Any]) -> str:
-    if any(c["demonstration"] for c in results["cells"]):
-        return DEMONSTRATION
-    if any(c["simulated"] for c in results["cells"]):
-        return "Simulated: not a measurement of a trained model"
-    return "Multi-token decoding, compared"
+    return ". ".join(reservations(results["cells"])) or "Multi-token decoding, compared"
 
 
 def facts(cells: Sequence[Cell]) -> list[str]:
@@ -31,7 +27,7 @@ def facts(cells: Sequence[Cell]) -> list[str]:
         "chat template" if task.get("chat_template") else "no chat template" if "chat_template" in task else "",
         f"at most {first['max_new_tokens']:,} new tokens",
         "fixed length: end tokens ignored" if first["length"] == "fixed" else "",
-        f"{first['batching']} batches" if first["batching"] != "static" else "",
+        "a finished row's slot takes the next prompt" if first["batching"] == "refill" else "",
         f"{max(c['blocks'] for c in cells)} blocks timed",
         first["dtype"] or "",
         f"scored by {first['accuracy']['metric']}" if first["accuracy"] else "not scored",
@@ -39,13 +35,16 @@ def facts(cells: Sequence[Cell]) -> list[str]:
     return [fact for fact in facts if fact]
 
 
-def summary(cells: Sequence[Cell], own: Mapping[str, Cell], suite: str, batch_size: int, margin: float) -> list[str]:
-    """Two sentences: what was gained, and what it cost in accuracy. Verdicts speak, estimates only illustrate."""
+def summary(cells: Sequence[Cell], own: Mapping[str, Cell], suite: str, batches: str, margin: float) -> list[str]:
+    """Two sentences: what was gained, and what it cost in accuracy. Verdicts speak, estimates only illustrate.
+
+    Only of baselines by the arm's own engine: an engine's gain is no method's.
+    """
     failed = sum(c["status"] == "failed" for c in cells)
     void = sum(bool(c["void"]) for c in cells)
     left_out = [f"{n} {what}" for n, what in ((failed, "failed"), (void, "void")) if n]
     beside = f" ({' and '.join(left_out)} left out)" if left_out else ""
-    where = f"On {suite} at batch size {batch_size}"
+    where = f"On {suite} at {batches}"
     sound = {c["arm"] for c in cells if c["status"] != "failed" and not c["void"]}
     arms = [c for c in cells if c["arm"] in own and {c["arm"], own[c["arm"]]["baseline"]} <= sound]
     if not arms:
@@ -144,6 +143,8 @@ def environment(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = [
         ("Processor", f"{here.get('processor')}, {here.get('cores')} cores"),
         ("GPU", _gpu_text(gpu) if gpu else "none"),
+        ("Roofline probe", _probe_text(here.get("probe")) or (here.get("probe_reason") if gpu else None)),
+        ("Idle power", None if found.get("idle_power_w") is None else f"{number(found['idle_power_w'])} W"),
         ("Device and type", ", ".join(filter(None, (first.get("device"), first.get("dtype"))))),
         ("Threads", here.get("threads")),
         ("Platform", here.get("platform")),
@@ -170,6 +171,13 @@ def _gpu_text(gpu: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if "None" not in part and NONE not in part)
 
 
+def _probe_text(probe: Mapping[str, Any] | None) -> str | None:
+    if probe is None:
+        return None
+    copied, multiplied = probe["bandwidth_bytes_per_s"] / 1e12, probe["matmul_flop_per_s"] / 1e12
+    return f"{number(copied)} TB/s copied on the device, {number(multiplied)} TFLOP/s multiplied in this type"
+
+
 def _command(command: Sequence[str]) -> str:
     return shlex.join([Path(command[0]).name, *command[1:]]) if command else NONE
 
@@ -189,8 +197,17 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
             "Speedup",
             "The baseline's wall-clock over the arm's on the same prompts: what a user waits. Every rate and ratio is "
             "a ratio of totals. Over the same checkpoint it says what decoding gains; over the deployment baseline it "
-            "also holds what training changed. The two are never mixed, and each names its baseline.",
+            "also holds what training changed. The two are never mixed, and each names its baseline. Both are by the "
+            "arm's own engine.",
         ),
+        *[
+            (
+                "Incl. engine",
+                "The same ratio over a reference by another engine. It holds that engine's part, so it is no method's "
+                "gain: beside it stands what plain decoding by the arm's own engine comes to over the same reference, "
+                "which is the engine's part alone. A dash is what an engine does not tell.",
+            )
+        ][: any(s.get("includes_engine") for c in results["cells"] for s in c["speedup"])],
         (
             "Tokens per forward",
             "Committed tokens over forwards of the model, forwards that committed nothing included. Prefill commits "
@@ -204,8 +221,9 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "Intervals",
-            f"In brackets, at {level}. Speed: a t interval on the log scale, the unit is a block of prompts run as one "
-            "batch: it answers for other prompts of this kind on this machine, not for other machines or sessions. "
+            f"In brackets, at {level}. Speed: a t interval on the log scale, the unit is a block of prompts, run as "
+            "one batch or, refilled, through the same slots: it answers for other prompts of this kind on this "
+            "machine, not for other machines or sessions. "
             "Tokens per forward: the same, the unit is an item. Accuracy: Wilson. Differences of accuracy: "
             "Bonett–Price, on the same items. Intervals are pointwise; the words beside them are adjusted for several "
             "arms by Holm, so a word may be withheld where an interval alone would allow it.",

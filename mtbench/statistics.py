@@ -44,6 +44,7 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
+OVERRULED = "alone, not among"  # by Holm: the word of one arm alone, withheld in company
 WORD_LEVELS = {  # the stronger of two words that both hold comes first
     "faster": 0.025,
     "slower": 0.025,
@@ -96,7 +97,7 @@ class Parts(NamedTuple):
     """tokens per second = tokens_per_forward · rows · utilisation · host · decode_share / forward_s, exactly."""
 
     tokens_per_forward: float
-    rows: float  # R, mean of the batch forwards: the batch size, or a little less where the last block is short
+    rows: float  # R, mean of the batch forwards: the slots, or a little less where the last static block is short
     utilisation: float  # u, live share of the rows carried: a short block's missing rows are not idle rows
     forward_s: float  # t, device time of a batch forward as it was, whatever rows it carried
     host: float  # g, device time in decode wall: 1 − host gap
@@ -330,6 +331,11 @@ def speed_verdicts(
     return [Verdict(INCONCLUSIVE, f": {reason}") if reason else next(judged) for reason in reasons]
 
 
+def withheld(verdict: str) -> bool:
+    """Whether a verdict on speed is inconclusive for want of measurements, not for what they say."""
+    return verdict.startswith(f"{INCONCLUSIVE}: ") and OVERRULED not in verdict
+
+
 def accuracy_verdicts(differences: Sequence[Difference], margin: float = ACCURACY_MARGIN) -> list[Verdict]:
     """`not worse`, `worse by less than the margin`, `worse`, `worse than margin` or `inconclusive`, as for speed.
 
@@ -344,6 +350,20 @@ def accuracy_verdicts(differences: Sequence[Difference], margin: float = ACCURAC
             verdict = Verdict(INCONCLUSIVE, f", needs n ≈ {needed}")
         verdicts.append(verdict)
     return verdicts
+
+
+def stops_paying(verdicts: Mapping[int, str]) -> int | None:
+    """The smallest batch size from which on no verdict is `faster`: there an arm stops paying.
+
+    verdicts: batch size -> verdict on speed, of one arm over one baseline. Inconclusive is not faster. None: it is
+    faster at the largest size, so it stops at none of these. One that is faster nowhere stops at the smallest.
+    """
+    stops = None
+    for size in sorted(verdicts, reverse=True):
+        if verdicts[size].startswith("faster"):
+            break
+        stops = size
+    return stops
 
 
 def seeds_verdict(differences: Sequence[float], needed: int = SEEDS_NEEDED) -> Verdict:
@@ -390,7 +410,7 @@ def _judge(arms: Sequence[Mapping[str, float]]) -> list[Verdict]:
     for i, p in enumerate(arms):
         word, alone = _word({word: adjusted[word][i] for word in p}), _word(p)
         overruled = word == INCONCLUSIVE != alone
-        verdicts.append(Verdict(word, f": {alone} alone, not among {len(arms)} arms" if overruled else ""))
+        verdicts.append(Verdict(word, f": {alone} {OVERRULED} {len(arms)} arms" if overruled else ""))
     return verdicts
 
 

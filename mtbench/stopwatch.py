@@ -1,45 +1,35 @@
 """Time, with the device in step: synchronise, read the clock, synchronise."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 
 
 class Stopwatch:
-    """`now` is the wall clock with nothing left running on the device; `device_s` the time spent in forwards.
-
-    On a CPU the time inside the model stands for device time. On a GPU it is measured by events, without waiting.
-    """
+    """`now` is the wall clock with nothing left running on the device; `lap` marks a moment without waiting for it."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._marks: list[float | torch.cuda.Event] = []
 
     def now(self) -> float:
         if self.cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Around one forward."""
+    def mark(self) -> None:
+        """A moment: on a GPU when the device gets there."""
         if self.cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            yield
-            end.record()
-            self._events.append((begin, end))
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
         else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
+            self._marks.append(time.perf_counter())
 
-    @property
-    def device_s(self) -> float:
-        """Seconds in forwards so far. On a GPU call it only when the device is idle."""
-        self._seconds += sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
-        self._events.clear()
-        return self._seconds
+    def laps(self) -> list[float]:
+        """Seconds between one mark and the next. On a GPU call it only when the device is idle."""
+        return [
+            b - a if isinstance(a, float) else a.elapsed_time(b) / 1000  # type: ignore[operator, arg-type]
+            for a, b in pairwise(self._marks)
+        ]

@@ -34,6 +34,7 @@ class Prompt:
     item: str
     text: str  # chat template applied: tokenised as it is, no special tokens added
     stop: tuple[str, ...] = ()  # strings that end the answer, apart from the checkpoint's end token
+    tokens: int | None = None  # the prompt is the text's first so many; None: all of them
 
 
 class Suite:

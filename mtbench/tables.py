@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtbench import statistics
+from mtbench.display import simulation, strongest
 from mtbench.figures import FACTORS
+from mtbench.simulated import flags_of
 
 Cell = Mapping[str, Any]
 
@@ -67,6 +69,12 @@ class Row:
     notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, mark, flag
     void: bool
     failed: bool
+    simulated: bool
+
+    @property
+    def tags(self) -> list[str]:
+        """What stands beside the arm wherever it is named."""
+        return ["void"] * self.void + ["simulated"] * self.simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ def main_table(
     cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], deployed: Mapping[str, Cell]
 ) -> Table:
     """Quality, speed and cost. own, deployed: arm -> its `speedup` entry over either baseline."""
-    engines = {c["arm"]: s for c in cells for s in c["speedup"] if s.get("includes_engine")}
+    engines = {c["arm"]: entry for c in cells if (entry := strongest(c)) is not None}
     columns = [
         ("accuracy, %", "share of items right; the verdict is on the same items, against the arm named"),
         ("tokens per forward", "committed tokens over forwards of the model"),
@@ -92,9 +100,13 @@ def main_table(
             "answer length is given where it is off by more than 1%",
         ),
         ("speedup, deployment", "the same over the checkpoint one would deploy without this method"),
-        *[("speedup, incl. engine", "over another engine: the gain of the engine and of the method together")][
-            : len(engines)
-        ],
+        *[
+            (
+                "incl. engine",
+                "the same over the fastest reference by another engine, so the engine's part is in it; beside it, what "
+                "plain decoding by the arm's own engine comes to, which is the engine's part alone",
+            )
+        ][: len(engines)],
         ("lossless", "are the tokens those of the arm it is held to?"),
         ("cut by budget, %", "answers ended by the token budget"),
         ("between commits", "median and 95th percentile of the wait between two commits of a row"),
@@ -111,7 +123,7 @@ def main_table(
             Entry(number(cell["tokens_per_s"]["value"]), interval(ci(cell["tokens_per_s"]))),
             _speedup_entry(own.get(cell["arm"])),
             _speedup_entry(deployed.get(cell["arm"])),
-            *([_speedup_entry(engines.get(cell["arm"]))] if engines else []),
+            *([_engine_entry(engines.get(cell["arm"]))] if engines else []),
             _lossless_entry(cell),
             Entry(f"{100 * cell['finish']['length'] / cell['items']:.1f}" if cell["items"] else NONE),
             _latency_entry(cell["commit_latency_s"]),
@@ -125,6 +137,7 @@ def main_table(
 
 def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     """Where time and memory went, and how clean the measurement was."""
+    probed = any(c["roofline_fraction"] is not None for c in cells)
     columns = [
         ("items", "answered items"),
         ("blocks × rounds", "blocks with a clean timing, and how often the first of them were timed"),
@@ -134,10 +147,18 @@ def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
         ("decode", "of the wall-clock"),
         ("host gap", "decode time outside the model"),
         ("decode tokens/s", "prefill left out"),
+        ("preparation", "capture and compilation, before the clock runs"),
+        *[
+            (
+                "% of roofline",
+                "least time that the weights, K/V and FLOPs of its forwards take at the probed bandwidth and speed, "
+                "over decode time",
+            )
+        ][:probed],
         ("positions per forward", "how wide the windows were"),
         ("draft forwards", "of a second model"),
         ("K/V cache", "bytes at the longest batch"),
-        ("energy", "of the device"),
+        ("energy per token", "of the whole GPU, prompts included and idle power not subtracted"),
         ("same tokens again", "repeated items whose tokens equalled round 1's"),
     ]
 
@@ -153,10 +174,12 @@ def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
             Entry(seconds(cell["decode_s"])),
             Entry(seconds(cell["host_gap_s"])),
             Entry(number(cell["decode_tokens_per_s"]["value"])),
+            Entry(seconds(cell["preparation_s"] or None)),
+            *[_share_entry(cell["roofline_fraction"])][:probed],
             Entry(number(cell["positions_fed_per_forward"])),
             Entry(NONE if cell["draft_forwards"] is None else f"{cell['draft_forwards']:,}"),
             Entry(memory(cell["kv_bytes"])),
-            Entry(NONE if cell["energy_j"] is None else f"{number(cell['energy_j'])} J"),
+            Entry(joules(cell.get("j_per_token"))),
             Entry(NONE if repeated is None else f"{100 * repeated:.4g}%"),
         ]
 
@@ -190,6 +213,34 @@ def factor_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping
     return _table(columns, explained, numbers, entries, notes=False)
 
 
+def engine_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
+    """Every comparison with a reference by another engine, one row each, beside plain decoding by the arm's own."""
+    columns = [
+        ("incl. engine", "wall-clock of a reference by another engine over the arm's, on the same prompts"),
+        ("plain by the same engine", "the same ratio for plain decoding by the arm's own engine: the engine's part"),
+        ("answer length", "tokens over the reference's"),
+    ]
+    rows = [
+        Row(
+            numbers[cell["arm"]],
+            cell["arm"],
+            [
+                Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], entry["baseline"]),
+                _plain_entry(entry["plain"]),
+                Entry(times(entry["length_ratio"])),
+            ],
+            [],
+            bool(cell["void"]),
+            failed=False,
+            simulated=bool(cell["simulated"]),
+        )
+        for cell in cells
+        for entry in cell["speedup"]
+        if entry.get("includes_engine")
+    ]
+    return Table(columns, rows)
+
+
 def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     """Every paired comparison of accuracy, one row each."""
     columns = [
@@ -218,7 +269,8 @@ def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
                 Entry(NONE if not versus["n_needed"] else f"{versus['n_needed']:,}"),
                 Entry(NONE if same is None else f"{same['identical']:,} of {same['items']:,}"),
             ]
-            rows.append(Row(numbers[cell["arm"]], cell["arm"], entries, [], bool(cell["void"]), failed=False))
+            void, simulated = bool(cell["void"]), bool(cell["simulated"])
+            rows.append(Row(numbers[cell["arm"]], cell["arm"], entries, [], void, failed=False, simulated=simulated))
     return Table(columns, rows)
 
 
@@ -238,6 +290,7 @@ def _table(
             _notes(cell) if notes else [("failed", f"Failed: {cell['error']}")] if cell["status"] == "failed" else [],
             bool(cell["void"]),
             cell["status"] == "failed",
+            bool(cell["simulated"]),
         )
         for cell in cells
     ]
@@ -253,8 +306,8 @@ def _notes(cell: Cell) -> list[tuple[str, str]]:
         notes.append(("failed", f"Unfinished ({cell['status']}): some items have no answer yet; resume the run."))
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell["void"]]
     if cell["simulated"]:
-        notes.append(("mark", f"Simulated: {cell['simulated']}."))
-    flags = [flag for flag in cell["flags"] if flag != SAID]
+        notes.append(("mark", f"Simulated: {simulation(cell['simulated'])}."))
+    flags = [flag for flag in cell["flags"] if flag != SAID and flag not in flags_of(cell["simulated"])]
     return notes + [("flag", f"Mind: {'; '.join(flags)}.")] * bool(flags)
 
 
@@ -282,8 +335,23 @@ def _speedup_entry(entry: Cell | None) -> Entry:
     return Entry(times(entry["value"]), interval(ci(entry)), entry.get("verdict"), entry["baseline"], detail)
 
 
+def _engine_entry(entry: Cell | None) -> Entry:
+    """A ratio that holds an engine's part, never without that part beside it where it is known."""
+    if entry is None:
+        return Entry()
+    plain = entry["plain"]
+    alone = plain and f"plain {plain['arm']} {times(plain['value'])}"
+    return Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], entry["baseline"], alone)
+
+
+def _plain_entry(plain: Cell | None) -> Entry:
+    return Entry(times(plain["value"]), interval(ci(plain)), detail=plain["arm"]) if plain else Entry()
+
+
 def _lossless_entry(cell: Cell) -> Entry:
     graded = cell["lossless"]
+    if graded is None and cell["simulated"]:
+        return Entry("not graded")
     if graded is None and cell["claims"] == "lossless":
         return Entry("baseline" if cell["reference"] else "not checked")
     if graded is None:
@@ -295,6 +363,10 @@ def _latency_entry(spread: Cell) -> Entry:
     if spread["p50"] is None:
         return Entry()
     return Entry(seconds(spread["p50"]), f"p95 {seconds(spread['p95'])}")
+
+
+def _share_entry(share: float | None) -> Entry:
+    return Entry(NONE if share is None else f"{100 * share:.1f}")
 
 
 def ci(spread: Cell) -> Sequence[float] | None:
@@ -335,6 +407,12 @@ def seconds(value: float | None) -> str:
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
     return f"{number(value * 1e3)} ms" if value < 1 else f"{number(value)} s"
+
+
+def joules(value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{number(value * 1e3)} mJ" if value < 1 else f"{number(value)} J"
 
 
 def memory(value: float | None) -> str:

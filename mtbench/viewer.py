@@ -93,7 +93,7 @@ def viewer(run: RunDirectory, plan: Plan, results: Mapping[str, Any], numbers: M
                 break
         if items:
             arms = [{"arm": cell["arm"], "number": numbers[cell["arm"]]} for cell in of_group]
-            run_of = {"suite": suite_name(group.suite), "batch_size": group.batch_size}
+            run_of = {"suite": suite_name(group.suite), "batch_size": group.batch_size, "batching": group.batching}
             groups.append({**run_of, "arms": arms, "items": items, "of": len(answered)})
     whole = any(a and a["pieces"] is None for g in groups for i in g["items"] for a in i["answers"])
     note = "A tokenizer could not be loaded where this page was made: those texts are shown whole, without shades."
@@ -158,8 +158,10 @@ def _cut(pieces: Sequence[str], special: Sequence[int], letters: int) -> list[in
 
 
 def _baseline(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The cell this one is compared with: on its own checkpoint if there is one."""
-    names = [entry["baseline"] for entry in cell["speedup"]]
+    """The cell this one is compared with, on its own checkpoint if there is one; else the one it is held to."""
+    names = [entry["baseline"] for entry in cell["speedup"] if not entry.get("includes_engine")]
+    if not names and cell["lossless"]:
+        names = [cell["lossless"]["against"]]
     compared = sorted((c for c in cells if c["arm"] in names), key=lambda c: bool(c["on"] != cell["on"]))
     return compared[0] if compared else None
 

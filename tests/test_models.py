@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from small import END, MASK, VOCABULARY, save_small, small_config
+from torch import Tensor
 from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 
+from mtbench.decoding import decode
 from mtbench.errors import UserError
-from mtbench.families import family
+from mtbench.families import EMBEDDED, RANDOM, family
+from mtbench.lane import Feed, Lane
+from mtbench.method import Lanes
 from mtbench.models import inspect, load, refuse_unserved
+from mtbench.registry import METHODS
+from mtbench.shapes import SHAPES
 
 
 @pytest.mark.parametrize(
@@ -92,3 +98,78 @@ def test_an_architecture_of_another_house_loads_from_disk(tmp_path: Path) -> Non
     AutoModelForCausalLM.from_config(small_config(LlamaConfig)).save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
     assert load(str(tmp_path), dtype=torch.bfloat16).model.dtype == torch.bfloat16
+
+
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_has_the_parameters_its_model_has(name: str) -> None:
+    """To the last one, as published; nothing is made to find that out."""
+    model = load(RANDOM + name, dtype=torch.bfloat16, device="meta").model
+    assert model.num_parameters() == PUBLISHED[name]
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("shape", [EMBEDDED + "ar", "folder"])
+def test_random_weights_take_a_checkpoints_shape_and_nothing_else(shape: str, tmp_path: Path) -> None:
+    """Always the same weights, none of the folder's; the mask alone is never said, and no id ends an answer."""
+    save_small(tmp_path / "folder")
+    config = json.loads((tmp_path / "folder/config.json").read_text()) | {"vocab_size": 600}
+    (tmp_path / "folder/config.json").write_text(json.dumps(config))
+    source = RANDOM + shape.replace("folder", str(tmp_path / "folder"))
+    state = torch.random.get_rng_state()
+    first, second = load(source), load(source)
+    weight = first.model.get_input_embeddings().weight
+    assert weight.equal(second.model.get_input_embeddings().weight)
+    assert weight.std().item() == pytest.approx(first.model.config.initializer_range, rel=0.05)
+    assert torch.random.get_rng_state().equal(state)
+    assert first.suppressed.tolist() == [first.mask_id]
+    assert first.end_ids == ()
+
+
+def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> None:
+    """Every step has finite logits to choose from; ids that the borrowed tokenizer does not know are no words."""
+    checkpoint = load(f"{RANDOM}{EMBEDDED}ar", dtype=torch.bfloat16)
+
+    class Watched(Lane):
+        def forward(self, ids: Tensor, feed: Feed, judged: int) -> Tensor:
+            logits = super().forward(ids, feed, judged)
+            assert logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
+            return logits
+
+    generations, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Watched(checkpoint)}), [[30, 40, 50], [60]], 12)
+    assert [len(g.token_ids) for g in generations] == [12, 12]
+    unknown = checkpoint.vocabulary - 1
+    assert unknown not in checkpoint.tokenizer.get_vocab().values()
+    assert checkpoint.tokenizer.decode([unknown, 10**6]) == ""
+
+
+def test_random_weights_fill_every_role(tmp_path: Path) -> None:
+    """Whatever a method asks for; one role may still come from elsewhere; a folder is known by its absolute path."""
+    all_random = family("", weights="random:qwen2.5-7b", roles=("ar", "mars"))
+    assert set(all_random.roles.values()) == {"random:qwen2.5-7b"}
+    mixed = family("", weights="random:qwen2.5-7b", roles=("ar", "draft"), checkpoints={"draft": "random:qwen2.5-0.5b"})
+    assert mixed.roles == {"ar": "random:qwen2.5-7b", "draft": "random:qwen2.5-0.5b"}
+    save_small(tmp_path)
+    assert family("", weights=f"random:{tmp_path}/../{tmp_path.name}", roles=("ar",)).roles == {
+        "ar": f"random:{tmp_path}"
+    }
+
+
+@pytest.mark.parametrize("weights", ["random:qwen2.5-8b", "qwen2.5-7b", "random:no/such/folder", "random:"])
+def test_weights_of_no_known_shape_are_refused_with_the_choices(weights: str) -> None:
+    """In the same words for `--weights` and for `--checkpoint`."""
+    with pytest.raises(UserError, match=r"are not known; choose random:qwen2.5-0.5b.*or random:FOLDER"):
+        family("", weights=weights, roles=("ar",))
+
+
+def test_a_shape_without_room_for_the_borrowed_words_is_refused(tmp_path: Path) -> None:
+    """Prompts are tokenised by the embedded tokenizer, whose ids the shape must have."""
+    with pytest.raises(UserError, match="has 40 ids, fewer than the"):
+        inspect(f"random:{save_small(tmp_path / 'small')}")

@@ -113,12 +113,18 @@ def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
     """Page, row, table and figure of a simulated cell say so."""
     results = run.read_json("results.json")
     for cell in results["cells"]:
-        cell |= {"demonstration": False, "simulated": "random weights"}
+        simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws"}
+        cell |= {"demonstration": False, "simulated": simulated}
     write_report(run, results)
     page = page_of(run)
-    assert page.text.startswith("Simulated")
-    assert page.text.count("Simulated: random weights.") == len(results["cells"])
-    assert "Simulated" in (run.path / "figures/arithmetic.b1.commits.svg").read_text()
+    said = "Simulated acceptance and weights"
+    note = "Simulated: random:qwen2.5-7b weights; acceptance scripted by 0.8,0.6; independent draws."
+    assert page.text.startswith(said)
+    assert page.text.count(note) == len(results["cells"])
+    table = (run.path / "tables/arithmetic.b1.tex").read_text()
+    assert said in table
+    assert table.count("(simulated)") == sum(c["batch_size"] == 1 for c in results["cells"]) // 2
+    assert said in (run.path / "figures/arithmetic.b1.commits.svg").read_text()
 
 
 def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
@@ -155,14 +161,14 @@ def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory
     assert len(page.all("script")) == 2
     assert "A tokenizer could not be loaded" in page.text
     item = json.loads(page.data)["groups"][0]["items"][0]
-    lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.eager.b1.jsonl")}
+    lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.graph.b1.jsonl")}
     assert item["answers"][0]["pieces"] is None
     assert item["answers"][0]["text"] == lines[item["item"]]["text"]
 
 
 def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
     """It is shown with the reason, as text, and the others are compared as before."""
-    failed = "arithmetic.mars-tau0.3.mars.eager.b1"
+    failed = "arithmetic.mars-tau0.3.mars.graph.b1"
     run.append("failures.jsonl", [{"cell": failed, "error": "out of memory at <b>batch</b> | size 1"}])
     write_report(run, assemble(run))
     page, markdown = page_of(run), (run.path / "report.md").read_text()
@@ -174,7 +180,7 @@ def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
 
 def test_a_void_cell_says_why(run: RunDirectory) -> None:
     """Other tokens in a later round: the row says it cannot be trusted, and the summary leaves it out."""
-    name = "timings/arithmetic.mars-tau0.3.mars.eager.b1.jsonl"
+    name = "timings/arithmetic.mars-tau0.3.mars.graph.b1.jsonl"
     run.keep_lines(name, [t if t["identical"] is None else {**t, "identical": 0} for t in run.lines(name)])
     write_report(run, assemble(run))
     assert "Void, not to be trusted: tokens differ between rounds." in page_of(run).text
@@ -198,33 +204,33 @@ def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) ->
         (
             ("faster", "faster"),
             ("not worse", "worse than margin"),
-            "both arms are faster than ar@mars/eager on the same checkpoint: 1.40 to 1.80 times as fast. "
-            "1 of them keeps accuracy within 2 points of the baseline's: mars@mars/eager, "
+            "both arms are faster than ar@mars/graph on the same checkpoint: 1.40 to 1.80 times as fast. "
+            "1 of them keeps accuracy within 2 points of the baseline's: mars@mars/graph, "
             "1.40 [1.30, 1.50] times as fast with 75.0% right against 50.0%, at 1.00 tokens per forward.",
         ),
         (
             ("faster", "faster"),
             ("not worse", "not worse"),
-            "Both keep accuracy within 2 points of the baseline's, the fastest of which is mars:tau=0.3@mars/eager, "
+            "Both keep accuracy within 2 points of the baseline's, the fastest of which is mars:tau=0.3@mars/graph, "
             "1.80 [1.70, 1.90] times as fast with",
         ),
         (
             ("same", "faster"),
             ("not worse", "worse by less than the margin"),
-            "1 of 2 arms is faster than ar@mars/eager on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
+            "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
             "It keeps accuracy within 2 points of the baseline's: 75.0% right against 50.0%, at ",
         ),
         (
             ("slower", "faster"),
             ("not worse", "inconclusive, needs n ≈ 900"),
-            "1 of 2 arms is faster than ar@mars/eager on the same checkpoint: 1.80 [1.70, 1.90] times as fast, and 1 "
+            "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast, and 1 "
             "is slower. It is not shown to keep accuracy within 2 points of the baseline's on the same items, so "
             "speed alone recommends nothing.",
         ),
         (
             ("inconclusive: 3 blocks, 6 needed", "inconclusive: 3 blocks, 6 needed"),
             ("not worse", "inconclusive"),
-            "none of 2 arms is shown to be faster than ar@mars/eager on the same checkpoint (3 blocks, 6 needed). "
+            "none of 2 arms is shown to be faster than ar@mars/graph on the same checkpoint (3 blocks, 6 needed). "
             "Accuracy goes from 50.0% to 75.0%; 1 arm is shown to stay within 2 points",
         ),
     ],
@@ -239,10 +245,10 @@ def test_the_summary_says_what_the_verdicts_say(
     own = {}
     for cell, value, speed, accuracy in zip(cells[2:], (1.4, 1.8), speeds, accuracies, strict=True):
         cell["accuracy"]["value"] = 0.75
-        own[cell["arm"]] = cell["speedup"][-1] | {"baseline": "ar@mars/eager", "verdict": speed, "value": value}
+        own[cell["arm"]] = cell["speedup"][-1] | {"baseline": "ar@mars/graph", "verdict": speed, "value": value}
         own[cell["arm"]] |= {"ci_low": value - 0.1, "ci_high": value + 0.1}
-        cell["accuracy_vs"] = [{"baseline": "ar@mars/eager", "verdict": accuracy}]
-    assert says in " ".join(summary(cells, own, "arithmetic", 2, 0.02))
+        cell["accuracy_vs"] = [{"baseline": "ar@mars/graph", "verdict": accuracy}]
+    assert says in " ".join(summary(cells, own, "arithmetic", "batch size 2", 0.02))
 
 
 def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
@@ -287,6 +293,20 @@ def test_whatever_was_not_measured_is_a_dash(run: RunDirectory, where: str) -> N
             cell[name] = NULLABLE[name] if name in NULLABLE else [hollow(entry) for entry in cell[name]]
     write_report(run, results)
     assert not re.search(r"\b(None|nan|NaN|inf)\b", page_of(run).text + (run.path / "report.md").read_text())
+
+
+def test_what_only_a_gpu_can_tell_is_shown_where_it_is_known(run: RunDirectory) -> None:
+    """Share of the roofline, energy per token, the probe and idle power; on a processor no column stands empty."""
+    results = run.read_json("results.json")
+    write_report(run, results)
+    assert not re.search("roofline|Idle power", (run.path / "report.md").read_text())
+    results["cells"][0] |= {"roofline_fraction": 0.8312, "j_per_token": 0.2104}
+    results["environment"]["sessions"][-1]["probe"] = {"bandwidth_bytes_per_s": 4.1e12, "matmul_flop_per_s": 7e14}
+    results["environment"]["idle_power_w"] = 74.25
+    write_report(run, results)
+    said = (run.path / "report.md").read_text()
+    shown = ("% of roofline", "| 83.1 |", "| 210 mJ |", "4.10 TB/s copied", "700 TFLOP/s multiplied", "74.2 W")
+    assert [text for text in shown if text not in said] == []
 
 
 def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory) -> None:

@@ -42,4 +42,6 @@ def test_kept_tokens_end_with_the_end_token_or_the_room() -> None:
     ends[9] = True
     tokens = torch.tensor([[1, 9, 3, 9], [1, 2, 3, 4], [9, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 4]])
     count, room = torch.tensor([4, 3, 4, 3, 4]), torch.tensor([9, 9, 9, 2, 0])
-    assert rules.keep(tokens, count, room, ends).sum(1).tolist() == [2, 3, 1, 2, 0]
+    kept, ended = rules.keep(tokens, count, room, ends)
+    assert kept.tolist() == [2, 3, 1, 2, 0]
+    assert ended.tolist() == [True, False, True, False, False]

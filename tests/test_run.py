@@ -85,6 +85,7 @@ def finish(run: RunDirectory) -> dict[str, Any]:
 
 
 TIMES = {"command", "environment", "tokens_per_s", "decode_tokens_per_s", "parts", "factors", "peak_memory_bytes"}
+TIMES |= {"stops_paying", "plain"}
 SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "verdict"}
 
 
@@ -138,13 +139,13 @@ def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tupl
 def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) -> None:
     """τ=1 is graded against `ar` on the same checkpoint, `cache=none` against `cursor`; lossy arms get no grade."""
     grades = {arm: c["lossless"] for arm, c in cells_of(finished[1]).items()}
-    assert grades["mars@mars/eager"]["against"] == "ar@mars/eager"
-    assert grades["mars@mars/eager"]["grade"] == "exact"
-    assert grades["mars@mars/eager"]["epsilon"] == 1e-4
-    assert grades["mars:tau=0.3,cache=none@mars/eager"]["against"] == "mars:tau=0.3@mars/eager"
-    assert grades["mars:tau=0.3,cache=none@mars/eager"]["grade"] == "exact"
-    assert grades["mars:tau=0.3@mars/eager"] is None
-    assert grades["ar@ar/eager"] is None
+    assert grades["mars@mars/graph"]["against"] == "ar@mars/graph"
+    assert grades["mars@mars/graph"]["grade"] == "exact"
+    assert grades["mars@mars/graph"]["epsilon"] == 1e-4
+    assert grades["mars:tau=0.3,cache=none@mars/graph"]["against"] == "mars:tau=0.3@mars/graph"
+    assert grades["mars:tau=0.3,cache=none@mars/graph"]["grade"] == "exact"
+    assert grades["mars:tau=0.3@mars/graph"] is None
+    assert grades["ar@ar/graph"] is None
 
 
 def test_in_fixed_length_mode_all_arms_make_equal_tokens(checkpoints: dict[str, str], tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_in_fixed_length_mode_all_arms_make_equal_tokens(checkpoints: dict[str, 
     cells = cells_of(finish(start(tmp_path / "run", request)))
     assert [c["tokens"] for c in cells.values()] == [7 * 6, 7 * 6]
     assert [(c["length"], c["accuracy"], c["flags"]) for c in cells.values()] == [("fixed", None, [])] * 2
-    assert cells["ar@ar/eager"]["cell"] == "arithmetic.ar.ar.eager.fixed.b3"
+    assert cells["ar@ar/graph"]["cell"] == "arithmetic.ar.ar.graph.fixed.b3"
 
 
 def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_path: Path) -> None:
@@ -167,9 +168,9 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
 def test_baselines_are_kept_apart(finished: tuple[RunDirectory, Any]) -> None:
     """An arm is compared with `ar` on its own checkpoint first, then with the one that would be deployed."""
     cells = cells_of(finished[1])
-    assert [s["baseline"] for s in cells["mars:tau=0.3@mars/eager"]["speedup"]] == ["ar@mars/eager", "ar@ar/eager"]
-    assert [s["baseline"] for s in cells["ar@mars/eager"]["speedup"]] == ["ar@ar/eager"]
-    assert cells["ar@ar/eager"]["speedup"] == []
+    assert [s["baseline"] for s in cells["mars:tau=0.3@mars/graph"]["speedup"]] == ["ar@mars/graph", "ar@ar/graph"]
+    assert [s["baseline"] for s in cells["ar@mars/graph"]["speedup"]] == ["ar@ar/graph"]
+    assert cells["ar@ar/graph"]["speedup"] == []
 
 
 def test_the_smaller_batch_size_times_only_its_first_blocks(checkpoints: dict[str, str]) -> None:
@@ -277,8 +278,8 @@ def test_a_method_that_breaks_costs_its_own_cells(
     results = finish(start(tmp_path / "run", request_for(checkpoints, method=["ar", "breaks", "mars"])))
     cells = cells_of(results, 1)
     assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
-    assert re.match(error, cells["breaks@ar/eager"]["error"])
-    assert cells["breaks@ar/eager"]["tokens_per_forward"] is None
+    assert re.match(error, cells["breaks@ar/graph"]["error"])
+    assert cells["breaks@ar/graph"]["tokens_per_forward"] is None
 
 
 def command(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -370,12 +371,12 @@ def without_tokenizer(folder: Path) -> str:
 
 BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
-    "method": (["--method", "marz"], "unknown method 'marz' (did you mean 'mars'?); known: ar, mars."),
+    "method": (["--method", "marz"], "unknown method 'marz' (did you mean 'mars'?); known: ar, hf-generate, mars."),
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
     "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
     "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
     "role": (["--method", "ar:on=draft"], "has no checkpoint in the role 'draft'"),
-    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager."),
+    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
     "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
     "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not ROLE=PATH_OR_ID"),
     "tokenizer": (["--method", "ar", "--checkpoint", without_tokenizer], "has no usable tokenizer"),

@@ -567,6 +567,23 @@ def test_false_words_are_rare_however_many_the_arms() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "stops"),
+    [
+        (["faster", "faster", "faster"], None),
+        (["faster", "faster", "same"], 16),
+        (["faster", "slower", "inconclusive: faster alone, not among 4 arms"], 4),
+        (["slower", "same", "inconclusive"], 1),
+        (["same", "slower", "faster"], None),
+        (["faster", "inconclusive", "faster"], None),
+    ],
+)
+def test_an_arm_stops_paying_where_faster_ends_for_good(words: list[str], stops: int | None) -> None:
+    """The smallest size from which on it is never `faster`; a gap before a larger one at which it is does not count."""
+    assert stat.stops_paying(dict(zip((1, 4, 16), words, strict=True))) == stops
+    assert stat.stops_paying(dict(zip((16, 4, 1), reversed(words), strict=True))) == stops
+
+
+@pytest.mark.parametrize(
     ("differences", "needed", "verdict"),
     [
         ([1, 2], 3, "cannot tell: 2 seeds, 3 needed"),

@@ -88,8 +88,9 @@ def test_a_limit_takes_the_first_items_and_changes_none(name: str, folder: Path)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_items_are_named_once_and_written_by_the_template(name: str, folder: Path) -> None:
-    """Ids are unique and read `<task>/<doc id>/<turn>`; the text is the template's; no stop string is empty."""
-    prompts = make(name, folder).prompts(chat, 12)
+    """Ids are unique and read `<task>/<doc id>/<turn>`; the text the template's if `task` says so; no stop is empty."""
+    suite = make(name, folder)
+    prompts = suite.prompts(chat, 12)
 
     assert len({p.item for p in prompts}) == len(prompts) == 12
     for prompt in prompts:
@@ -97,7 +98,7 @@ def test_items_are_named_once_and_written_by_the_template(name: str, folder: Pat
         assert task
         assert doc
         assert turn.isdigit()
-        assert prompt.text.endswith("</><assistant>")
+        assert prompt.text.endswith("</><assistant>") == suite.task["chat_template"]
         assert all(prompt.stop)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mtbench.decoding import Generation, decode
+from mtbench.decoding import decode
 from mtbench.families import family
+from mtbench.generation import Generation
 from mtbench.lane import Lane
 from mtbench.method import Lanes
 from mtbench.models import load
@@ -96,7 +97,7 @@ def difference(scores: dict[str, float], baseline: dict[str, float], level: floa
 
 
 def per_forward(generations: list[Generation]) -> float:
-    return sum(len(g.token_ids) for g in generations) / sum(g.forwards for g in generations)
+    return sum(len(g.token_ids) for g in generations) / sum(g.forwards or 0 for g in generations)
 
 
 @pytest.mark.slow

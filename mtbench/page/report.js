@@ -168,7 +168,7 @@
   const changeGroup = () => { fillItems(); fillArms(); fillLegend(); show(); };
   const step = (by) => { item.selectedIndex += by; show(); };
 
-  groups.forEach((one, index) => group.add(new Option(`${one.suite}, batch size ${one.batch_size}`, index)));
+  groups.forEach((one, index) => group.add(new Option(`${one.suite}, batch size ${one.batch_size}${one.batching === "static" ? "" : `, ${one.batching}`}`, index)));
   group.selectedIndex = groups.reduce((best, one, index) => (one.suite === groups[0].suite && one.batch_size > groups[best].batch_size ? index : best), 0);
   group.parentElement.hidden = groups.length === 1;
   group.addEventListener("change", changeGroup);

@@ -1,0 +1,105 @@
+"""The options of a request, declared once: `mtbench run` and `mtbench plan` take them all."""
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from mtbench.errors import UserError
+
+if TYPE_CHECKING:
+    from mtbench.plan import Request
+
+DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
+
+
+def options(
+    suite: Annotated[list[str], Option("--suite", help="Suite, or name:rest. Repeats.")] = ["arithmetic"],  # noqa: B006
+    family: Annotated[str | None, Option("--family", help="Checkpoints that belong together.")] = None,
+    model: Annotated[str | None, Option("--model", help="Path or hub id: a family with the role ar alone.")] = None,
+    checkpoint: Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")] = [],  # noqa: B006
+    weights: Annotated[
+        str | None, Option("--weights", help="random:SHAPE: random weights in all roles; simulated, speed only.")
+    ] = None,
+    accept: Annotated[
+        str | None, Option("--accept", help="RUN_DIRECTORY, or probabilities such as 0.8,0.6: scripted acceptance.")
+    ] = None,
+    method: Annotated[list[str], Option("--method", help="Arm such as 'mars:tau=0.95|0.8,cache=block'. Repeats.")] = [],  # noqa: B006
+    engine: Annotated[
+        str, Option("--engine", help="How forwards are executed: graph, eager (as papers measure) or invariant.")
+    ] = "graph",
+    batch_size: Annotated[str, Option("--batch-size", help="One or several, such as 1,8.")] = "1,8",
+    batching: Annotated[
+        str, Option("--batching", help="static, refill (a finished row takes the next prompt), or static,refill.")
+    ] = "static",
+    limit: Annotated[int | None, Option("--limit", help="Items per suite; default: all.")] = None,
+    rounds: Annotated[int, Option("--rounds", help="Times the first blocks are timed.")] = 3,
+    time_budget: Annotated[
+        str | None, Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, Option("--max-new-tokens", help="Default: the suite's.")] = None,
+    dtype: Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, Option("--seed", help="Of blocks, orders and drawn data.")] = 0,
+    data_dir: DataOption = None,
+    offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
+    fixed_length: Annotated[
+        bool, Option("--fixed-length", help="Ignore end tokens: equal tokens for all arms.")
+    ] = False,
+    accuracy_margin: Annotated[float, Option("--accuracy-margin", help="0.02 means 2 points.")] = 0.02,
+) -> None:
+    """Never called: its signature is the table. Names are those of `Request`'s fields, but for `time_budget`."""
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options of a request before its own. It finds them in `ctx.params`; `**_` takes them."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    asked = list(inspect.signature(options).parameters.values())
+    merged = [*own[:1], *asked, *own[1:]]  # the context comes first
+    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in merged}
+    return command
+
+
+def request_of(params: Mapping[str, Any]) -> "Request":
+    """What was asked for. Raises UserError for text that cannot be read."""
+    from mtbench.plan import Request
+
+    asked = {f.name: params[f.name] for f in dataclasses.fields(Request) if f.name in params}
+    return Request(
+        **{
+            **asked,
+            "checkpoint": dict(_role_and_path(text) for text in params["checkpoint"]),
+            "batch_size": _whole_numbers(params["batch_size"]),
+            "batching": params["batching"].split(","),
+            "time_budget_s": _seconds(params["time_budget"]),
+            "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
+        }
+    )
+
+
+def _role_and_path(text: str) -> tuple[str, str]:
+    role, equals, path = text.partition("=")
+    if not equals or not role or not path:
+        raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
+    return role, path
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--batch-size {text!r} is not allowed; it is whole numbers, such as 1,8.") from None
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise UserError(f"--time-budget {text!r} is not allowed; write 90s, 30m or 2h.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -1,0 +1,119 @@
+"""Outside engines: methods whose loop is not ours. They get a checkpoint, prompts and budgets, and give back tokens.
+
+What they hide (forwards, commits, the parts of their time) is None, never 0. What can be done for them is done by the
+code that does it for our loop: where an answer ends, its text, and the clock, from an idle device to an idle device.
+"""
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from mtbench.generation import Generation, Timing, finish
+from mtbench.method import Method, Window
+from mtbench.models import Checkpoint
+from mtbench.stopwatch import Stopwatch
+
+_stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
+
+
+class Outside(Method):
+    """A method that is an engine of its own. It has one role, no engine of ours, and static batches only."""
+
+    outside: ClassVar[bool] = True
+
+    def window(self) -> Window:
+        raise NotImplementedError(f"{self.name} has a loop of its own")
+
+    def generate(
+        self,
+        checkpoint: Checkpoint,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: Sequence[int],
+        *,
+        fixed_length: bool,
+        stop: Sequence[Sequence[str]],
+        room: int,
+    ) -> list[list[int]]:
+        """Each prompt's answer with its end token, of at most `max_new_tokens` of its own, as `until_end` cuts it.
+
+        Greedy, never one of `checkpoint.suppressed`. With `fixed_length` end tokens mean nothing. A prompt's `stop`
+        strings need not be cut at; they are there to stop early by. `room`: positions that no call of the run will
+        exceed, or 0; an engine that prepares itself for a shape prepares itself for that one.
+        """
+        raise NotImplementedError
+
+
+def run_outside(
+    method: Outside,
+    checkpoint: Checkpoint,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int | Sequence[int],
+    *,
+    stop: Sequence[Sequence[str]] | None = None,
+    fixed_length: bool = False,
+    room: int = 0,
+) -> tuple[list[Generation], Timing]:
+    """What `mtbench.decoding.decode` does, by the method's own loop."""
+    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    stops: Sequence[Sequence[str]] = [()] * len(prompts) if fixed_length or not stop else stop
+    end_ids = () if fixed_length else checkpoint.end_ids
+    stopwatch = Stopwatch(checkpoint.model.device)
+    began = stopwatch.now()
+    answers = method.generate(checkpoint, prompts, budgets, fixed_length=fixed_length, stop=stops, room=room)
+    wall_s = stopwatch.now() - began
+    generations = []
+    for ids, budget, strings in zip(answers, budgets, stops, strict=True):
+        token_ids, text, reason = finish(checkpoint.tokenizer, until_end(ids, budget, end_ids), end_ids, strings)
+        generations.append(
+            Generation(
+                token_ids=token_ids,
+                text=text,
+                commits=None,
+                positions_fed=None,
+                draft_forwards=None,
+                finish_reason=reason,
+            )
+        )
+    return generations, Timing(
+        rows=len(prompts),
+        items=len(prompts),
+        prompt_tokens=sum(map(len, prompts)),
+        tokens=sum(len(g.token_ids) for g in generations),
+        row_forwards=None,
+        batch_forwards=None,
+        wall_s=wall_s,
+        prefill_s=None,
+        decode_s=None,
+        device_s=None,
+        ttft_s=None,
+        step_s=None,
+        preparation_s=0.0,
+        kv_bytes=None,
+        miscounted=0,
+    )
+
+
+def stock(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The checkpoint's model as transformers has it: the same weights, its own settings, nothing of ours attached."""
+    model = checkpoint.model
+    if checkpoint not in _stock:
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        twin = copy.deepcopy(model, shared)
+        for module in twin.modules():
+            module._forward_hooks.clear()
+        squashed = getattr(twin.config, "attn_logit_softcapping", None)  # Gemma 2: fused attention would leave it out
+        twin.set_attn_implementation("eager" if squashed else "sdpa")
+        twin.generation_config = GenerationConfig()  # what the checkpoint's own one says never applies
+        _stock[checkpoint] = twin
+    for ours, theirs in zip(model.modules(), _stock[checkpoint].modules(), strict=True):
+        theirs._parameters.update(ours._parameters)  # an engine of ours may have laid its weights out anew since
+    return _stock[checkpoint]
+
+
+def until_end(ids: Sequence[int], budget: int, end_ids: Collection[int]) -> list[int]:
+    """At most `budget` of the tokens, up to and with the first that ends an answer."""
+    kept = list(ids[:budget])
+    return kept[: next((i for i, token in enumerate(kept, start=1) if token in end_ids), len(kept))]

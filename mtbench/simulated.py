@@ -1,0 +1,246 @@
+"""Speed without weights: how many tokens each forward commits is scripted, everything else is real.
+
+With random weights of the exact shapes (`--weights random:qwen2.5-7b`) and scripted acceptance (`--accept`) a team sees
+what tokens per forward would buy on its GPU before anything is trained. The text means nothing, so nothing is scored
+and nothing is graded; whatever comes of it is marked.
+
+- `--accept RUN_DIRECTORY` replays that run's commits: each item takes those of a stored answer of the same arm, and is
+  as long as that answer.
+- `--accept 0.8,0.6,0.4`: the d-th mask is accepted with the d-th probability if all before it were (the last one goes
+  for deeper ones too); every item takes its whole budget. Drawn once per item, so it becomes a script as well.
+
+R = rows, F = forwards of the longest script, N = most tokens one forward commits.
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.arms import Arm
+from mtbench.errors import UserError
+from mtbench.families import RANDOM
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import show
+from mtbench.registry import SUITES
+from mtbench.rundir import Record, RunDirectory
+
+Accept = Mapping[str, Any]  # Cell.accept: source, lengths (tokens per item), scripts, probabilities, seed
+CURSOR = "simulated_cursor"
+KINDS = {"accept": "acceptance", "weights": "weights"}  # of simulation, as Cell.simulated has them, in words
+
+
+class Certain(Judged):
+    """The model's choices, all of which it is sure of. What it costs to find out is paid all the same."""
+
+    def sure(self, metric: rules.Metric, threshold: float) -> Tensor:
+        return torch.ones_like(super().sure(metric, threshold))
+
+
+class Scripted(Method):
+    """A method whose forwards commit what a script says, as far as its own policy lets them.
+
+    The inner method accepts as if the model were sure of everything; what it would commit then is the policy's cap:
+    B for a window, what is left of a block, 0 while a row waits or a block is filled. A script's next entry is used up
+    by every forward with a cap above 0; behind its end one token is committed at a time.
+    Note: `kept` of a cut commit is at most its count; a method that verifies drafts has its own say in that.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, method: Method, scripts: Sequence[Sequence[int]], device: torch.device) -> None:
+        """`scripts[i]`: the tokens that item i's forwards commit; entries of 0 are the policy's matter and dropped."""
+        self.method = method
+        self.__dict__["name"] = method.name
+        positive = [[n for n in script if n] for script in scripts]
+        forwards = max(map(len, positive), default=0) + 1
+        self.script = torch.tensor([s + [1] * (forwards - len(s)) for s in positive], device=device)  # (items, F + 1)
+        self.item = torch.arange(len(positive), device=device)  # request of the batch -> item
+
+    def serve(self, items: Sequence[int]) -> None:
+        """The next batch's requests are these items. Written in place: a captured step sees it."""
+        self.item[: len(items)] = torch.tensor(items, device=self.item.device)
+
+    @property
+    def claims(self) -> Literal["lossless", "lossy"]:
+        return "lossy"
+
+    def window(self) -> Window:
+        return self.method.window()
+
+    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        return self.method.visible(query_position, key_position)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        return {**self.method.start(rows, lanes), CURSOR: torch.zeros_like(rows.prompt_len)}
+
+    def base(self, state: State, rows: Rows) -> Tensor:
+        return self.method.base(state, rows)
+
+    def final(self, state: State, rows: Rows) -> Tensor:
+        return self.method.final(state, rows)
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        return self.method.guess(state, rows, lanes)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        fields = dataclasses.fields(judged)
+        commit = self.method.accept(state, rows, Certain(**{f.name: getattr(judged, f.name) for f in fields}))
+        cursor = state[CURSOR]
+        scripted = self.script[self.item[rows.request], cursor.clamp(max=self.script.shape[1] - 1)]  # (R,)
+        count = torch.minimum(commit.count, scripted)
+        cursor.add_(commit.count > 0)
+        kept = torch.where(count < commit.count, torch.minimum(commit.kept, count), commit.kept)
+        return dataclasses.replace(commit, count=count, kept=kept)
+
+
+def scripted(method: Method, accept: Accept, device: torch.device) -> Method:
+    """`method` with the acceptance of its cell; itself if it commits one token at a time anyway."""
+    scripts = accept["scripts"]
+    if accept["probabilities"] is not None:
+        most, seed = method.window().commits, accept["seed"]
+        scripts = [draw(accept["probabilities"], most, n, f"{seed}/{i}") for i, n in enumerate(accept["lengths"])]
+    return method if scripts is None else Scripted(method, scripts, device)
+
+
+def draw(probabilities: Sequence[float], most: int, forwards: int, seed: str) -> list[int]:
+    """What each forward commits: one token, and one more for every mask accepted in a row, `most` at most."""
+    chance = random.Random(seed)
+    depths = [probabilities[min(d, len(probabilities) - 1)] for d in range(most - 1)]
+    return [1 + sum(1 for _ in takewhile(lambda p: chance.random() < p, depths)) for _ in range(forwards)]
+
+
+def budgets(accept: Accept, items: Sequence[int], most: Sequence[int]) -> list[int]:
+    """The tokens that each of these items takes, none more than its `most`."""
+    return [min(n, accept["lengths"][i]) for i, n in zip(items, most, strict=True)]
+
+
+class Acceptance:
+    """What `--accept` says, asked by planning: probabilities, or a run whose commits are replayed."""
+
+    def __init__(self, text: str) -> None:
+        """Raises UserError if `text` is neither."""
+        self.source = text
+        self.run = RunDirectory.open(Path(text)) if Path(text).is_dir() else None
+        self.cells: list[Mapping[str, Any]] = self.run.read_json("plan.json")["cells"] if self.run else []
+        self.answers: dict[str, list[Record]] = {}  # cell -> lines of its generations
+        self.probabilities: list[float] = []
+        if self.run:
+            return
+        try:
+            self.probabilities = [float(part) for part in text.split(",")]
+            if not all(0 <= p <= 1 for p in self.probabilities):
+                raise ValueError
+        except ValueError:
+            raise UserError(
+                f"--accept {text!r} is neither the directory of a run nor probabilities from 0 to 1; "
+                "give one, or such as `--accept 0.8,0.6,0.4`."
+            ) from None
+
+    @property
+    def note(self) -> str | None:
+        return None if self.run else "independent draws: optimistic for static batches"
+
+    def trained(self, arm: Arm, suite: str) -> Mapping[str, Any]:
+        """The options the arm had in that run, for weights that were not trained with any."""
+        options: Mapping[str, Any] = (self._find(arm, suite) or {"options": {}})["options"]
+        return options
+
+    def plan(
+        self, arm: Arm, method: Method, arms: Sequence[Arm], suite: str, items: int, budget: int, seed: int
+    ) -> dict[str, Any]:
+        """What the arm's cell is made to accept, for so many items. Raises UserError if the run does not say.
+
+        Arms that commit one token at a time need lengths only: of their own answers, else of the first arm's found.
+        """
+        many = most_commits(method) > 1
+        accept: dict[str, Any] = {"source": self.source, "lengths": [budget] * items, "seed": seed}
+        accept |= {"scripts": None, "probabilities": None}
+        if self.run is None:
+            return accept | {"probabilities": self.probabilities if many else None}
+        wanted = [arm] if many else [arm, *arms]
+        cell = next(filter(None, (self._find(one, suite) for one in wanted)), None)
+        lines = self._lines(cell["cell"]) if cell else []
+        if cell is None or (many and any(line["commits"] is None for line in lines)):
+            missing = " or ".join(dict.fromkeys(map(_name, wanted)))
+            there = dict.fromkeys(_unengined(c["arm"], c["engine"]) for c in self.cells if self._lines(c["cell"]))
+            raise UserError(
+                f"--accept {self.source}: no commits of {missing} there; it has: {', '.join(there) or 'none'}. "
+                "Replay one of these with `--method`."
+            )
+        ran, asked = cell["options"], dataclasses.asdict(method)  # type: ignore[call-overload]  # a dataclass
+        if many and (other := [name for name in asked if ran.get(name) != asked[name]]):
+            raise UserError(
+                f"--accept {self.source}: {_name(arm)!r} ran there with {other[0]}={show(ran.get(other[0]))}, here it "
+                f"would with {show(asked[other[0]])}; say which in `--method`."
+            )
+        taken = [lines[i % len(lines)] for i in range(items)]
+        return accept | {
+            "lengths": [min(budget, len(line["token_ids"])) for line in taken],
+            "scripts": [line["commits"] for line in taken] if many else None,
+        }
+
+    def _find(self, arm: Arm, suite: str) -> Mapping[str, Any] | None:
+        """The arm's cell in that run, by whatever engine: of the same suite if there is one, of the largest batch."""
+        same = [c for c in self.cells if _unengined(c["arm"], c["engine"]) == _name(arm) and self._lines(c["cell"])]
+        return max(same, key=lambda c: (c["suite"] == suite, c["batch_size"]), default=None)
+
+    def _lines(self, cell: str) -> list[Record]:
+        assert self.run is not None
+        if cell not in self.answers:
+            self.answers[cell] = self.run.lines(f"generations/{cell}.jsonl")
+        return self.answers[cell]
+
+
+def most_commits(method: Method) -> int:
+    """Tokens one forward can commit; of a loop that is not ours none is known to be more than one."""
+    return 1 if method.outside else method.window().commits
+
+
+def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> dict[str, Any] | None:
+    """Cell.simulated: what is not real about a cell; None if all of it is."""
+    weights = next((source for source in checkpoints.values() if source.startswith(RANDOM)), None)
+    if weights is None and acceptance is None:
+        return None
+    return {
+        "weights": weights,
+        "accept": None if acceptance is None else acceptance.source,
+        "note": None if acceptance is None else acceptance.note,
+    }
+
+
+def flags_of(simulated: Mapping[str, Any] | None) -> list[str]:
+    """The same in a word or two, for whoever reads flags only."""
+    return [f"simulated {word}" for kind, word in KINDS.items() if simulated and simulated[kind]]
+
+
+def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Mapping[str, Any]) -> None:
+    """Raise UserError where a simulation would say something about accuracy, or nothing about speed."""
+    if metric is not None:
+        asked = f"--accept {simulated['accept']}" if simulated["accept"] else f"weights {simulated['weights']!r}"
+        speed_only = [name for name in SUITES if SUITES[name].metric is None]
+        raise UserError(
+            f"suite {suite!r} scores accuracy, and {asked} can have none; choose one that measures speed only: "
+            f"{', '.join(speed_only)}, such as `--suite synthetic:512x256`."
+        )
+    if simulated["accept"] is None and most_commits(method) > 1:
+        raise UserError(
+            f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not tell how "
+            "many it would; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."
+        )
+
+
+def _name(arm: Arm) -> str:
+    """An arm's string up to its engine."""
+    return _unengined(str(arm), arm.engine)
+
+
+def _unengined(arm: str, engine: str | None) -> str:
+    return re.sub(r"#\d+$", "", arm).removesuffix(f"/{engine}")

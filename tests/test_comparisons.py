@@ -1,0 +1,233 @@
+"""Arms by several engines, batched in two ways, over several batch sizes: compared with their like, shown apart."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from rich.console import Console
+from small import save_small
+
+from mtbench.display import RunProgress, results_tables
+from mtbench.errors import UserError
+from mtbench.generate import generate
+from mtbench.plan import Request, make_plan
+from mtbench.report import write_report
+from mtbench.results import assemble
+from mtbench.rundir import RunDirectory
+from mtbench.score import score
+from mtbench.sweep import sentence
+
+OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
+HIDDEN = ("prefill_s", "decode_s", "device_s", "host_gap_s", "preparation_s", "parts", "kv_bytes", "draft_forwards")
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return Request(
+        checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
+        method=["ar", "ar:on=mars", "mars:tau=0.3", "hf-generate", "hf-generate:cache=static"],
+        batch_size=(1, 2, 3),
+        batching=("static", "refill"),
+        limit=33,
+        rounds=2,
+        max_new_tokens=6,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def run(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The whole of it, but for the pass for peak memory."""
+    plan = make_plan(request_)
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
+    run.write_json("environment.json", {"command": ["mtbench", "run"]})
+    run.write_json("plan.json", plan.to_json())
+    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+    score(run)
+    write_report(run, assemble(run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(run: RunDirectory) -> Any:
+    return run.read_json("results.json")
+
+
+def cells_of(results: Any, batch_size: int, batching: str = "static") -> dict[str, Any]:
+    found = (c for c in results["cells"] if (c["batch_size"], c["batching"]) == (batch_size, batching))
+    return {c["arm"]: c for c in found}
+
+
+def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: Request) -> None:
+    """All items once, blocks alike in size, none under 8R; no such group for one slot, nor for a loop not ours."""
+    groups = make_plan(request_).groups
+    assert [(g.batch_size, g.batching) for g in groups] == [
+        (1, "static"),
+        (2, "static"),
+        (2, "refill"),
+        (3, "static"),
+        (3, "refill"),
+    ]
+    assert [len(block) for block in groups[2].blocks] == [16, 17]
+    assert [len(block) for block in groups[4].blocks] == [33]
+    assert sorted(i for block in groups[2].blocks for i in block) == list(range(33))
+    assert [len(g.cells) for g in groups] == [5, 5, 3, 5, 3]
+    assert groups[4].cells[2] == "arithmetic.mars-tau0.3.mars.graph.refill.b3"
+
+
+def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Request) -> None:
+    """6 blocks of 8R; and that an outside engine has no refill."""
+    said = make_plan(request_).warnings()
+    assert (
+        "arithmetic at batch size 2, refill: inconclusive: 2 blocks, 6 needed for an interval, which takes 96"
+        in said[0]
+    )
+    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in said[1]
+    assert said[2:] == ["hf-generate: static batches only, since the loop is not ours; no refill"]
+
+
+def test_refill_of_single_slots_alone_is_refused(request_: Request) -> None:
+    """Nothing would be left to run."""
+    asked = {name: getattr(request_, name) for name in request_.__dataclass_fields__}
+    with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
+        make_plan(Request(**asked | {"batching": ("refill",), "batch_size": (1,)}))
+    with pytest.raises(UserError, match="unknown batching 'refil'"):
+        make_plan(Request(**asked | {"batching": ("refil",)}))
+
+
+def test_all_that_was_planned_is_measured(results: Any) -> None:
+    """Every cell ok, none void, whatever its engine and batching; items are requests, not slots."""
+    assert [(c["status"], c["void"], c["repeated_identical"]) for c in results["cells"]] == [("ok", [], 1)] * 21
+    refilled = cells_of(results, 3, "refill")["mars:tau=0.3@mars/graph"]
+    assert (refilled["items"], refilled["blocks"]) == (33, 1)
+    assert 0.5 < refilled["parts"]["utilisation"] <= 1
+    assert refilled["parts"]["rows"] == 3
+    assert refilled["commit_latency_s"] == {"p50": None, "p95": None}
+
+
+def test_what_an_outside_engine_hides_is_null(results: Any) -> None:
+    """Never 0, and nothing derived from it; tokens, wall-clock and accuracy are there."""
+    for arm in OUTSIDE:
+        cell = cells_of(results, 3)[arm]
+        assert [cell[name] for name in HIDDEN] == [None] * len(HIDDEN)
+        assert (cell["tokens_per_forward"], cell["tokens_per_forward_ci"], cell["commit_histogram"]) == (None, None, {})
+        assert (cell["positions_fed_per_token"], cell["ttft_s"]["p50"], cell["engine"]) == (None, None, None)
+        assert cell["tokens_per_s"]["value"] > 0
+        assert cell["accuracy"]["n"] == 33
+
+
+def test_an_outside_engine_is_held_to_ar(results: Any) -> None:
+    """The very tokens, by both caches."""
+    for arm in OUTSIDE:
+        graded = cells_of(results, 3)[arm]["lossless"]
+        assert (graded["against"], graded["grade"], graded["identical"]) == ("ar@ar/graph", "exact", 33)
+
+
+def test_a_ratio_over_another_engine_has_the_engines_part_beside_it(results: Any) -> None:
+    """Marked, without factors, and equal to the plain ratio times what is gained over plain by the same engine."""
+    cells = cells_of(results, 3)
+    mars = cells["mars:tau=0.3@mars/graph"]
+    assert [(s["baseline"], s.get("includes_engine", False)) for s in mars["speedup"]] == [
+        ("ar@mars/graph", False),
+        ("ar@ar/graph", False),
+        (OUTSIDE[0], True),
+        (OUTSIDE[1], True),
+    ]
+    over_plain = mars["speedup"][1]["value"]
+    for entry in mars["speedup"][2:]:
+        assert entry["factors"] is None
+        assert entry["plain"]["arm"] == "ar@ar/graph"
+        assert entry["value"] == pytest.approx(entry["plain"]["value"] * over_plain)
+    assert [s["plain"] for s in cells["ar@ar/graph"]["speedup"]] == [None, None]
+    assert {a["baseline"] for a in mars["accuracy_vs"]} == {"ar@mars/graph", "ar@ar/graph"}
+    assert not any(s.get("includes_engine") for c in cells_of(results, 3, "refill").values() for s in c["speedup"])
+
+
+def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -> None:
+    """One entry for each arm, baseline and batching that ran at several sizes, with its verdicts."""
+    entries = results["stops_paying"]
+    assert {(e["arm"], e["baseline"], e["batching"], tuple(e["swept"])) for e in entries} == {
+        (arm, baseline, batching, sizes)
+        for arm, baseline in (
+            ("ar@mars/graph", "ar@ar/graph"),
+            ("mars:tau=0.3@mars/graph", "ar@mars/graph"),
+            ("mars:tau=0.3@mars/graph", "ar@ar/graph"),
+        )
+        for batching, sizes in (("static", (1, 2, 3)), ("refill", (2, 3)))
+    }
+    assert {e["batch_size"] for e in entries if e["batching"] == "refill"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("stops", "last", "says"),
+    [
+        (None, "faster", "mars is still faster than ar at batch size 16, the largest of 1, 4, 16."),
+        (1, "same", "mars is not shown to be faster than ar at any batch size of 1, 4, 16."),
+        (
+            16,
+            "same",
+            "mars stops paying at batch size 16: it is faster than ar at 4, and from 16 on it is not shown to be",
+        ),
+        (16, "inconclusive: faster alone, not among 4 arms", "mars stops paying at batch size 16"),
+        (16, "inconclusive: 3 blocks, 6 needed", "from 16 on too little was measured to tell (inconclusive: 3 blocks,"),
+    ],
+)
+def test_a_sentence_says_where_it_stops(stops: int | None, last: str, says: str) -> None:
+    """No more than the verdicts hold."""
+    entry = {"swept": [1, 4, 16], "verdicts": ["faster", "faster", last], "batch_size": stops}
+    assert says in sentence({"arm": "mars", "baseline": "ar", **entry})
+
+
+def test_the_report_shows_them_apart(run: RunDirectory) -> None:
+    """A section each for static and refilled batches, the engines in a column of their own, the sweep with a figure."""
+    markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
+    headings = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert headings[1:3] == ["arithmetic, batch size 2", "arithmetic, batch size 2, refill"]
+    sections = dict(zip(headings, markdown.split("\n## ")[1:], strict=True))
+    static, refilled = sections["arithmetic, batch size 3"], sections["arithmetic, batch size 3, refill"]
+    assert "| incl. engine |" in static
+    assert re.search(r"\(against hf-generate(:cache=static)?@ar\)|than hf-generate", static)
+    assert "plain ar@ar/graph ×" in static
+    assert "incl. engine" not in refilled
+    summary = static.split("\n\n")[2]
+    assert "hf-generate" not in summary
+    assert "not shown to be faster than ar@mars/graph at any batch size of 1, 2, 3" in page
+    assert (run.path / "figures/arithmetic.batch-sizes.svg").is_file()
+    assert not list(run.path.glob("figures/*refill.batch-sizes*"))
+    latex = (run.path / "tables/arithmetic.b3.tex").read_text()
+    assert "incl. engine" in latex
+    assert "plain ar@ar/graph $\\times$" in latex
+    for text in (markdown, re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)):
+        assert not re.search(r"\b(None|nan|NaN)\b", text)
+
+
+def test_the_terminal_shows_them_apart(results: Any) -> None:
+    """Five tables; a wide one has the engines in a column of their own, a narrow one goes without."""
+    console = Console(width=140, record=True)
+    for table in results_tables(results, 140):
+        console.print(table)
+    text = console.export_text()
+    assert text.count("refill") == 2
+    assert "vs hf-generate" in text
+    assert all("incl." not in str(c.header) for table in results_tables(results, 90) for c in table.columns)
+
+
+@pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])
+def test_the_schemas_know_all_of_it(run: RunDirectory, kind: str) -> None:
+    """What is null or refilled is as the schemas say."""
+    schema = json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text())
+    validator = Draft202012Validator(schema)
+    found = sorted(run.path.glob(f"{kind}.json")) or sorted((run.path / f"{kind}s").glob("*.jsonl"))
+    for document in (json.loads(line) for file in found for line in as_lines(file)):
+        validator.validate(document)
+
+
+def as_lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]

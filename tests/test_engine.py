@@ -1,0 +1,133 @@
+"""Engines: what a graph replays is a step, and what is compiled is the decoder, on a CPU as far as it goes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mtbench.arms import ENGINES as NAMES
+from mtbench.decoder import build
+from mtbench.decoding import Batch, decode
+from mtbench.engine import ENGINES, PLAIN_STEPS, Captured
+from mtbench.generation import Generation
+from mtbench.lane import Lane
+from mtbench.method import Lanes, Method
+from mtbench.registry import METHODS
+
+PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
+BUDGET = 20
+PLAIN = partial(Batch, tight=False)  # the same shapes and late looks, step by step
+METHODS_TRIED: list[Method] = [
+    METHODS["ar"](),
+    METHODS["mars"](tau=0.3),
+    METHODS["mars"](tau=0.3, extra=True, confidence="entropy"),
+    METHODS["mars"](tau=0.3, cache="block", cache_block=5),
+]
+
+
+def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
+    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
+
+
+class Recording(TorchDispatchMode):
+    """Stands in for a CUDA graph: the operations of one step, run again on the very tensors they were recorded with.
+
+    Whatever a step takes from the host is frozen in it, as in a graph; whatever does not keep its place is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.ran = False  # recording ran the step; a CUDA graph's first run is its first replay
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        if not self.ran:
+            self.ran = True
+            return
+        for func, args, kwargs, out in self.operations:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """CUDA's graphs replaced by recordings, which are listed."""
+    made: list[Recording] = []
+
+    @contextmanager
+    def record(graph: Recording, pool: Any) -> Iterator[None]:
+        made.append(graph)
+        with graph:
+            yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS_TRIED)
+def test_a_captured_step_replayed_is_the_step(lane: Lane, method: Method, recorded: list[Recording]) -> None:
+    """Recorded once and replayed for other rows, refills and later batches, a step says what plain steps say."""
+    fast = ENGINES["graph"]().lane(lane.checkpoint)
+    lanes = Lanes("any", {"any": fast})
+    captured = Captured(method, lanes, 2, 64)
+    for prompts in (PROMPTS[:2], PROMPTS[2:4], PROMPTS):
+        want, _ = decode(method, Lanes("any", {"any": lane}), prompts, BUDGET, rows=2, make=PLAIN)
+        got, timing = decode(method, lanes, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        assert said(got) == said(want)
+        assert timing.miscounted == 0
+    assert len(recorded) == 1
+    assert timing.preparation_s == 0
+
+
+def test_moved_memory_is_captured_anew(lane: Lane, recorded: list[Recording]) -> None:
+    """When a larger batch has moved the cache, what was captured is not replayed into the old one."""
+    method = METHODS["ar"]()
+    want = said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], BUDGET)[0])
+    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
+    small, large = Captured(method, lanes, 2, 64), Captured(method, lanes, 6, 64)
+    for batch, prompts in ((small, PROMPTS[:2]), (large, PROMPTS), (small, PROMPTS[:2])):
+        got, timing = decode(method, lanes, prompts, BUDGET, make=lambda *_, b=batch: b)
+        assert said(got[:2]) == want
+        assert timing.preparation_s > 0
+    assert len(recorded) == 3
+
+
+def test_plain_steps_before_the_capture_are_real(lane: Lane, recorded: list[Recording]) -> None:
+    """An answer as short as the preparation is right, and nothing of it is lost."""
+    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
+    method = METHODS["ar"]()
+    batch = Captured(method, lanes, 1, 64)
+    got, _ = decode(method, lanes, [[3]], PLAIN_STEPS, make=lambda *_: batch)
+    assert said(got) == said(decode(method, Lanes("any", {"any": lane}), [[3]], PLAIN_STEPS)[0])
+
+
+def test_a_compiled_decoder_says_the_same(make_lane: Callable[..., Lane]) -> None:
+    """What torch.compile makes of the decoder's functions emits the plain ones' tokens, without a graph break."""
+    lane = make_lane()
+    decoder = build(lane.model, compile=True)
+    assert decoder is not None
+    lane.checkpoint.calls.watch(decoder)
+    for method in METHODS_TRIED[:2]:
+        got, timing = decode(method, Lanes("any", {"any": Lane(lane.checkpoint, decoder)}), PROMPTS[:2], 6)
+        assert said(got) == said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], 6)[0])
+        assert timing.miscounted == 0
+
+
+def test_the_command_line_names_the_engines_there_are() -> None:
+    """The light list that arms are parsed with is the list of engines."""
+    assert list(ENGINES) == list(NAMES)
