@@ -24,7 +24,6 @@ from transformers import PreTrainedModel
 from mtbench import kernels
 from mtbench.lane import Feed, KeyValues
 
-Product = Callable[[Tensor, Tensor], Tensor]  # (N, I) and (O, I) -> (N, O)
 PROBE_TOKENS = 24
 # Of the logits' norm. In half precision rounding alone makes percents of it, a part left out or added far more.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
@@ -54,7 +53,8 @@ class Form(NamedTuple):
     size: int
     eps: float
     activation: Callable[[Tensor], Tensor]
-    product: Product
+    product: Callable[[Tensor, Tensor], Tensor]  # (N, I) and (O, I) -> (N, O)
+    norm: Callable[[Tensor, Tensor, float], Tensor]
 
 
 class Attention(NamedTuple):
@@ -65,12 +65,6 @@ class Attention(NamedTuple):
     softcap: float | None
 
 
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square normalisation over the last dimension, in float32 as transformers computes it."""
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
 def enter(
     x: Tensor, layer: Layer, form: Form, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, index: Tensor
 ) -> Tensor:
@@ -79,14 +73,14 @@ def enter(
     `sin` has the sign of the half-rotation in it: its first half is negated.
     """
     heads, both = form.heads, form.heads + form.key_heads
-    qkv = form.product(norm(x, layer.attention_norm, form.eps), layer.qkv)
+    qkv = form.product(form.norm(x, layer.attention_norm, form.eps), layer.qkv)
     if layer.qkv_bias is not None:
         qkv = qkv + layer.qkv_bias
     qkv = qkv.view(len(x), both + form.key_heads, form.size)
     turned = qkv[:, :both]
     if layer.query_norm is not None and layer.key_norm is not None:
-        query = norm(turned[:, :heads], layer.query_norm, form.eps)
-        turned = torch.cat((query, norm(turned[:, heads:], layer.key_norm, form.eps)), 1)
+        query = form.norm(turned[:, :heads], layer.query_norm, form.eps)
+        turned = torch.cat((query, form.norm(turned[:, heads:], layer.key_norm, form.eps)), 1)
     turned = turned * cos + turned.roll(form.size // 2, -1) * sin
     keys.index_copy_(0, index, turned[:, heads:])
     values.index_copy_(0, index, qkv[:, both:])
@@ -97,7 +91,7 @@ def leave(attended: Tensor, x: Tensor, layer: Layer, form: Form) -> Tensor:
     """From what attention gave (N, H·d) through the rest of the layer, (N, C)."""
     attended = form.product(attended, layer.out)
     x = x + (attended if layer.out_bias is None else attended + layer.out_bias)
-    gate, up = form.product(norm(x, layer.mlp_norm, form.eps), layer.gate_up).chunk(2, -1)
+    gate, up = form.product(form.norm(x, layer.mlp_norm, form.eps), layer.gate_up).chunk(2, -1)
     return x + form.product(form.activation(gate) * up, layer.down)
 
 
@@ -120,7 +114,7 @@ def between(
 
 def head(x: Tensor, weight: Tensor, lm_head: Tensor, form: Form) -> Tensor:
     """Logits (…, V) of hidden states (…, C)."""
-    return form.product(norm(x, weight, form.eps), lm_head)
+    return form.product(form.norm(x, weight, form.eps), lm_head)
 
 
 @cache
@@ -149,6 +143,7 @@ class Decoder(nn.Module):
             eps=config.rms_norm_eps,
             activation=inner.layers[0].mlp.act_fn,
             product=kernels.linear if invariant else linear,
+            norm=kernels.norm if invariant else kernels.norm_plain,
         )
         self.layers = [_layer(module) for module in inner.layers]
         self.attention = attention
@@ -198,9 +193,10 @@ class Decoder(nn.Module):
 def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | None = None) -> Decoder | None:
     """The decoder of a model; None if its layers have another shape or compute something else.
 
-    `invariant`: products do not depend on neighbours. `compile`: by default on a GPU only, where it pays.
+    `invariant`: on a GPU nothing depends on neighbours. `compile`: by default on a GPU only, where it pays, and never
+    what has to be invariant, for a compiler decides by the number of rows.
     """
-    compile = model.device.type == "cuda" if compile is None else compile
+    compile = model.device.type == "cuda" and not invariant if compile is None else compile
     try:
         attention = _listen(model)
         decoder = Decoder(model, attention, invariant=invariant, compile=compile)

@@ -31,6 +31,7 @@ from mtbench.stopwatch import Stopwatch
 PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
 PREFILL_WIDTH = 64
 READ_EVERY = 8  # steps between two readings of the text for stop strings
+ALIGNED = 16  # slots: kernels read the mask in words where its rows have a round length
 LATE = 2  # steps a GPU's host looks late: it always has the next ones queued, and overshoots by no more than these
 
 
@@ -116,7 +117,7 @@ class Batch:
         self.device = device = self.target.device
         self.window = window = method.window().to(device)
         self.tight = (device.type == "cpu" if tight is None else tight) or window.pending is None
-        self.slots = positions + max(window.guesses, window.commits)
+        self.slots = -(-(positions + max(window.guesses, window.commits)) // ALIGNED) * ALIGNED
         self.arange = torch.arange(self.slots, device=device)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:

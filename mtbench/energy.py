@@ -50,7 +50,7 @@ def measure(
             note(f"time budget spent; the energy of {len(todo) - i} cells is measured with --resume")
             return
         try:
-            cells[cell.cell] = _window(gpu, plan, lab, cell)
+            cells[cell.cell] = window(gpu, plan, lab, cell)
         except Exception as error:  # a method's own fault; what it measured before stands
             cells[cell.cell] = _unknown(f"{type(error).__name__}: {first_line(error)}")
         run.write_json("energy.json", {"idle_power_w": idle_power_w, "cells": cells})
@@ -62,7 +62,7 @@ def of(known: Record, cell: str, error: str | None = None) -> Record:
     return {name: found[name] for name in ("energy_j", "j_per_token", "energy_reason")}
 
 
-def _window(gpu: Gpu, plan: Plan, lab: Lab, cell: Cell) -> Record:
+def window(gpu: Gpu, plan: Plan, lab: Lab, cell: Cell) -> Record:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
     The first block runs once before, so that nothing is captured or compiled inside.

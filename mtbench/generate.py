@@ -120,17 +120,25 @@ class Stage:
                 self._run_batch(cell, session, round_, block, place)
 
     def _warm_up(self, session: int, blocks: Collection[int]) -> None:
-        """Decode a little of a block of every shape until no arm has anything left to prepare; note what it cost."""
-        prepared_s = dict.fromkeys(self.group.cells, 0.0)
-        for _ in range(WARM_UPS):
-            before_s = sum(prepared_s.values())
+        """Decode a little of a block of every shape until no arm has anything left to prepare for it.
+
+        What the first calls took beyond the last, warm one is noted as the cell's preparation.
+        """
+        wall_s: dict[tuple[str, int], list[float]] = {}
+        for call in range(WARM_UPS):
+            preparing = call == 0
             for block, cell in itertools.product(blocks, self._live()):
                 outcome = self._attempt(cell, block, WARM_UP_TOKENS)
-                prepared_s[cell.cell] += outcome[1].preparation_s if outcome else 0.0
-            if sum(prepared_s.values()) == before_s:
+                if outcome is not None:
+                    wall_s.setdefault((cell.cell, block), []).append(outcome[1].wall_s)
+                    preparing |= outcome[1].preparation_s > 0
+            if not preparing:
                 break
-        lines = [{"session": session, "cell": name, "preparation_s": s} for name, s in prepared_s.items() if s]
-        self.run.append("preparation.jsonl", lines)
+        for cell in self._live():
+            calls = [w for (name, _), w in wall_s.items() if name == cell.cell]
+            prepared_s = sum(max(0.0, sum(w) - len(w) * w[-1]) for w in calls)
+            line = {"session": session, "cell": cell.cell, "preparation_s": prepared_s}
+            self.run.append("preparation.jsonl", [line])
 
     def _run_batch(self, cell: Cell, session: int, round_: int, block: int, place: int) -> None:
         before = machine.sample(self.lab.device)

@@ -1,4 +1,5 @@
-"""The operations that decide how fast a forward is: attention over a cache, the verdict on logits, linear layers.
+"""The operations that decide how fast a forward is, and whether it is the same in any company: attention over a cache,
+the verdict on logits, products, norms.
 
 Each stands here twice: `…_plain` in PyTorch is its definition, what tests compare with and what a CPU runs; on a GPU
 with Triton the kernels of `mtbench.triton_kernels` take over. They neither wait for the GPU nor for the host, so a
@@ -12,7 +13,6 @@ from types import ModuleType
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 from torch.nn.functional import linear as product
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -109,9 +109,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here tiles are of one shape, and
     how the inputs are cut depends on the weight's shape alone. Sums in float32, result in x's type.
     """
-    if torch.compiler.is_compiling():
-        compiled: Tensor = _linear(x, weight, bias)
-        return compiled
     triton = _triton() if x.is_cuda and x.dtype == weight.dtype and x.dtype != torch.float64 else None
     if triton is None:
         return linear_plain(x, weight, bias)
@@ -119,18 +116,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-@custom_op("mtbench::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` as torch.compile sees it: a black box, which the compiler cannot specialise to a number of rows."""
-    return linear(x, weight, bias)
-
-
-@_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
-
-
 def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """One row at a time, each from memory of its own: a library may take another path for another alignment."""
     rows = [product(row.clone(), weight, bias) for row in x.reshape(-1, x.shape[-1])]
     return torch.stack(rows).view(*x.shape[:-1], -1) if rows else x.new_empty(*x.shape[:-1], len(weight))
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square normalisation of `x` (…, C) by `weight` (C,): a row's result is the same in any company.
+
+    A library cuts a row's sum by the number of rows there are.
+    """
+    triton = _triton() if x.is_cuda and x.dtype != torch.float64 else None
+    if triton is None:
+        return norm_plain(x, weight, eps)
+    out: Tensor = triton.norm(x, weight, eps)
+    return out
+
+
+def norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """In float32 and rounded before the weight, as transformers computes it."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,5 +1,6 @@
 """The lab: a plan's models, each loaded once, on the device and in the type they will be measured in."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class Lab:
         self.device = resolve_device(request["device"])
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]
+        self.loading_s: float | None = None  # of the models, the proof of their decoders included
         self.checkpoints: dict[str, Checkpoint] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
@@ -103,8 +105,10 @@ class Lab:
 
     def load(self, plan: Plan) -> None:
         """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other."""
+        began = time.perf_counter()
         for cell in plan.cells:
             self.lanes_of(cell)
+        self.loading_s = time.perf_counter() - began
         largest = max(checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values())
         if self.device == "cpu" and largest < SMALL_MODEL:
             torch.set_num_threads(1)
@@ -126,6 +130,7 @@ class Lab:
             "device": self.device,
             "dtype": self.dtype,
             "threads": torch.get_num_threads(),
+            "loading_s": self.loading_s,
             "synchronisation_s": (ended - began) / 10,
             "layers": {
                 f"{source} by {engine}": "transformers' modules" if lane.decoder is None else "mtbench's decoder"

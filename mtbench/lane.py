@@ -11,6 +11,7 @@ R = rows, W = positions fed, S = slots of the cache, V = slots in view, H = quer
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,11 @@ class Feed:
     rows: Tensor | None = None  # (R,) rows of the cache these are; None: all of them, in order
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def length(self) -> Tensor:
+        """Slots up to the last one fed, (R,)."""
+        return self.slots[:, -1] + 1
 
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """May query w see slot v? (R, W, V) bool."""
@@ -105,8 +111,7 @@ class Feed:
         if scale is None:
             scale = query.shape[3] ** -0.5
         if query.is_cuda and (invariant or query.shape[2] <= FEW):
-            length = self.slots[:, -1] + 1
-            return kernels.attend(query, key, value, self.mask(sliding_window), length, scale, softcap)
+            return kernels.attend(query, key, value, self.mask(sliding_window), self.length, scale, softcap)
         bias = self.bias(query.shape[1] // key.shape[1], sliding_window, query.dtype)
         return kernels.attend_plain(query, key, value, bias, scale, softcap)
 

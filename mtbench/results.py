@@ -86,7 +86,7 @@ def _cell_record(
     totals = one.totals
     rate = statistics.ratio_of_totals([one.by_block("tokens")], [one.by_block("wall_s")]) if one.samples else None
     decode_s, device_s = one.total("decode_s"), one.total("device_s")
-    prepared_s = sum(p["preparation_s"] for p in run.lines("preparation.jsonl") if p["cell"] == cell.cell)
+    prepared_s = [p["preparation_s"] for p in run.lines("preparation.jsonl") if p["cell"] == cell.cell]
     identical, repeated = one.repeated
     dropped = len(one.timings) - len(one.samples)
     return {
@@ -126,9 +126,7 @@ def _cell_record(
         "decode_s": decode_s,
         "device_s": device_s,
         "host_gap_s": None if decode_s is None or device_s is None else decode_s - device_s,
-        "preparation_s": None
-        if cell.engine is None
-        else prepared_s + sum(t.get("preparation_s", 0) for t in one.timings),
+        "preparation_s": sum(prepared_s) if prepared_s else None,
         "ttft_s": _percentiles([t["ttft_s"] for t in one.samples if t["ttft_s"] is not None]),
         "commit_latency_s": _percentiles(_commit_gaps(one)),
         "parts": _named(statistics.parts(totals)) if totals else None,

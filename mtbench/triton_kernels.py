@@ -3,7 +3,8 @@
 
 Tile shapes are constants: no autotuning, which synchronises and lets the same row take another path in another
 batch. Launchers allocate, launch and never wait, so a CUDA graph can record them (after a first call has compiled).
-The numbers of rows, positions and slots in view are not specialised on: one compiled kernel serves them all.
+Rows and positions are not specialised on, nor slots in view but for being a multiple of 16 (masks then load 16 at a
+time), so a step of any shape runs the same compiled kernel.
 
 Attention is flash decoding (https://pytorch.org/blog/flash-decoding): the keys are cut into blocks of fixed length,
 each block is softmaxed by itself, and a row's blocks are folded together from the first to its last.
@@ -447,4 +448,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             _add[(triton.cdiv(count * outputs, 1024),)](
                 sums, bias, into, count * outputs, outputs, PARTS=pieces, BIAS=bias is not None, ELEMENTS=1024
             )
+    return out
+
+
+@triton.jit
+def _norm(x, weight, out, eps, size, SIZE: tl.constexpr):
+    """One row, summed in one order."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, SIZE)
+    wide = tl.load(x + row * size + column, mask=column < size, other=0.0).to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    narrow = wide.to(out.dtype.element_ty).to(tl.float32)
+    scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
+    tl.store(out + row * size + column, (narrow * scale).to(out.dtype.element_ty), mask=column < size)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `kernels.norm`. One program per row."""
+    size = x.shape[-1]
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        _norm[(x.numel() // size,)](x, weight, out, eps, size, SIZE=triton.next_power_of_2(size), num_warps=4)
     return out

@@ -29,6 +29,7 @@ ATTEND: dict[str, Callable[..., Tensor]] = {"chosen": kernels.attend}  # plain o
 Judge = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 JUDGE: dict[str, Judge] = {"plain": lambda logits: kernels.judge_plain(logits.cpu())}
 LINEAR: dict[str, Callable[..., Tensor]] = {"plain": kernels.linear_plain}
+NORM: dict[str, Callable[..., Tensor]] = {"plain": kernels.norm_plain}
 if INTERPRETING or DEVICE == "cuda":
     from mtbench import triton_kernels
 
@@ -36,10 +37,12 @@ if INTERPRETING or DEVICE == "cuda":
     ATTEND["walked"] = partial(triton_kernels.attend, split=False)
     JUDGE["triton"] = triton_kernels.judge
     LINEAR["triton"] = triton_kernels.linear
+    NORM["triton"] = triton_kernels.norm
 
 each_attend = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
 each_judge = pytest.mark.parametrize("judge", JUDGE.values(), ids=JUDGE)
 each_linear = pytest.mark.parametrize("linear", LINEAR.values(), ids=LINEAR)
+each_norm = pytest.mark.parametrize("norm", NORM.values(), ids=NORM)
 of_kernels = pytest.mark.skipif(len(ATTEND) == 1, reason="the interpreter's process runs it")
 has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 
@@ -252,11 +255,16 @@ def test_a_row_gets_the_same_bits_in_any_company(
         assert torch.equal(linear(x, weight, bias), together)
 
 
-def test_torch_compile_does_not_look_into_the_product() -> None:
-    """It would cut it to the number of rows at hand."""
-    x, weight, bias = torch.ones(3, 5), torch.ones(4, 5), torch.ones(4)
-    compiled = torch.compile(lambda x: kernels.linear(x, weight, bias), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(x), kernels.linear(x, weight, bias))
+@each_norm
+@pytest.mark.parametrize("size", [16, 100, 3584])
+def test_the_norm_is_that_of_float64(norm: Callable[..., Tensor], dtype: torch.dtype, size: int) -> None:
+    """To the type's precision; and a row gets the same bits alone and among others."""
+    noise = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    x, weight = (3 * noise(2, 5, size)).to(DEVICE, dtype), noise(size).to(DEVICE, dtype)
+    want = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6) * weight.double()
+    together = norm(x, weight, 1e-6)
+    assert relative_error(together, want) < PRECISION[dtype]
+    assert torch.equal(norm(x[1, 3:4], weight, 1e-6)[0], together[1, 3])
 
 
 @has_triton
@@ -301,7 +309,11 @@ for rows, width in ((1, 1), (1, 7), (32, 7)):
 kernels.judge(like.new_empty(4, 152064))
 kernels.linear(like.new_empty(7, 3584), like.new_empty(3584, 3584), like.new_empty(3584))
 kernels.linear(like.new_empty(7, 3584), like.new_empty(18944, 3584))
+kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
+
+
+KERNELS = ("_attend", "_combine", "_judge", "_verdict", "_linear", "_add", "_norm")
 
 
 @has_triton
@@ -310,7 +322,7 @@ def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert {line.split()[0] for line in lines} == {"_attend", "_combine", "_judge", "_verdict", "_linear", "_add"}
+    assert {line.split()[0] for line in lines} == set(KERNELS)
     for line in lines:
         assert "STACK:0 LOCAL:0" in line
         assert line.endswith("True") or not line.startswith(("_attend", "_linear"))
