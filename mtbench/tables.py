@@ -147,7 +147,7 @@ def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
         ("decode", "of the wall-clock"),
         ("host gap", "decode time outside the model"),
         ("decode tokens/s", "prefill left out"),
-        ("preparation", "capture and compilation, before the clock runs"),
+        ("preparation", "what first calls took beyond warm ones: capture, compilation, memory; before the clock runs"),
         *[
             (
                 "% of roofline",

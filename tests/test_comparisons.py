@@ -22,7 +22,7 @@ from mtbench.score import score
 from mtbench.sweep import sentence
 
 OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
-HIDDEN = ("prefill_s", "decode_s", "device_s", "host_gap_s", "preparation_s", "parts", "kv_bytes", "draft_forwards")
+HIDDEN = ("prefill_s", "decode_s", "device_s", "host_gap_s", "parts", "kv_bytes", "draft_forwards")
 
 
 @pytest.fixture(scope="module")
