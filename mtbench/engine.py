@@ -66,10 +66,6 @@ class Graph(Engine):
             self._batches[key] = Captured(method, lanes, rows, positions)
         return self._batches[key]
 
-    def serves(self, checkpoint: Checkpoint) -> bool:
-        """Are this checkpoint's layers run by the decoder?"""
-        return self._decoders.get(checkpoint) is not None
-
 
 class Captured(Batch):
     """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
@@ -105,6 +101,7 @@ class Captured(Batch):
         epochs = [lane.epoch for lane in self.lanes.values()]
         if epochs != self._epochs:  # memory has moved: what was captured would write where nobody reads
             self._graphs.clear()
+            self._plain.clear()
             self._epochs = epochs
 
     def _prepare(self, shape: tuple[int, int]) -> None:
