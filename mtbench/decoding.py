@@ -111,6 +111,8 @@ def _patience(budget: int) -> int:
 class Batch:
     """R rows in which requests are decoded. Every tensor that a step reads or writes keeps its place."""
 
+    one_launch = False  # is a step one launch, so that its span on a GPU is work and not waiting for the host
+
     def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int, *, tight: bool | None = None) -> None:
         """`tight`: look between any two steps and feed no more than needed; by default on a CPU only."""
         self.method, self.lanes, self.target = method, lanes, lanes.target
@@ -167,6 +169,9 @@ class Batch:
             self.live -= set(finished)
             if finished and self.queue:
                 pause, inside = clock.now(), self._host_s()
+                also = self._finished(self._look(self._read()))  # the device has caught up: see who else is done
+                self.live -= set(also)
+                finished = sorted([*finished, *also])
                 self._collect(finished)
                 self._refill(finished)
                 self.seen.clear()
@@ -191,7 +196,7 @@ class Batch:
             wall_s=ended - began,
             prefill_s=prefill_s,
             decode_s=ended - began - prefill_s,
-            device_s=sum(laps[0::2]) if clock.cuda else model_s,
+            device_s=model_s if not clock.cuda else sum(laps[0::2]) if self.one_launch and not self.tight else None,
             ttft_s=prefilled - began + sum(spans[:first]),
             step_s=spans,
             preparation_s=self.preparation_s,
@@ -281,7 +286,7 @@ class Batch:
             lane.reserve(self.width, self.slots)
 
     def _refill(self, free: list[int]) -> None:
-        """Put the next requests into free rows: start the method's state, cache what is final of every prompt."""
+        """Put the next requests into free rows, in order: start the method's state, cache what is final of the prompts."""
         free = free[: len(self.queue)]
         taken = [self.queue.popleft() for _ in free]
         prompts = [self.requests.prompts[request] for request in taken]

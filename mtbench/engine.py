@@ -10,18 +10,23 @@ Layers of a shape that the decoder does not serve are run as transformers writes
 environment says which.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from mtbench.decoder import Decoder, build
-from mtbench.decoding import Batch
+from mtbench.decoder import Decoder, Unserved, build, compilations
+from mtbench.decoding import Batch, Requests
+from mtbench.errors import UserError
+from mtbench.generation import Generation, Timing
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
 from mtbench.models import Checkpoint
 
+DEVICE = "cuda"  # that captures
 PLAIN_STEPS = 3  # of a shape before it is captured: libraries allocate and compile in their first calls
 ROOM = 256  # positions: a captured batch's rows are made this coarse, so that prompts of other lengths share it
 
@@ -39,22 +44,39 @@ class Engine:
         """Rows to decode in."""
         return Batch(method, lanes, rows, positions)
 
+    def layers(self, checkpoint: Checkpoint) -> str:
+        """By what a checkpoint's layers are run, in words."""
+        return "transformers' modules"
+
 
 class Graph(Engine):
     """`graph` and `invariant`."""
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
-        self._decoders: dict[Checkpoint, Decoder | None] = {}
+        self._decoders: dict[Checkpoint, Decoder] = {}
+        self._unserved: dict[Checkpoint, str] = {}
         self._batches: dict[Any, Captured] = {}
 
     def lane(self, checkpoint: Checkpoint) -> Lane:
-        if checkpoint not in self._decoders:
-            decoder = build(checkpoint.model, invariant=self.name == "invariant")
-            self._decoders[checkpoint] = decoder
-            if decoder is not None:
+        """Raises UserError if the checkpoint cannot be run so that nothing depends on neighbours, and that is asked."""
+        if checkpoint not in self._decoders and checkpoint not in self._unserved:
+            try:
+                decoder = build(checkpoint.model, invariant=self.name == "invariant")
                 checkpoint.calls.watch(decoder)
-        return Lane(checkpoint, self._decoders[checkpoint])
+                self._decoders[checkpoint] = decoder
+            except Unserved as reason:
+                self._unserved[checkpoint] = str(reason)
+        if self.name == "invariant" and checkpoint in self._unserved:
+            raise UserError(
+                f"engine 'invariant' needs layers of the Llama shape, and {checkpoint.source!r} has others "
+                f"({self._unserved[checkpoint]}); use `engine=graph` or `engine=eager`."
+            )
+        return Lane(checkpoint, self._decoders.get(checkpoint))
+
+    def layers(self, checkpoint: Checkpoint) -> str:
+        reason = self._unserved.get(checkpoint)
+        return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
 
     def batch(self, method: Method, lanes: Lanes, rows: int, positions: int) -> Batch:
         """On a GPU one that was made before and has room, with its graphs."""
@@ -73,7 +95,8 @@ class Captured(Batch):
     The first steps of a shape run plainly, as real steps; then one is recorded, and from there on it is replayed.
     """
 
-    pool: Any = None  # memory that all graphs share: they never run at the same time
+    one_launch = True
+    _anchor: tuple[Any, torch.cuda.CUDAGraph, Tensor] | None = None
 
     def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int) -> None:
         super().__init__(method, lanes, rows, positions, tight=False)
@@ -96,7 +119,27 @@ class Captured(Batch):
         for lane, forwards in zip(self.lanes.values(), self._forwards_each[shape], strict=True):
             lane.forwards += forwards
 
-    def _reset(self, requests: Any) -> None:
+    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+        before = compilations()
+        generations, timing = super().run(requests)
+        if compilations() > before:  # how long that took is not told: at most all of it
+            timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
+        return generations, timing
+
+    @classmethod
+    def _pool(cls) -> Any:
+        """Memory that all graphs share, for they never run at the same time.
+
+        The allocator gives up a pool with its last graph, so a graph of one addition is kept for good.
+        """
+        if cls._anchor is None:
+            pool, graph, place = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
+            with torch.cuda.graph(graph, pool=pool):
+                place.add_(1)
+            cls._anchor = (pool, graph, place)
+        return cls._anchor[0]
+
+    def _reset(self, requests: Requests) -> None:
         super()._reset(requests)
         epochs = [lane.epoch for lane in self.lanes.values()]
         if epochs != self._epochs:  # memory has moved: what was captured would write where nobody reads
@@ -112,11 +155,9 @@ class Captured(Batch):
             self.step(*shape)
             torch.cuda.synchronize()
             return
-        if Captured.pool is None:
-            Captured.pool = torch.cuda.graph_pool_handle()
         before = [lane.forwards for lane in self.lanes.values()]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=Captured.pool):
+        with torch.cuda.graph(graph, pool=self._pool()):
             self.step(*shape)
         self._forwards_each[shape] = [
             lane.forwards - count for lane, count in zip(self.lanes.values(), before, strict=True)

@@ -167,6 +167,8 @@ class Stage:
             **machine.window(before, after),
             "identical": identical,
         }
+        if timing.preparation_s:
+            line["dropped"] = line["dropped"] or "a shape was prepared inside the window"
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
         self.progress.decoded(cell, index, len(items), line)
 

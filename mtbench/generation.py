@@ -41,9 +41,9 @@ class Timing:
     wall_s: float
     prefill_s: float | None
     decode_s: float | None
-    device_s: float | None
-    ttft_s: float | None
-    step_s: list[float] | None  # per forward, from the end of the one before
+    device_s: float | None  # of decode_s; None where a step is many launches, whose gaps a GPU's events do not show
+    ttft_s: float | None  # on the device: the host sees tokens some steps later
+    step_s: list[float] | None  # per forward, from the end of the one before, on the device
     preparation_s: float  # capture and compilation that fell into it; 0 once a shape is warm
     kv_bytes: int | None  # keys and values that these rows need
     miscounted: int  # forwards seen by the models' hooks less forwards counted by the lanes

@@ -133,7 +133,7 @@ class Lab:
             "loading_s": self.loading_s,
             "synchronisation_s": (ended - began) / 10,
             "layers": {
-                f"{source} by {engine}": "transformers' modules" if lane.decoder is None else "mtbench's decoder"
+                f"{source} by {engine}": self.engine(engine).layers(lane.checkpoint)
                 for (_, source, engine), lane in self.lanes.items()
             },
         }
