@@ -286,7 +286,7 @@ class Batch:
             lane.reserve(self.width, self.slots)
 
     def _refill(self, free: list[int]) -> None:
-        """Put the next requests into free rows, in order: start the method's state, cache what is final of the prompts."""
+        """Put the next requests into free rows (ascending): start the method's state, cache what is final."""
         free = free[: len(self.queue)]
         taken = [self.queue.popleft() for _ in free]
         prompts = [self.requests.prompts[request] for request in taken]

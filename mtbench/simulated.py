@@ -228,7 +228,7 @@ def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, sim
         speed_only = [name for name in SUITES if SUITES[name].metric is None]
         raise UserError(
             f"suite {suite!r} scores accuracy, and {asked} can have none; choose one that measures speed only: "
-            f"{', '.join(speed_only)}, such as `--suite synthetic:512x256`."
+            f"{', '.join(speed_only)}. See `mtbench ls suites`."
         )
     if simulated["accept"] is None and most_commits(method) > 1:
         raise UserError(
