@@ -3,8 +3,9 @@
 - `eager`: transformers' modules, operation by operation: the regime in which papers measure.
 - `graph`: the checkpoint's weights as few large operations (mtbench/decoder.py); on a GPU the whole step, from guess to
   cursor, is captured once per shape as a CUDA graph and replayed.
-- `invariant`: as `graph`, with products whose results depend on nothing but their own row, so that tokens do not change
-  with the batch or the window's width even in bfloat16.
+- `invariant`: as `graph`, with kernels whose results depend on nothing but their own row, so that tokens do not change
+  with the batch or the window's width even in bfloat16. The kernels are a GPU's; on a CPU it is refused in half
+  precision.
 
 Layers of a shape that the decoder does not serve are run as transformers writes them, captured all the same; a run's
 environment says which.
@@ -67,6 +68,13 @@ class Graph(Engine):
                 self._decoders[checkpoint] = decoder
             except Unserved as reason:
                 self._unserved[checkpoint] = str(reason)
+        model = checkpoint.model
+        if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
+            half = str(model.dtype).removeprefix("torch.")
+            raise UserError(
+                f"engine 'invariant' keeps its promise in {half} by a GPU's kernels, and this is a CPU; use "
+                "`--dtype float32`, where its tokens are those of `engine=graph`."
+            )
         if self.name == "invariant" and checkpoint in self._unserved:
             raise UserError(
                 f"engine 'invariant' needs layers of the Llama shape, and {checkpoint.source!r} has others "

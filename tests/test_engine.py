@@ -19,6 +19,7 @@ from mtbench.arms import ENGINES as NAMES
 from mtbench.decoder import Unserved, build
 from mtbench.decoding import Batch, decode
 from mtbench.engine import ENGINES, PLAIN_STEPS, Captured
+from mtbench.errors import UserError
 from mtbench.generation import Generation
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
@@ -178,6 +179,16 @@ def test_a_second_models_sizes_are_constants_of_its_compilation(make_lane: Calla
         assert weights
         assert all(isinstance(size, int) for weight in weights for size in weight.shape)
         assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])
+
+
+def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_lane: Callable[..., Lane]) -> None:
+    """In half precision a CPU's libraries choose by the number of rows."""
+    lane = make_lane()
+    lane.model.to(torch.bfloat16)
+    with pytest.raises(
+        UserError, match=r"'invariant' keeps its promise in bfloat16 by a GPU's kernels.*--dtype float32"
+    ):
+        ENGINES["invariant"]().lane(lane.checkpoint)
 
 
 def test_the_command_line_names_the_engines_there_are() -> None:
