@@ -58,8 +58,8 @@ def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None 
         if cell.cell not in failed:
             lossless.check(run, cell, lab, progress.note)
     energy.measure(run, plan, lab, failed, progress.note, deadline)
+    memory.measure(run, plan, lab, failed, progress.note, deadline)
     lab.clear()
-    memory.measure(run, plan, lab.device, failed, progress.note)
 
 
 def _begin_session(run: RunDirectory, lab: Lab) -> int:

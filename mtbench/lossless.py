@@ -1,11 +1,18 @@
 """Is an arm that promises the reference's tokens held to it? Teacher-forced re-scoring, and a graded answer.
 
-Every emitted token is judged by one plain pass of the same checkpoint over the finished text: it must be the argmax
-or within ε of it. That is independent of how one flipped near-tie changes everything behind it.
+Every emitted token is judged by one pass of the same checkpoint over the finished text: it must be the argmax or within
+ε of it. That is independent of how one flipped near-tie changes everything behind it. The judge is always transformers'
+modules (the engine `eager`), whatever engine the arm ran on: no engine answers for itself.
+
+ε is what the arm's arithmetic does to a logit: the 99.9th percentile of |Δlogit| of emitted tokens on the same
+prefixes, between the judge at width 1 and the arm's own engine at the arm's width, so it covers engine and width
+together (for an outside engine, whose logits we do not see, width alone). It is capped at 0.5, lest an engine that
+computes something else excuse itself; in float32 and float64 it is a constant.
 
 - `exact`: the same tokens as the arm it is held to, on every item.
 - `near-tie`: other tokens, but each within ε of the argmax: the arithmetic chose, not the method.
-- `divergent`: other tokens, of which one is no near-tie.
+- `divergent`: other tokens, of which one is no near-tie; or a token, be it the same, so far under the judge's argmax
+  that no ε could excuse it: both arms ran on an engine that computes something else.
 - `inconclusive`: other tokens, and nothing to judge them by.
 """
 
@@ -20,28 +27,32 @@ from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
 from mtbench.plan import Cell
 from mtbench.rundir import RunDirectory
-from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
+from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 JUDGED_AT_ONCE = 256  # positions
 
 
 def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) -> None:
-    """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once."""
+    """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once.
+
+    The judge is fed at the arm's width too; `epsilon` is None for too few positions.
+    """
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")
     if cell.claims != "lossless" or cell.held_to is None or not lines:
         return
     if run.has(name) and len(run.read_json(name)["items"]) == len(lines):
         return
-    lane = lab.lane(cell.on, cell.checkpoints[cell.on], cell.engine or "eager")
+    source = cell.checkpoints[cell.on]
+    judge = lab.lane(cell.on, source, None)
     answers = [(g["prompt_ids"], g["token_ids"]) for g in lines]
     try:
         if lab.dtype in EXACT_EPSILON:
             width, noise = JUDGED_AT_ONCE, []
         else:
             width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
-            noise = width_noise(lane, answers, width)
-        short = {g["item"]: shortfalls(lane, *answer, width) for g, answer in zip(lines, answers, strict=True)}
+            noise = logit_noise(judge, lab.lane(cell.on, source, cell.engine), answers, width)
+        short = {g["item"]: shortfalls(judge, *answer, width) for g, answer in zip(lines, answers, strict=True)}
     except (torch.OutOfMemoryError, MemoryError) as error:
         note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
         return
@@ -56,12 +67,14 @@ def shortfalls(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: 
 
 
 @torch.inference_mode()
-def width_noise(lane: Lane, answers: Sequence[tuple[Sequence[int], Sequence[int]]], width: int) -> list[float]:
-    """What the window's width alone does to emitted tokens' logits: between width 1 and `width`, same prefixes."""
+def logit_noise(
+    judge: Lane, own: Lane, answers: Sequence[tuple[Sequence[int], Sequence[int]]], width: int
+) -> list[float]:
+    """What engine and window do to emitted tokens' logits: `judge` at width 1 minus `own` at `width`, same prefixes."""
     differences: list[float] = []
     for prompt, tokens in answers:
-        narrow, wide = (forced_logits(lane, prompt, tokens, w)[0] for w in (1, width))
-        differences += (narrow - wide).tolist()
+        plain, ours = (forced_logits(lane, prompt, tokens, w)[0] for lane, w in ((judge, 1), (own, width)))
+        differences += (plain - ours).tolist()
         if len(differences) >= EPSILON_POSITIONS_NEEDED:
             break
     return differences
@@ -106,7 +119,9 @@ def grade(
     epsilon = rescored["epsilon"] if rescored is not None and covered else None
     short = [v for item in common for v in rescored["items"][item].values()] if rescored and covered else []
     worst = max(short, default=0.0) if covered else None
-    if not apart:
+    if worst is not None and worst > EXACT_EPSILON.get(dtype, EPSILON_CAP):
+        word = "divergent"
+    elif not apart:
         word = "exact"
     elif epsilon is not None and worst is not None:
         word = "near-tie" if worst <= epsilon else "divergent"

@@ -235,7 +235,7 @@ def swap_rejections(
 
 
 def near_tie_epsilon(logit_differences: npt.ArrayLike, dtype: str) -> float | None:
-    """How far below the best a logit may be and still tie with it: what the window's width alone does to logits.
+    """How far below the best a logit may be and still tie with it: what engine and window together does to logits.
 
     logit_differences: between `ar` at its own width and at the arm's, on the same prefixes. In float32 and float64
     the answer is fixed; else it is None for too few positions.

@@ -119,6 +119,7 @@ def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDire
         assert cell["items"] == 7
         assert cell["repeated_identical"] == 1
         assert cell["void"] == []
+        assert cell["peak_memory_bytes"] > 1 << 20
         if cell["method"] == "ar":
             assert cell["tokens_per_forward"] == 1
             assert set(cell["commit_histogram"]) == {"1"}

@@ -1,0 +1,169 @@
+"""Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from small import save_small, small_checkpoint
+from test_run import Quiet, cells_of, start
+
+from mtbench import lossless, memory, statistics
+from mtbench.decoding import decode
+from mtbench.engine import ENGINES, Graph
+from mtbench.generate import generate
+from mtbench.lab import Lab
+from mtbench.lane import Lane
+from mtbench.method import Lanes
+from mtbench.models import Checkpoint
+from mtbench.plan import Cell, Request
+from mtbench.registry import METHODS
+from mtbench.results import assemble
+from mtbench.rundir import RunDirectory
+
+PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
+BUDGET = 12
+
+
+class Bent(Graph):
+    """Runs a decoder whose last norm is off, by `bend` (C,): what it does is wrong, and always the same."""
+
+    bend = torch.linspace(0.5, 1.5, 32)
+
+    def lane(self, checkpoint: Checkpoint) -> Lane:
+        lane = super().lane(checkpoint)
+        assert lane.decoder is not None
+        weight = checkpoint.model.get_decoder().norm.weight
+        lane.decoder.norm = torch.nn.Parameter(weight.detach() * self.bend.to(weight))
+        return lane
+
+
+class Louder(Bent):
+    """Its logits are one percent larger, so its tokens are right."""
+
+    bend = torch.full((32,), 1.01)
+
+
+def run_with(engine: type[Graph], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, int]]:
+    """By arm, the grade and how many of the items have the very tokens it promises, where `engine` is called graph."""
+    monkeypatch.setitem(ENGINES, "graph", engine)
+    monkeypatch.setattr(memory, "measure", lambda *_: None)
+    request = Request(
+        checkpoint={"ar": str(save_small(folder / "model", 1)), "mars": str(folder / "model")},
+        method=["ar:engine=eager|graph", "ar:engine=graph,on=mars", "mars:engine=graph,tau=1"],
+        limit=3,
+        rounds=1,
+        batch_size=(3,),
+        max_new_tokens=6,
+        device="cpu",
+    )
+    run = start(folder / "run", request)
+    generate(run, Quiet())
+    cells = cells_of(assemble(run))
+    return {arm: (g["grade"], g["identical"]) for arm, c in cells.items() if (g := c["lossless"])}
+
+
+def test_a_right_engine_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ar` against the eager one, and a method against `ar`."""
+    graded = run_with(Graph, tmp_path, monkeypatch)
+    assert graded == {"ar@ar/graph": ("exact", 3), "mars@mars/graph": ("exact", 3)}
+
+
+def test_a_wrong_engine_does_not_judge_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own lights each token is the argmax, and a method on it says what `ar` on it says."""
+    graded = run_with(Bent, tmp_path, monkeypatch)
+    assert graded["ar@ar/graph"][0] == "divergent"
+    assert graded["mars@mars/graph"] == ("divergent", 3)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return small_checkpoint()
+
+
+@pytest.fixture
+def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
+    said, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Lane(checkpoint)}), PROMPTS, BUDGET, fixed_length=True)
+    return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
+
+
+@pytest.mark.parametrize(("engine", "percent"), [("graph", 1), ("eager", 0), (None, 0)])
+def test_epsilon_is_what_engine_and_width_do_to_a_logit(
+    engine: str | None,
+    percent: int,
+    checkpoint: Checkpoint,
+    answers: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In half precision: between the judge at width 1 and the arm's engine at its width; the judge's own is the eager
+    one, and an outside engine is measured by it.
+    """
+    for module in (lossless, statistics):
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
+    monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
+    monkeypatch.setitem(ENGINES, "graph", Louder)
+    lab = Lab({"device": "cpu", "dtype": "float64", "offline": True})
+    lab.checkpoints["model"], lab.dtype = checkpoint, "bfloat16"
+    fed: list[tuple[Lane, int]] = []
+    forced = lossless.forced_logits
+
+    def listen(lane: Lane, *args: Any) -> Any:
+        fed.append((lane, args[-1]))
+        return forced(lane, *args)
+
+    monkeypatch.setattr(lossless, "forced_logits", listen)
+    cell = SimpleNamespace(
+        cell="c", claims="lossless", held_to="ar", on="ar", engine=engine, checkpoints={"ar": "model"}
+    )
+    run = RunDirectory.create(tmp_path / "run")
+    counts = (
+        {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
+    )
+    lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
+    run.append("generations/c.jsonl", lines)
+    lossless.check(run, cast("Cell", cell), lab, pytest.fail)
+
+    found = run.read_json("lossless/c.json")
+    judge, own, width = Lane(checkpoint), lab.lane("ar", "model", engine), 5 if engine else 2
+    logits = np.concatenate([forced(judge, prompt, tokens, 1)[0].detach() for prompt, tokens in answers])
+    assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
+    assert found["items"] == {"0": {}, "1": {}, "2": {}}
+    plain = lab.lane("ar", "model", "eager")
+    assert plain.decoder is None
+    assert fed == [(plain, 1), (own, width)] * 3 + [(plain, width)] * 3
+
+
+@pytest.mark.parametrize(
+    ("same", "worst", "dtype", "word"),
+    [
+        (True, 0.0, "bfloat16", "exact"),
+        (True, 0.3, "bfloat16", "exact"),  # beyond ε by chance, yet the very tokens
+        (True, 0.6, "bfloat16", "divergent"),
+        (True, 2e-4, "float32", "divergent"),
+        (True, None, "bfloat16", "exact"),
+        (False, 0.1, "bfloat16", "near-tie"),
+        (False, 0.3, "bfloat16", "divergent"),
+        (False, None, "bfloat16", "inconclusive"),
+        (False, None, "float32", "divergent"),
+    ],
+)
+def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> None:
+    """Given ε = 0.2 and the farthest that a token lies under the judge's argmax; None: nobody judged."""
+    rescored = None if worst is None else {"epsilon": 0.2, "items": {"a": {"1": worst}}}
+    other = {"a": {"token_ids": [4, 5 if same else 6]}}
+    graded = lossless.grade({"a": {"token_ids": [4, 5]}}, other, rescored, dtype)
+    assert graded is not None
+    assert (graded["grade"], graded["worst_margin"]) == (word, worst)
+    assert graded["near_ties"] == (None if worst is None else 0.5)
+
+
+def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
+    """Whatever ε would have been, it would not have been more."""
+    lines, other = {"a": {"token_ids": [4]}}, {"a": {"token_ids": [5]}}
+    for worst, word in ((0.6, "divergent"), (0.4, "inconclusive")):
+        graded = lossless.grade(lines, other, {"epsilon": None, "items": {"a": {"0": worst}}}, "bfloat16")
+        assert graded is not None
+        assert graded["grade"] == word
