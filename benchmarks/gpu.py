@@ -3,473 +3,538 @@
     python benchmarks/gpu.py [--minutes 9] [--json FILE] [--only PART]
 
 It runs from a checkout, installed or not, beside torch, triton, transformers, scipy, rich, typer and nvidia-ml-py.
-Parts run in order of worth and stop when the time is up; what was not measured says so. Written as it goes, so that
-what is done is kept. Arms run next to each other inside every block of prompts, in random order, in one process; ratios
-are ratios of totals with the t interval over blocks. Weights are random, acceptance is scripted (mtbench/simulated.py):
-speed, not accuracy. `--device cpu` runs the same script on a toy, to see that it works.
+Parts run in order of worth until the time is up; what was not measured says so, and `--only` runs it another time. What
+is done is written at once. Ratios and rates are ratios of totals with the t interval over blocks (benchmarks/race.py),
+and it is the interval that meets or misses a bar. What engines and methods gain is judged by the time of decoding, with
+the same by the wall beside it, prompts included; what an outside engine takes, by the wall.
+Weights are random, acceptance is scripted (mtbench/simulated.py): speed, not accuracy. `--device cpu` runs the same
+script on a toy, to see that it works; it judges nothing.
 """
 
 import argparse
 import dataclasses
+import gc
 import json
-import random
+import signal
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import checkout  # noqa: F401
 import torch
+from race import Race, race
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
-from mtbench import energy, kernels, lossless, machine, roofline
-from mtbench.generation import Generation, Timing
+from mtbench import energy, kernels, lossless, machine, roofline, simulated, statistics
 from mtbench.lab import Lab
 from mtbench.models import DTYPES
-from mtbench.plan import Cell, Group, Plan, Request, make_plan
-from mtbench.statistics import Ratio, ratio_of_totals
+from mtbench.plan import BATCHINGS, REFILLS, Plan, Request, make_plan
+from mtbench.rundir import Record
+from mtbench.statistics import INCONCLUSIVE, Ratio
+from mtbench.stopwatch import Stopwatch
 
-SMALL, LARGE = "random:qwen2.5-0.5b", "random:qwen2.5-7b"
-TOY = "random:embedded:tiny/ar"
+SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded:tiny/ar"
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, the paper's at 7B
+SIMULATED = f"simulated: random weights, scripted acceptance ({simulated.Acceptance(ACCEPT).note})"
 MARS = "mars:tau=0.95"
-BLOCKS = 6  # the fewest that have an interval
-Race = dict[str, list[list[Timing]]]  # arm -> block -> rounds
+STATIC, REFILL = BATCHINGS
+BLOCKS = statistics.UNITS_NEEDED["block"]
+RESERVE_S = 25.0  # before the end: no block of prompts begins that would not be done by then
+LAST_S = 15.0  # before the end: whatever still runs is broken off
+
+AR_ASKED = {1: 240, 4: 930, 16: 3500}
+MARS_ASKED = {STATIC: {4: 1.50, 8: 1.45, 16: 1.40}, REFILL: {4: 1.60, 8: 1.57, 16: 1.50}}
+CURSOR_ASKED = {4: 1.10, 16: 1.40}
 
 
-@dataclasses.dataclass
+Call = Callable[[], Tensor]
+
+
+class TimeUp(BaseException):
+    """The time is up; no part may take this for an error of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Bar:
-    """One figure that somebody asked for."""
+    """A figure that somebody asked for."""
 
     what: str
     asked: str
-    value: float | None = None
-    ci: tuple[float | None, float | None] = (None, None)
-    met: bool | None = None
-
-    @classmethod
-    def at_least(cls, what: str, asked: float, value: float | None, ratio: Ratio | None = None) -> "Bar":
-        ci = (None, None) if ratio is None else (ratio.ci_low, ratio.ci_high)
-        return cls(what, f"≥ {asked:g}", value, ci, None if value is None else value >= asked)
-
-    @classmethod
-    def at_most(cls, what: str, asked: float, value: float | None) -> "Bar":
-        return cls(what, f"≤ {asked:g}", value, (None, None), None if value is None else value <= asked)
+    found: float | None
+    ci: tuple[float | None, float | None]
+    beside: str  # the same by another clock
+    verdict: str | None  # met, missed, inconclusive: why; None for a toy
 
 
 class Bench:
-    """What is found, written down after every part."""
+    """What is found, written down at once."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
-        self.asked, self.began = asked, time.monotonic()
-        self.cpu = asked.device == "cpu"
+        self.asked, self.cpu = asked, asked.device == "cpu"
+        self.toy = "toy: " if self.cpu else ""
+        self.ends = time.monotonic() + 60 * asked.minutes
+        self.deadline = self.ends - RESERVE_S
         self.dtype = "float32" if self.cpu else "bfloat16"
+        self.console = Console(width=150, highlight=False)
         self.bars: list[Bar] = []
-        self.found: dict[str, Any] = {"environment": machine.environment(["benchmarks/gpu.py"])}
-        self.probe: roofline.Probe | None = None
-        self._lab: tuple[str, Lab] | None = None
-        self._shape: tuple[str, roofline.Shape] | None = None
+        self.found: Record = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
+        self.probe: tuple[roofline.Probe | None, str | None] = (None, "not probed")
+        self.layers: Record = {}  # last shown
+        self._lab: Lab | None = None
 
-    @property
-    def left_s(self) -> float:
-        return float(60 * self.asked.minutes - (time.monotonic() - self.began))
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
 
-    def lab(self, plan: Plan) -> Lab:
-        """The plan's models, kept for the next plan with the same weights."""
-        key = f"{plan.request['weights']}/{plan.request['family']}/{plan.request['dtype']}"
-        if self._lab is None or self._lab[0] != key:
-            if self._lab is not None:
-                self._lab[1].clear()
-            self._lab = (key, Lab(plan.request))
-        self._lab[1].methods.clear()  # another plan's scripts
-        self._lab[1].load(plan)
-        return self._lab[1]
-
-    def plan(self, weights: str, **request: Any) -> Plan:
-        """A plan on random weights; the toy's on a CPU."""
-        if self.cpu:
-            weights, request["suite"] = TOY, ("synthetic:24x8",)
-        asked: dict[str, Any] = {
-            "suite": ("synthetic:768x128",),
-            "engine": "graph",
-            "accept": ACCEPT,
-            "device": self.asked.device,
-            "dtype": self.dtype,
-            "rounds": 1,
-        }
-        return make_plan(Request(weights=weights, **{**asked, **request}))
-
-    def race(self, plan: Plan, group: Group, limit_s: float, blocks: int = BLOCKS) -> Race:
-        """Every arm on every block, in random order, at least once and then until the time is up; warmed up before."""
-        lab, suite = self.lab(plan), plan.suites[0]
-        cells = [plan.cell(name) for name in group.cells]
-        room = max(len(i.prompt_ids) for i in suite.items) + suite.max_new_tokens
-        found: Race = {cell.arm: [[] for _ in group.blocks[:blocks]] for cell in cells}
-
-        def run(cell: Cell, block: Sequence[int], budget: int) -> Timing:
-            prompts = [suite.items[i].prompt_ids for i in block]
-            return lab.decode(cell, prompts, budget, items=block, room=room)[1]
-
-        for _ in range(6):
-            warm = [run(cell, group.blocks[0][: group.batch_size], min(16, suite.max_new_tokens)) for cell in cells]
-            if not any(timing.preparation_s for timing in warm):
-                break
-            for cell, timing in zip(cells, warm, strict=True):
-                prepared = self.found.setdefault("preparation_s", {})
-                prepared[cell.cell] = prepared.get(cell.cell, 0.0) + timing.preparation_s
-        ends, shuffler = time.monotonic() + limit_s, random.Random(group.batch_size)
-        for round_ in range(3):
-            for number, block in enumerate(group.blocks[:blocks]):
-                if round_ and time.monotonic() > ends:
-                    return {arm: [r for r in rounds if r] for arm, rounds in found.items()}
-                for cell in shuffler.sample(cells, len(cells)):
-                    found[cell.arm][number].append(run(cell, block, suite.max_new_tokens))
-        return found
-
-    def note(self, name: str, race: Race, weights: str, judged: dict[str, int]) -> dict[str, Any]:
-        """Figures of every arm of a race."""
-        noted = {arm: self._arm(blocks, weights, judged.get(arm, 1)) for arm, blocks in race.items()}
-        self.found[name] = noted
-        return noted
-
-    def _arm(self, blocks: list[list[Timing]], weights: str, judged: int) -> dict[str, Any]:
-        timings = [t for rounds in blocks for t in rounds]
-
-        def total(name: str) -> float:
-            return sum(getattr(t, name) or 0.0 for t in timings)
-
-        decode_s, forwards = total("decode_s"), total("batch_forwards")
-        figures: dict[str, Any] = {
-            "rows": timings[0].rows,
-            "items": timings[0].items,
-            "tokens_per_s": total("tokens") / total("wall_s"),
-            "blocks": len(blocks),
-            "samples": len(timings),
-        }
-        if not forwards:
-            return figures
-        figures |= {
-            "decode_tokens_per_s": total("tokens") / decode_s,
-            "tokens_per_forward": total("tokens") / total("row_forwards"),
-            "utilisation": total("row_forwards") / sum(t.rows * (t.batch_forwards or 0) for t in timings),
-            "step_ms": 1000 * decode_s / forwards,
-            "device_ms": 1000 * total("device_s") / forwards,
-            "host_gap": 1 - total("device_s") / decode_s,
-            "prefill_s": total("prefill_s") / len(timings),
-            "miscounted": total("miscounted"),
-        }
-        if self.probe is not None and self._shape is not None:
-            row = timings[0]
-            context = row.prompt_tokens / row.items + row.tokens / row.items / 2
-            live = figures["utilisation"] * row.rows
-            fed = 2 * judged - 1
-            least = roofline.floor_s(
-                self._shape[1], self.probe, rows=live, positions=fed, judged=judged, context=context
-            )
-            figures["roofline"] = least / (decode_s / forwards)
-        return figures
-
-    def shape(self, lab: Lab, source: str) -> None:
-        self._shape = (source, roofline.count(lab.checkpoint(source).model))
+    def keep(self, name: str, value: Any) -> None:
+        """Write a finding down."""
+        self.found[self.toy + name] = value
+        self.save()
 
     def save(self) -> None:
+        self.asked.json.write_text(json.dumps(self.found, indent=1, default=str) + "\n")
+
+    def bar(
+        self,
+        what: str,
+        asked: float,
+        found: Ratio | float | None,
+        *,
+        most: bool = False,
+        beside: str = "",
+        doubt: str | None = None,
+    ) -> None:
+        """Hold a figure against what is asked, at least or at `most`: by its interval, a count or share by itself."""
+        value, *ci = (found.value, found.ci_low, found.ci_high) if isinstance(found, Ratio) else (found, found, found)
+        if isinstance(found, Ratio):
+            doubt = doubt or statistics.too_few(found.units)
+        low, high = ci if not most else (-c if c is not None else None for c in ci[::-1])
+        bound = -asked if most else asked
+        if value is None:
+            verdict = "not measured"
+        elif doubt or low is None or high is None:
+            verdict = f"{INCONCLUSIVE}: {doubt or 'no interval'}"
+        else:
+            verdict = "met" if low >= bound else "missed" if high < bound else INCONCLUSIVE
+        interval = (ci[0], ci[1]) if isinstance(found, Ratio) else (None, None)
+        sign = "≤" if most else "≥"
+        judged = None if self.cpu else verdict
+        self.bars.append(Bar(self.toy + what, f"{sign} {asked:g}", value, interval, beside, judged))
         self.found["bars"] = [dataclasses.asdict(bar) for bar in self.bars]
-        if self.asked.json:
-            self.asked.json.write_text(json.dumps(self.found, indent=1, default=str) + "\n")
+        self.say("    " + "  ".join(filter(None, row(self.bars[-1]))))
+        self.save()
+
+    def lab(self, plan: Plan) -> Lab:
+        """A lab of the plan's own, since captured batches hold memory; only checkpoints go on from the one before."""
+        lab, sources = Lab(plan.request), {source for cell in plan.cells for source in cell.checkpoints.values()}
+        if self._lab is not None:
+            if self._lab.dtype == lab.dtype:
+                lab.checkpoints |= {s: c for s, c in self._lab.checkpoints.items() if s in sources}
+            self._lab.clear()
+            gc.collect()
+            if not self.cpu:
+                torch.cuda.empty_cache()
+        self._lab = lab
+        lab.load(plan)
+        return lab
+
+    def plan(
+        self,
+        weights: str,
+        methods: Sequence[str],
+        size: int,
+        *,
+        prompt: int = 768,
+        new: int = 128,
+        batching: str = STATIC,
+        blocks: int = BLOCKS,
+    ) -> Plan:
+        """So many blocks of random prompts on random weights; on a CPU the toy's."""
+        if self.cpu:
+            weights, size, prompt, new = TOY, min(size, 4), 24, 8
+        return make_plan(
+            Request(
+                suite=(f"synthetic:{prompt}x{new}",),
+                weights=weights,
+                method=methods,
+                engine="graph",
+                batch_size=(size,),
+                batching=(batching,),
+                limit=blocks * size * (REFILLS if batching == REFILL else 1),
+                accept=ACCEPT,
+                device=self.asked.device,
+                dtype=self.dtype,
+                rounds=1,
+            )
+        )
+
+    def race(self, name: str, plan: Plan, **options: Any) -> tuple[Race, list[str]]:
+        """Run a race, write its figures down and show them; the race and its arms."""
+        lab = self.lab(plan)
+        described = lab.describe()
+        if described["layers"] != self.layers:
+            self.layers = described["layers"]
+            self.say(f"  {described}")
+        session = {**described, **roofline.described(*self.probe, lab.checkpoints)}
+        done = race(lab, plan, session, self.deadline, **options)
+        arms = list(done.arms)
+        figures = {arm: done.figures(arm) for arm in arms}
+        for arm in arms[1:]:
+            totals, first = done.arms[arm].totals, done.arms[arms[0]].totals
+            split = statistics.factors(totals, first) if totals and first else None
+            figures[arm]["over"] = {
+                "baseline": arms[0],
+                "decode": done.ratio(arm, arms[0], "decode_s")._asdict(),
+                "wall": done.ratio(arm, arms[0], "wall_s")._asdict(),
+                "factors": split and split._asdict(),
+            }
+        self.keep(name, {"session": described, "dropped": done.dropped(), "doubt": done.doubt(), "arms": figures})
+        for arm, found in figures.items():
+            rates = [f"{number(found['tokens_per_s'][by]['value'])} tokens/s {by}" for by in ("decode", "wall")]
+            shown = [f"{key} {number(found[key])}" for key in ("step_ms", "host_gap", "roofline_fraction")]
+            self.say(f"  {name}  {arm}: " + ", ".join([*rates, *shown, f"prepared in {found['preparation_s']:.1f} s"]))
+        if done.dropped():
+            self.say(f"  {name}: batches left out: {dict(done.dropped())}")
+        return done, arms
+
+    def rate_bar(self, what: str, asked: float, done: Race, arm: str) -> None:
+        """Tokens per second of decoding; by the wall beside it."""
+        beside = "wall " + interval(done.rate(arm, "tokens", "wall_s"))
+        self.bar(
+            f"{what}, decode tokens/s", asked, done.rate(arm, "tokens", "decode_s"), beside=beside, doubt=done.doubt()
+        )
+
+    def ratio_bar(self, what: str, asked: float, done: Race, arm: str, baseline: str) -> None:
+        """Of decode times; of walls beside it."""
+        ratio, beside = done.ratio(arm, baseline, "decode_s"), done.ratio(arm, baseline, "wall_s")
+        self.bar(f"{what}, decode", asked, ratio, beside=f"wall {interval(beside)}", doubt=done.doubt())
+
+    def gap_bar(self, what: str, asked: float, done: Race, arm: str) -> None:
+        """What the device waits for the host, as a share of decoding."""
+        busy = done.rate(arm, "device_s", "decode_s")
+        value, low, high = (None if v is None else 1 - v for v in (busy.value, busy.ci_high, busy.ci_low))
+        self.bar(what, asked, busy._replace(value=value, ci_low=low, ci_high=high), most=True, doubt=done.doubt())
 
 
-def decode_ratio(race: Race, arm: str, baseline: str, name: str = "decode_s") -> Ratio:
-    """How much less time the arm takes than the baseline, by block."""
-
-    def by_block(which: str) -> list[float]:
-        return [sum(getattr(t, name) for t in rounds) / len(rounds) for rounds in race[which]]
-
-    return ratio_of_totals([by_block(baseline)], [by_block(arm)])
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
-# ---- the parts, in order of worth
+def interval(ratio: Ratio) -> str:
+    if ratio.ci_low is None:
+        return number(ratio.value)
+    return f"{number(ratio.value)} [{number(ratio.ci_low)}, {number(ratio.ci_high)}]"
+
+
+def row(bar: Bar) -> tuple[str, ...]:
+    between = "" if bar.ci[0] is None else f"[{number(bar.ci[0])}, {number(bar.ci[1])}]"
+    return bar.what, bar.asked, number(bar.found), between, bar.beside, bar.verdict or ""
+
+
+# ---- the parts
 
 
 def probe(bench: Bench) -> None:
-    """What this GPU can do."""
-    bench.probe, reason = roofline.probe(bench.asked.device, DTYPES[bench.dtype])
-    bench.found["probe"] = dataclasses.asdict(bench.probe) if bench.probe else reason
+    """What this machine is, and what its GPU can do."""
+    bench.probe = probed, reason = roofline.probe(bench.asked.device, DTYPES[bench.dtype])
+    bench.keep("probe", dataclasses.asdict(probed) if probed else reason)
+    bench.say(f"  {bench.found['environment']}")
+    bench.say(f"  {probed or reason}")
 
 
 def operations(bench: Bench) -> None:
     """Every kernel against its plain version in float64, and its microseconds."""
-    device, dtype = bench.asked.device, DTYPES[bench.dtype]
-    generator = torch.Generator(device).manual_seed(0)
+    told = Operations(bench)
+    for width in (1, 7):
+        for rows in (1, 4, 8, 16, 32) if not bench.cpu else (2,):
+            attention(told, rows, width)
+    verdicts(told)
+    products(told)
+    bench.keep("operations", told.found)
+    worst = max(one["error"] for one in told.found.values())
+    bench.bar("kernels against float64, worst relative error", 1e-2, worst, most=True)
 
-    def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    def apart(got: torch.Tensor, want: torch.Tensor) -> float:
-        return float((got.double() - want).norm() / want.norm())
+class Operations:
+    """Makes inputs and notes what operations make of them, and how fast."""
 
-    found = {}
-    for rows, width in ((1, 1), (16, 1), (16, 7)) if not bench.cpu else ((1, 1), (2, 7)):
-        slots, heads, keys, size = 1024, 28, 4, 128
-        key, value = (noise(rows, slots, keys, size).transpose(1, 2) for _ in range(2))
-        query = noise(rows, width, heads, size).transpose(1, 2)
-        length = torch.randint(slots // 2, slots, (rows,), generator=generator, device=device)
-        last = length[:, None] - width + torch.arange(width, device=device)
-        mask = torch.arange(slots, device=device) <= last[:, :, None]
-        bias = torch.zeros(mask.shape, device=device, dtype=torch.float64).masked_fill_(~mask, float("-inf"))
-        folded = bias.repeat(1, heads // keys, 1)[:, None]
-        want = kernels.attend_plain(query.double(), key.double(), value.double(), folded, size**-0.5)
-        if not bench.cpu:
-            inputs = (query, key, value, mask, length, size**-0.5)
-            found[f"attend {rows}x{width}"] = (apart(kernels.attend(*inputs), want), micros(kernels.attend, *inputs))
+    def __init__(self, bench: Bench) -> None:
+        self.bench, self.cpu, self.device = bench, bench.cpu, torch.device(bench.asked.device)
+        self.generator = torch.Generator(self.device).manual_seed(0)
+        self.found: dict[str, Record] = {}
+
+    def noise(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device).to(DTYPES[self.bench.dtype])
+
+    def note(self, name: str, calls: Sequence[Call], want: Tensor) -> Tensor:
+        """What the first of the calls gives."""
+        got = calls[0]()
+        error = float((got.double() - want).norm() / want.norm())
+        self.found[name] = {"error": error, "us": micros(self.device, calls)}
+        self.bench.say(f"  {name}: {self.found[name]['us']:.1f} us, {error:.1g} from float64")
+        return got
+
+
+def attention(told: Operations, rows: int, width: int) -> None:
+    """Qwen2.5-7B's heads over rows of 512 to 1,024 tokens, blocks side by side and one after another."""
+    slots, heads, key_heads, size = 1024 if not told.cpu else 64, 28, 4, 128
+    # In a step weights push keys and values out of the GPU's cache: as many copies as that takes, each in turn.
+    copies = max(2, (128 << 20) // (rows * slots * key_heads * size * 4)) if not told.cpu else 2
+    pairs = [[told.noise(rows, slots, key_heads, size).transpose(1, 2) for _ in range(2)] for _ in range(copies)]
+    query = told.noise(rows, width, heads, size).transpose(1, 2)
+    length = torch.randint(slots // 2, slots, (rows,), generator=told.generator, device=told.device)
+    last = length[:, None] - width + torch.arange(width, device=told.device)
+    mask = torch.arange(slots, device=told.device) <= last[:, :, None]
+    bias = torch.zeros(mask.shape, device=told.device, dtype=torch.float64).masked_fill_(~mask, float("-inf"))
+    bias = bias.repeat(1, heads // key_heads, 1)[:, None]
+    key, value = (t.double() for t in pairs[0])
+    want = kernels.attend_plain(query.double(), key, value, bias, size**-0.5)
+    attends: dict[str, Callable[..., Tensor]] = {"plain": kernels.attend}
+    if not told.cpu:
+        from mtbench import triton_kernels
+
+        attends = {name: partial(triton_kernels.attend, split=name == "split") for name in ("split", "walked")}
+    for name, attend in attends.items():
+        calls = [partial(attend, query, *pair, mask, length, size**-0.5) for pair in pairs]
+        told.note(f"attend {rows}x{width} {name}", calls, want)
+
+
+def verdicts(told: Operations) -> None:
+    """Raises RuntimeError if a choice is not the lowest id of the largest logits, of which bfloat16 has many."""
+    vocabulary = 152064 if not told.cpu else 512
     for rows in (1, 16, 64):
-        logits = noise(rows, 1, 152064 if not bench.cpu else 512)
-        choice, _, total = kernels.judge(logits)
-        assert torch.equal(choice, logits.argmax(-1)), "judge takes another token than argmax"
-        want = logits.double().logsumexp(-1)
-        found[f"judge {rows}"] = (apart(total, want), micros(kernels.judge, logits))
-    weight = noise(18944 if not bench.cpu else 256, 3584 if not bench.cpu else 64)
-    for rows in (1, 16, 112):
-        x = noise(rows, weight.shape[1])
-        got = kernels.linear(x, weight)
-        assert torch.equal(got[:1], kernels.linear(x[:1], weight)), "linear depends on its neighbours"
-        found[f"linear {rows}"] = (apart(got, x.double() @ weight.double().T), micros(kernels.linear, x, weight))
-        found[f"library {rows}"] = (0.0, micros(torch.nn.functional.linear, x, weight))
-    bench.found["operations"] = {name: {"error": error, "us": us} for name, (error, us) in found.items()}
-    worst = max(error for error, _ in found.values())
-    bench.bars.append(Bar.at_most("kernels against float64, worst relative error", 1e-2, worst))
+        logits = told.noise(rows, 1, vocabulary)
+        choice, largest, _ = kernels.judge(logits)
+        best = logits == logits.amax(-1, keepdim=True)
+        lowest = torch.where(best, torch.arange(vocabulary, device=told.device), vocabulary).amin(-1)
+        if not (torch.equal(choice, lowest) and torch.equal(largest, logits.amax(-1).float())):
+            raise RuntimeError("judge does not take the lowest of the largest")
+        told.note(f"judge {rows}", [partial(_logsumexp, logits)], logits.double().logsumexp(-1))
 
 
-def micros(function: Callable[..., Any], *args: Any) -> float:
-    """Microseconds of device time, the median of several (on a CPU of wall time)."""
-    spans = []
-    for _ in range(20):
-        if not args[0].is_cuda:
-            began = time.perf_counter()
-            function(*args)
-            spans.append(time.perf_counter() - began)
-            continue
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        function(*args)
-        end.record()
-        torch.cuda.synchronize()
-        spans.append(begin.elapsed_time(end) / 1000)
-    return 1e6 * sorted(spans)[len(spans) // 2]
+def _logsumexp(logits: Tensor) -> Tensor:
+    return kernels.judge(logits)[2]
+
+
+def products(told: Operations) -> None:
+    """The invariant product beside the library's; raises RuntimeError if it depends on neighbours."""
+    for name, outputs, inputs in (("up", 18944, 3584), ("down", 3584, 18944)):
+        weight = told.noise(outputs, inputs) if not told.cpu else told.noise(outputs // 64, inputs // 64)
+        for rows in (1, 16, 112):
+            x = told.noise(rows, weight.shape[1])
+            want = x.double() @ weight.double().T
+            got = told.note(f"{name} {rows} invariant", [partial(kernels.linear, x, weight)], want)
+            told.note(f"{name} {rows} library", [partial(torch.nn.functional.linear, x, weight)], want)
+            if not torch.equal(got[:1], kernels.linear(x[:1], weight)):
+                raise RuntimeError("linear depends on its neighbours")
+
+
+def micros(device: torch.device, calls: Sequence[Call], repetitions: int = 5) -> float:
+    """Microseconds per call, the median: on a GPU of its own time, with no launches between, on a CPU of the wall."""
+    calls = [*calls] * max(1, 20 // len(calls))
+
+    def plainly() -> None:
+        for call in calls:
+            call()
+
+    once: Callable[[], None] = plainly
+    if device.type == "cuda":
+        plainly()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            plainly()
+        once = graph.replay
+    once()
+    stopwatch = Stopwatch(device)
+    stopwatch.now()
+    stopwatch.mark()
+    for _ in range(repetitions):
+        once()
+        stopwatch.mark()
+    stopwatch.now()
+    spans = sorted(stopwatch.laps())
+    return 1e6 * spans[len(spans) // 2] / len(calls)
 
 
 def equality(bench: Bench) -> None:
     """In float32, on the embedded model: every engine, batch size and batching says the same, token for token."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    arms = [f"ar:on=mars,engine={e}" for e in ("eager", "graph", "invariant")]
-    arms += [f"mars:tau={t},engine={e}" for t in (1, 0.8) for e in ("eager", "graph", "invariant")]
-    arms += [f"mars:tau=0.8,cache=block,engine={e}" for e in ("eager", "graph")]
+    engines = "engine=eager|graph|invariant"
     request = Request(
-        method=arms,
+        method=(f"ar:on=mars,{engines}", f"mars:tau=1|0.8,{engines}", "mars:tau=0.8,cache=block,engine=eager|graph"),
         family="tiny",
-        batch_size=(1, 8),
-        batching=("static", "refill"),
-        limit=16,
+        batch_size=(1, 4),
+        batching=BATCHINGS,
+        limit=8,
         device=bench.asked.device,
         dtype="float32",
         rounds=1,
     )
     plan = make_plan(request)
-    lab, suite = bench.lab(plan), plan.suites[0]
-    said: dict[Any, list[list[list[int]]]] = {}
-    items = range(8)
+    lab, [suite] = bench.lab(plan), plan.suites
+    prompts = [item.prompt_ids for item in suite.items]
+    said: dict[str, list[list[list[int]]]] = {}
     for cell in plan.cells:
-        prompts = [suite.items[i].prompt_ids for i in items]
-        step = len(prompts) if cell.batching == "refill" else cell.batch_size
-        answers: list[Generation] = []
-        for begin in range(0, len(prompts), step):
-            some = prompts[begin : begin + step]
-            answers += lab.decode(cell, some, 64, room=256)[0]
-        policy = cell.options.get("cache"), cell.options.get("tau") if cell.options.get("tau") != 1 else None
-        said.setdefault(policy if policy[0] == "block" else policy[1], []).append([g.token_ids for g in answers])
-    different = {str(k): sum(a != v[0] for a in v) for k, v in said.items() if str(k) != "('block', 0.8)"}
-    blocks = said[("block", 0.8)]  # the paper's cache answers otherwise in another batch: engines are compared alone
-    different["block by engine"] = sum(a != b for a, b in zip(blocks[::2], blocks[1::2], strict=True))
-    bench.found["equality"] = different
-    bench.bars.append(Bar.at_most("cells that differ in float32", 0, sum(different.values())))
+        together = len(prompts) if cell.batching == REFILL else cell.batch_size
+        answers = [
+            generation.token_ids
+            for begin in range(0, len(prompts), together)
+            for generation in lab.decode(cell, prompts[begin : begin + together], 48, room=256)[0]
+        ]
+        policy = "several tokens per forward" if cell.options.get("tau", 1) < 1 else "one token per forward"
+        if cell.options.get("cache") == "block":  # what it says depends on the company: only engines are compared
+            policy = f"block cache, batch {cell.batch_size}, {cell.batching}"
+        said.setdefault(policy, []).append(answers)
+    different = {policy: sum(one != cells[0] for one in cells) for policy, cells in said.items()}
+    bench.keep("equality", {"cells": {policy: len(cells) for policy, cells in said.items()}, "different": different})
+    bench.bar("cells that differ in float32", 0, sum(different.values()), most=True)
 
 
 def grade(bench: Bench) -> None:
-    """In bfloat16: tokens by every engine under teacher forcing by transformers' modules, and alone or in a batch."""
-    plan = bench.plan(SMALL, suite=("synthetic:64x128",), method=("ar:engine=graph|invariant",), batch_size=(1, 16))
-    lab, suite = bench.lab(plan), plan.suites[0]
-    prompts = [i.prompt_ids for i in suite.items[: 16 if not bench.cpu else 4]]
-    said: dict[tuple[str | None, int], list[list[int]]] = {}
-    for cell in plan.cells:
-        starts = range(0, len(prompts), cell.batch_size)
-        batches = [prompts[i : i + cell.batch_size] for i in starts]
-        answers = [g for b in batches for g in lab.decode(cell, b, suite.max_new_tokens, room=256)[0]]
-        said[cell.engine, cell.batch_size] = [g.token_ids for g in answers]
-    found: dict[str, dict[str, Any]] = {}
-    for cell in (c for c in plan.cells if c.batch_size > 1):
-        together = said[cell.engine, cell.batch_size]
-        pairs = list(zip(prompts, together, strict=True))
+    """In bfloat16, 0.5B: tokens of every engine re-scored by transformers' modules, and alone or in a batch."""
+    found: dict[str, Record] = {}
+    prompts: list[list[int]] = []
+    for engine in ("graph", "invariant"):
+        plans = [bench.plan(SMALL, (f"ar:engine={engine}",), n, prompt=64, blocks=16 // n) for n in (1, 16)]
+        said = []
+        for plan in plans:
+            lab, [cell], [suite] = bench.lab(plan), plan.cells, plan.suites
+            prompts = [item.prompt_ids for item in plans[0].suites[0].items[:16]]
+            begins = range(0, len(prompts), cell.batch_size)
+            batches = [prompts[i : i + cell.batch_size] for i in begins]
+            answers = [g for b in batches for g in lab.decode(cell, b, suite.max_new_tokens, room=256)[0]]
+            said.append([g.token_ids for g in answers])
         judge = lab.lane(cell.on, cell.checkpoints[cell.on], "eager")
-        short = [v for pair in pairs for v in lossless.shortfalls(judge, *pair, 7).values()]
-        found[str(cell.engine)] = {
-            "identical alone and in a batch": sum(a == b for a, b in zip(said[cell.engine, 1], together, strict=True))
-            / len(prompts),
-            "near_ties": len(short) / sum(map(len, together)),
+        short = [
+            v for pair in zip(prompts, said[1], strict=True) for v in lossless.shortfalls(judge, *pair, 64).values()
+        ]
+        found[engine] = {
+            "identical alone and in a batch": sum(a == b for a, b in zip(*said, strict=True)) / len(prompts),
+            "near_ties": len(short) / sum(map(len, said[1])),
             "worst_margin": max(short, default=0.0),
         }
-    bench.found["grade"] = found
+        bench.say(f"  {engine}: {found[engine]}")
+    bench.keep("grade", found)
     invariant = found["invariant"]["identical alone and in a batch"]
-    bench.bars.append(Bar.at_least("invariant: share identical at batch 1 and 16, bf16", 1.0, invariant))
-    worst = max(f["worst_margin"] for f in found.values())
-    bench.bars.append(Bar.at_most("bf16 tokens judged by transformers' modules: worst margin", 0.5, worst))
+    bench.bar("invariant: share identical at batch 1 and 16, bf16", 1.0, invariant)
+    worst = max(one["worst_margin"] for one in found.values())
+    bench.bar("bf16 tokens re-scored: worst margin", statistics.EPSILON_CAP, worst, most=True)
 
 
-def joules(bench: Bench) -> None:
-    """Energy per token on 7B shapes at batch 4, by the GPU's counter, ten seconds an arm."""
-    gpu = machine.gpu() if not bench.cpu else None
-    plan = bench.plan(LARGE, suite=("synthetic:768x128",), method=("ar", MARS), batch_size=(4,), limit=24)
-    lab = bench.lab(plan)
-    if gpu is not None:
-        bench.found["energy"] = {cell.arm: energy.window(gpu, plan, lab, cell) for cell in plan.cells}
+def static(bench: Bench, size: int) -> None:
+    """7B shapes, static batches: AR, MARS and, where there is a bar, the paper's block cache."""
+    blocks = [f"{MARS},cache=block,cache_block=8|16|32"] if size in CURSOR_ASKED else []
+    done, [ar, mars, *others] = bench.race(f"7B b{size} static", bench.plan(LARGE, ("ar", MARS, *blocks), size))
+    if size in AR_ASKED:
+        bench.rate_bar(f"AR 7B, batch {size}", AR_ASKED[size], done, ar)
+    if size in MARS_ASKED[STATIC]:
+        bench.ratio_bar(f"MARS over AR 7B, batch {size}, static", MARS_ASKED[STATIC][size], done, mars, ar)
+    if others:
+        best = min(others, key=lambda arm: done.arms[arm].total("decode_s") or float("inf"))
+        what = f"cursor over best block (C={done.arms[best].cell.options['cache_block']}) 7B, batch {size}, static"
+        bench.ratio_bar(what, CURSOR_ASKED[size], done, mars, best)
+    if size == 4:
+        bench.gap_bar("host gap, AR 7B, batch 4", 0.03, done, ar)
 
 
-def ar_small(bench: Bench) -> None:
+def refill(bench: Bench, size: int) -> None:
+    """7B shapes, refilled slots: AR and MARS."""
+    plan = bench.plan(LARGE, ("ar", MARS), size, prompt=512, new=96, batching=REFILL)
+    # Whole blocks of few tokens: the prefill of a lone row is warm then too.
+    done, [ar, mars] = bench.race(f"7B b{size} refill", plan, warm_tokens=8)
+    bench.ratio_bar(f"MARS over AR 7B, batch {size}, refill", MARS_ASKED[REFILL][size], done, mars, ar)
+
+
+def small(bench: Bench) -> None:
     """AR on 0.5B shapes at batch 1."""
-    plan = bench.plan(SMALL, method=("ar",), batch_size=(1,), limit=BLOCKS)
-    bench.shape(bench.lab(plan), plan.cells[0].checkpoints["ar"])
-    noted = bench.note("0.5B b1", bench.race(plan, plan.groups[0], 4), SMALL, {})
-    ar = noted[plan.cells[0].arm]
-    bench.bars.append(Bar.at_least("AR 0.5B, batch 1, tokens/s", 1200, ar["decode_tokens_per_s"]))
-    bench.bars.append(Bar.at_most("host gap, 0.5B", 0.15, ar["host_gap"]))
+    done, [ar] = bench.race("0.5B b1", bench.plan(SMALL, ("ar",), 1, prompt=512, new=384))
+    bench.rate_bar("AR 0.5B, batch 1", 1200, done, ar)
+    bench.gap_bar("host gap, AR 0.5B, batch 1", 0.15, done, ar)
 
 
-ASKED = {1: 240, 4: 930, 16: 3500}
-STATIC = {4: 1.50, 8: 1.45, 16: 1.40}
-REFILL = {4: 1.60, 8: 1.57, 16: 1.50}
-BLOCK = {4: 1.10, 16: 1.40}
-
-
-def large_static(bench: Bench) -> None:
-    """AR, MARS and the paper's block cache on 7B shapes, static batches."""
-    for size in (1, 4, 8, 16):
-        blocks = [f"{MARS},cache=block,cache_block={c}" for c in (8, 16, 32)] if size in BLOCK else []
-        plan = bench.plan(LARGE, method=("ar", MARS, *blocks), batch_size=(size,), limit=BLOCKS * size)
-        bench.shape(bench.lab(plan), plan.cells[0].checkpoints["ar"])
-        race = bench.race(plan, plan.groups[0], 6)
-        arms = [cell.arm for cell in plan.cells]
-        noted = bench.note(f"7B b{size} static", race, LARGE, {arms[1]: 4})
-        if size in ASKED:
-            value = noted[arms[0]]["decode_tokens_per_s"]
-            bench.bars.append(Bar.at_least(f"AR 7B, batch {size}, tokens/s", ASKED[size], value))
-        if size in STATIC:
-            ratio = decode_ratio(race, arms[1], arms[0])
-            bench.bars.append(Bar.at_least(f"MARS over AR, batch {size}, static", STATIC[size], ratio.value, ratio))
-        if size in BLOCK:
-            ratio = min((decode_ratio(race, arms[1], arm) for arm in arms[2:]), key=lambda r: r.value or 0)
-            bench.bars.append(Bar.at_least(f"cursor over best block, batch {size}", BLOCK[size], ratio.value, ratio))
-        if size == 4:
-            bench.bars.append(Bar.at_most("host gap, 7B", 0.03, noted[arms[0]]["host_gap"]))
-        bench.save()
-
-
-def large_refill(bench: Bench) -> None:
-    """AR and MARS on 7B shapes with refilled slots."""
-    for size in (16, 4, 8):
-        if bench.left_s < 45:
-            return
-        limit = 2 * BLOCKS * size * 8 // 2
-        plan = bench.plan(LARGE, method=("ar", MARS), batch_size=(size,), batching=("refill",), limit=limit)
-        race = bench.race(plan, plan.groups[0], 0)
-        arms = [cell.arm for cell in plan.cells]
-        bench.note(f"7B b{size} refill", race, LARGE, {arms[1]: 4})
-        ratio = decode_ratio(race, arms[1], arms[0])
-        asked = REFILL[size]
-        bench.bars.append(Bar.at_least(f"MARS over AR, batch {size}, refill", asked, ratio.value, ratio))
-        bench.save()
-
-
-def outside(bench: Bench, cache: str, asked: float, blocks: int) -> None:
-    methods = ("ar", f"hf-generate:cache={cache}")
-    plan = bench.plan(LARGE, suite=("synthetic:768x64",), method=methods, batch_size=(4,), limit=24)
-    race = bench.race(plan, plan.groups[0], 0, blocks)
-    arms = [cell.arm for cell in plan.cells]
-    bench.note(f"hf-generate {cache}", race, LARGE, {})
-    ratio = decode_ratio(race, arms[0], arms[1], "wall_s")
-    bench.bars.append(Bar.at_least(f"ar graph over hf-generate {cache}, 7B batch 4", asked, ratio.value, ratio))
-
-
-def outside_dynamic(bench: Bench) -> None:
-    """transformers' own generate with its dynamic cache, the regime that papers measure in."""
-    outside(bench, "dynamic", 5.0, BLOCKS)
-
-
-def outside_static(bench: Bench) -> None:
-    """transformers' own generate with its static cache, which it compiles."""
-    outside(bench, "static", 1.3, BLOCKS)
+def outside(bench: Bench, cache: str, asked: float) -> None:
+    """AR beside transformers' own `generate` with one of its caches; the static one it compiles."""
+    done, [ar, theirs] = bench.race(f"hf {cache}", bench.plan(LARGE, ("ar", f"hf-generate:cache={cache}"), 4))
+    what = f"ar graph over hf-generate {cache}, 7B batch 4, wall (the engine's gain, no method's)"
+    bench.bar(what, asked, done.ratio(ar, theirs, "wall_s"), beside="decode not revealed", doubt=done.doubt())
 
 
 def prefill(bench: Bench) -> None:
     """Prefill of 8 prompts of 512 tokens on 7B shapes, against the matrix peak."""
-    plan = bench.plan(LARGE, suite=("synthetic:512x2",), method=("ar",), batch_size=(8,), limit=48)
-    lab = bench.lab(plan)
-    bench.shape(lab, plan.cells[0].checkpoints["ar"])
-    race = bench.race(plan, plan.groups[0], 2)
-    timings = [t for rounds in next(iter(race.values())) for t in rounds]
-    seconds = sum(t.prefill_s or 0 for t in timings) / len(timings)
-    assert bench._shape is not None
-    flops = 2 * bench._shape[1].body * 8 * 511
-    share = flops / seconds / bench.probe.matmul_flop_per_s if bench.probe else None
-    bench.found["prefill"] = {"seconds": seconds, "share_of_matmul_peak": share}
-    bench.bars.append(Bar.at_least("prefill 7B, 8 x 512, share of the matrix peak", 0.5, share))
+    plan = bench.plan(LARGE, ("ar",), 8, prompt=512, new=2)
+    done, [ar] = bench.race("prefill", plan, seconds=3)
+    shape, [suite], one = done.session["shapes"][plan.cells[0].checkpoints["ar"]], plan.suites, done.arms[ar]
+    fed = sum(len(item.prompt_ids) - 1 for item in suite.items) / len(plan.groups[0].blocks)  # the last is a step's
+    seconds, peak = one.by_block("prefill_s"), bench.probe[0].matmul_flop_per_s if bench.probe[0] else float("nan")
+    share = statistics.ratio_of_totals([[2 * shape["body"] * fed / peak] * len(seconds)], [seconds])
+    bench.bar("prefill 7B, 8 x 512, share of the matrix peak", 0.5, share, doubt=done.doubt())
+
+
+def joules(bench: Bench) -> None:
+    """Energy per token on 7B shapes at batch 4, by the GPU's counter, ten seconds an arm."""
+    plan, found = bench.plan(LARGE, ("ar", MARS), 4), {}
+    lab, gpu = bench.lab(plan), None if bench.cpu else machine.gpu()
+    if gpu is None:
+        bench.keep("energy", energy.NO_GPU if bench.cpu else energy.NO_NVML)
+        return
+    for cell in plan.cells:
+        found[cell.arm] = one = energy.window(gpu, plan, lab, cell)
+        bench.keep("energy", found)
+        bench.say(f"  {cell.arm}: {number(one['j_per_token'])} J/token {one['energy_reason'] or ''}")
 
 
 def sweep(bench: Bench) -> None:
-    """At which batch size MARS stops paying, on 7B and 0.5B shapes."""
+    """At which batch size MARS stops paying, on 7B and 0.5B shapes; two blocks each, so without intervals."""
     for weights, name in ((LARGE, "7B"), (SMALL, "0.5B")):
         for size in (1, 2, 4, 8, 16, 32, 64, 128):
-            if bench.left_s < 30:
-                return
-            methods = ("ar", MARS)
-            plan = bench.plan(weights, suite=("synthetic:512x48",), method=methods, batch_size=(size,), limit=2 * size)
-            lab = bench.lab(plan)
-            bench.shape(lab, plan.cells[0].checkpoints["ar"])
-            race = bench.race(plan, plan.groups[0], 0, blocks=2)
-            arms = [cell.arm for cell in plan.cells]
-            noted = bench.note(f"sweep {name} b{size}", race, weights, {arms[1]: 4})
-            noted["speedup"] = decode_ratio(race, arms[1], arms[0]).value
-            bench.save()
+            if time.monotonic() < bench.deadline and (not bench.cpu or size <= 4):
+                plan = bench.plan(weights, ("ar", MARS), size, prompt=512, new=48, blocks=2)
+                done, [ar, mars] = bench.race(f"sweep {name} b{size}", plan)
+                bench.say(f"  {name}, batch {size}: {number(done.ratio(mars, ar, 'decode_s').value)}, decode")
 
 
-ORDER = (
-    probe,
-    operations,
-    equality,
-    ar_small,
-    grade,
-    large_static,
-    outside_dynamic,
-    prefill,
-    large_refill,
-    joules,
-    sweep,
-    outside_static,
-)
-PARTS = {part.__name__: part for part in ORDER}
+PARTS: dict[str, Callable[[Bench], None]] = {  # in order of worth
+    "probe": probe,
+    "static-4": partial(static, size=4),
+    "static-16": partial(static, size=16),
+    "static-1": partial(static, size=1),
+    "refill-4": partial(refill, size=4),
+    "refill-16": partial(refill, size=16),
+    "static-8": partial(static, size=8),
+    "hf-dynamic": partial(outside, cache="dynamic", asked=5.0),
+    "prefill": prefill,
+    "small": small,
+    "equality": equality,
+    "grade": grade,
+    "operations": operations,
+    "refill-8": partial(refill, size=8),
+    "energy": joules,
+    "hf-static": partial(outside, cache="static", asked=1.3),
+    "sweep": sweep,
+}
 
 
-@contextmanager
-def reported(bench: Bench, name: str, console: Console) -> Iterator[None]:
-    """A part that breaks costs itself."""
-    began = time.monotonic()
-    console.print(f"{name}: {PARTS[name].__doc__}")
+def up(_: int, __: FrameType | None) -> None:
+    raise TimeUp("the time is up")
+
+
+def run(bench: Bench, name: str) -> None:
+    """One part; what breaks in it costs it alone."""
+    part, began = PARTS[name], time.monotonic()
+    bench.say(f"{name}: {getattr(part, 'func', part).__doc__}")
     try:
-        yield
-    except Exception as error:
-        bench.found.setdefault("errors", {})[name] = traceback.format_exc()
-        console.print(f"  failed: {type(error).__name__}: {error}", markup=False)
-    console.print(f"  {time.monotonic() - began:.0f} s")
+        part(bench)
+    except (Exception, TimeUp) as error:
+        bench.found["errors"][name] = traceback.format_exc()
+        bench.say(f"  failed: {type(error).__name__}: {error}")
+    bench.found["seconds"][name] = time.monotonic() - began
+    bench.say(f"  {bench.found['seconds'][name]:.0f} s")
     bench.save()
 
 
@@ -479,22 +544,25 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("gpu.json"))
     parser.add_argument("--only", choices=list(PARTS), action="append", help="one part; repeats")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    bench, console = Bench(parser.parse_args()), Console(width=110)
-    for name, part in PARTS.items():
-        if bench.asked.only and name not in (*bench.asked.only, "probe"):
-            continue
-        if bench.left_s < 10:
-            console.print(f"{name}: no time left")
-            continue
-        with reported(bench, name, console):
-            part(bench)
-    title = "a toy on a CPU: what these figures are called is not what they are" if bench.cpu else "bars"
-    table = Table("what", "asked", "found", "95 % interval", "", title=title)
+    bench = Bench(parser.parse_args())
+    bench.found["environment"] = machine.environment(sys.argv) | {"cuda": torch.version.cuda}
+    signal.signal(signal.SIGALRM, up)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, bench.ends - LAST_S - time.monotonic()))
+    chosen = [name for name in PARTS if not bench.asked.only or name in ("probe", *bench.asked.only)]
+    with suppress(TimeUp):
+        for name in chosen:
+            if time.monotonic() < bench.deadline:
+                run(bench, name)
+            else:
+                bench.say(f"{name}: no time left; --only {name} runs it")
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    title = f"a toy on a CPU: nothing is what it is called; {SIMULATED}" if bench.cpu else SIMULATED
+    left = [name for name in chosen if name not in bench.found["seconds"] or name in bench.found["errors"]]
+    caption = f"not finished: {', '.join(left)}" if left else None
+    table = Table("what", "asked", "found", "95 % interval", "beside", "", title=title, caption=caption)
     for bar in bench.bars:
-        found = "not measured" if bar.value is None else f"{bar.value:.4g}"
-        interval = f"{bar.ci[0]:.3f} – {bar.ci[1]:.3f}" if bar.ci[0] is not None and bar.ci[1] is not None else ""
-        table.add_row(bar.what, bar.asked, found, interval, {True: "met", False: "missed", None: ""}[bar.met])
-    console.print(table)
+        table.add_row(*row(bar))
+    bench.console.print(table)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 
 import mtbench
 
-PACKAGES = ("torch", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
+PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
 
 
 def environment(command: list[str]) -> dict[str, Any]:

@@ -175,7 +175,11 @@ def describe(device: str, dtype: torch.dtype, checkpoints: Mapping[str, "Checkpo
     """What environment.json keeps for this: the probe, or why there is none, and the shape of every loaded checkpoint,
     by its source.
     """
-    probed, reason = probe(device, dtype)
+    return described(*probe(device, dtype), checkpoints)
+
+
+def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str, "Checkpoint"]) -> Record:
+    """The same of a probe made before."""
     shapes: Record = {}
     for source, checkpoint in checkpoints.items():
         try:
