@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ def run(
     request = request_of(ctx.params)
     resolve_device(request.device)
     if dry_run:
-        _dry_run(request)
+        _dry_run(request, None if resume else directory)
         return
     opened = _resume(ctx, request, directory) if resume else _start(request, directory)
     results = _finish(opened, request, json_to)
@@ -121,6 +122,7 @@ def ls(what: Annotated[str, typer.Argument(help="methods, suites or families.")]
 
 def main() -> None:
     """The entry point: a user's mistake is one line and exit code 2."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way to interrupt
     try:
         code = app(standalone_mode=False)
     except UserError as error:
@@ -144,8 +146,7 @@ def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     from mtbench.rundir import RunDirectory
 
     path = directory or Path("runs") / f"{_slug(request.suite[0])}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if path.exists():
-        RunDirectory.create(path)  # an existing run is refused before the work of planning
+    _refuse_existing(path)
     planned = make_plan(request)
     opened = RunDirectory.create(path)
     opened.write_json("environment.json", environment(sys.argv))
@@ -155,8 +156,17 @@ def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     return opened
 
 
+def _refuse_existing(path: Path) -> None:
+    """An existing run is refused before the work of planning."""
+    from mtbench.rundir import RunDirectory
+
+    if path.exists():
+        RunDirectory.create(path)
+
+
 def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "RunDirectory":
     """The run in `directory`, whose plan must agree with whatever was said again on the command line."""
+    from mtbench.plan import Plan
     from mtbench.rundir import RunDirectory
 
     if directory is None:
@@ -164,7 +174,8 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
     if not (directory / "plan.json").is_file() and directory.is_dir():
         return _restart(request, directory)
     opened = RunDirectory.open(directory)
-    planned, asked = opened.read_json("plan.json")["request"], json.loads(json.dumps(dataclasses.asdict(request)))
+    stored = Plan.from_json(opened.read_json("plan.json")).request
+    planned, asked = (json.loads(json.dumps(r)) for r in (stored, dataclasses.asdict(request)))  # lists, not tuples
     names = {"time_budget": "time_budget_s"}
     for name in ctx.params:
         field = names.get(name, name)
@@ -232,10 +243,12 @@ def _newer(opened: "RunDirectory", folder: str, than: str) -> bool:
     return any(file.stat().st_mtime > then for file in (opened.path / folder).glob("*.jsonl"))
 
 
-def _dry_run(request: "Request") -> None:
+def _dry_run(request: "Request", directory: Path | None) -> None:
     from mtbench.display import plan_table
     from mtbench.plan import make_plan
 
+    if directory is not None:
+        _refuse_existing(directory)
     planned = make_plan(request)
     out.print(plan_table(planned))
     for warning in planned.warnings():
@@ -290,7 +303,8 @@ def _list_suites() -> None:
 
 
 def _list_families() -> None:
-    from mtbench.families import FAMILIES
+    from mtbench.families import FAMILIES, RANDOM
+    from mtbench.shapes import SHAPES
 
     table = Table("family", "role", "checkpoint", "what it is")
     for family in FAMILIES.values():
@@ -298,6 +312,7 @@ def _list_families() -> None:
             shown = where if "/" not in where or where.count("/") == 1 else "embedded"
             table.add_row("" if number else family.name, role, shown, "" if number else escape(family.about))
         table.add_section()
+    table.caption = f"random weights, for speed alone: --weights {', '.join(RANDOM + shape for shape in SHAPES)}"
     out.print(table)
 
 

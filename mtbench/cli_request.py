@@ -26,7 +26,12 @@ def options(
         str | None, Option("--weights", help="random:SHAPE: random weights in all roles; simulated, speed only.")
     ] = None,
     accept: Annotated[
-        str | None, Option("--accept", help="RUN_DIRECTORY, or probabilities such as 0.8,0.6: scripted acceptance.")
+        str | None,
+        Option(
+            "--accept",
+            help="Scripted acceptance: RUN_DIRECTORY, or probabilities such as 0.8,0.6, mask by mask; the last one "
+            "repeats for deeper masks.",
+        ),
     ] = None,
     method: Annotated[list[str], Option("--method", help="Arm such as 'mars:tau=0.95|0.8,cache=block'. Repeats.")] = [],  # noqa: B006
     engine: Annotated[

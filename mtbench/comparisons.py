@@ -56,8 +56,9 @@ def compare(of_group: Mapping[str, Measured], synchronisation_s: float, margin: 
 def stops_paying(cells: Sequence[Record]) -> list[Record]:
     """For every arm and baseline by the same engine that ran at several batch sizes: where `faster` ends for good.
 
-    `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`; null: it pays at the largest one.
-    Void cells and failed ones are not swept.
+    `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. A size at which too little was
+    measured says nothing, so only those larger than it count. null: it pays at the largest one; or too little was
+    measured there, which `reason` says. Void cells and failed ones are not swept.
     """
     sound = {(c["suite"], c["arm"], c["batching"], c["batch_size"]) for c in cells if not c["void"]}
     verdicts: dict[tuple[str, str, str, str], dict[int, str]] = {}
@@ -75,11 +76,19 @@ def stops_paying(cells: Sequence[Record]) -> list[Record]:
             "batching": batching,
             "swept": sorted(of_arm),
             "verdicts": [of_arm[size] for size in sorted(of_arm)],
-            "batch_size": statistics.stops_paying(of_arm),
+            **_where_it_stops(of_arm),
         }
         for (suite, arm, baseline, batching), of_arm in verdicts.items()
         if len(of_arm) > 1
     ]
+
+
+def _where_it_stops(verdicts: Mapping[int, str]) -> Record:
+    """`batch_size` and `reason`, by the verdicts at the sizes beyond the last at which too little was measured."""
+    unknown = max((size for size, verdict in verdicts.items() if statistics.withheld(verdict)), default=0)
+    known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
+    reason = None if known else f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
+    return {"batch_size": statistics.stops_paying(known), "reason": reason}
 
 
 def ratio(value: Ratio | None) -> Record:

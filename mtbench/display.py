@@ -1,5 +1,6 @@
 """What a person sees in the terminal: live progress, plain lines where there is no terminal, the table at the end."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +12,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from mtbench.plan import Cell, Plan
-from mtbench.simulated import KINDS
+from mtbench.simulated import KINDS, flags_of
 
-WIDE = 100
+ENGINE, GRADE = "incl.\nengine", "lossless"
+HEADINGS = (
+    "accuracy, %",
+    "tokens per\nforward",
+    "tokens/s",
+    "speedup,\nsame model",
+    "speedup,\ndeployed",
+    ENGINE,
+    GRADE,
+)
+LEAST_FIRST = (
+    ENGINE,
+    "speedup,\ndeployed",
+    "tokens/s",
+    "tokens per\nforward",
+    "accuracy, %",
+)  # to go where it is narrow
+BREAKS = re.compile("(?<=[,:])|(?=[@/])")  # where an arm's name may be broken
 PLAIN_LINE_EVERY_S = 10.0
 DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
 
@@ -26,11 +44,25 @@ def reservations(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     return said + [DEMONSTRATION] * any(c["demonstration"] for c in cells)
 
 
-def simulation(simulated: Mapping[str, Any]) -> str:
-    """What is not real about a cell."""
-    weights, accept, note = simulated["weights"], simulated["accept"], simulated["note"]
-    said = [f"{weights} weights" if weights else "", f"acceptance scripted by {accept}" if accept else "", note or ""]
-    return "; ".join(filter(None, said))
+def simulations(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is not real about the cells of a group. References accept nothing: a replayed run lends them its lengths.
+
+    A run has one script, and random weights of one shape.
+    """
+    simulated = [c for c in cells if c["simulated"]]
+    weights = dict.fromkeys(c["simulated"]["weights"] for c in simulated)
+    said = [f"Simulated weights: {source}." for source in weights if source]
+    for reference, what in ((False, "Simulated acceptance"), (True, "Answer lengths")):
+        alike: dict[str, list[str]] = {}
+        for cell in simulated:
+            note = cell["simulated"]["note"] or ""
+            drawn, colon, _ = note.partition(":")  # a colon: acceptance is drawn, and what follows is of static batches
+            if cell["simulated"]["accept"] and cell["reference"] == reference and not (reference and colon):
+                alike.setdefault(drawn if cell["batching"] == "refill" else note, []).append(cell["arm"])
+        accept = next((c["simulated"]["accept"] for c in simulated), None)
+        for note, arms in alike.items():
+            said.append(f"{what} of {', '.join(arms)}: {accept}{f' ({note})' if note else ''}.")
+    return said
 
 
 class RunProgress:
@@ -115,39 +147,89 @@ def plan_table(plan: Plan) -> Table:
 def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
     """One table per suite, batch size and batching, a row per arm; 95 % intervals and verdicts stand under the values.
 
-    A terminal narrower than `WIDE` columns goes without the deployment baseline and those by another engine.
+    Where `width` columns are too few, the least important ones go; what other engines come to is then said below.
     """
-    tables = []
-    for place, cells in sections(results["cells"]).items():
-        title = f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"
-        minds = {cell["cell"]: mind(cell) for cell in cells}
-        notes = list(dict.fromkeys(note for said in minds.values() for note in said))
-        caption = reservations(cells)
-        caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
-        table = Table(
-            title=escape(title),
-            caption=escape("\n".join(caption)),
-            title_justify="left",
-            caption_justify="left",
-            box=SIMPLE_HEAD,
-            show_lines=True,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("arm", overflow="fold", min_width=14)
-        headings = ["accuracy, %", "tokens per\nforward", "tokens/s", "speedup,\nsame model"]
-        engines = any(s.get("includes_engine") for c in cells for s in c["speedup"])
-        beside = (1 + engines) * (width >= WIDE)
-        headings += ["speedup,\ndeployed", "incl.\nengine"][:beside]
-        for heading in headings:
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("lossless", min_width=8)
-        on = {c["arm"]: c["on"] for c in cells}
-        for cell in cells:
-            marks = "".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]])
-            *row, grade = _row(cell, marks, on)
-            table.add_row(*map(escape, [*row[: len(headings) + 1], grade]))
-        tables.append(table)
-    return tables
+    return [_results_table(place, cells, width) for place, cells in sections(results["cells"]).items()]
+
+
+def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table:
+    minds = {cell["cell"]: mind(cell) for cell in cells}
+    notes = list(dict.fromkeys(note for said in minds.values() for note in said))
+    marks = ["".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]]) for cell in cells]
+    on = {c["arm"]: c["on"] for c in cells}
+    rows = [_row(cell, on) for cell in cells]
+    columns = {heading: [row[i] for row in rows] for i, heading in enumerate(HEADINGS)}
+    if not any(strongest(cell) for cell in cells):
+        del columns[ENGINE]
+    names = [[*BREAKS.split(cell["arm"]), f" {mark}"] for cell, mark in zip(cells, marks, strict=True)]
+    narrowest = max(len(piece) for name in names for piece in name)
+    empty_first = sorted(LEAST_FIRST, key=lambda heading: set(columns.get(heading, ())) != {"–"})
+    for heading in empty_first:
+        if _room(columns, width) < narrowest:
+            columns.pop(heading, None)
+    caption = reservations(cells)
+    caption += [] if ENGINE in columns else _over_engines(cells)
+    caption += _inconclusive(cells, on)
+    caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
+    table = Table(
+        title=escape(f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"),
+        caption=escape("\n".join(caption)),
+        title_justify="left",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        show_lines=True,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("arm", overflow="fold")
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == GRADE else "right", no_wrap=True)
+    for name, *row in zip(names, *columns.values(), strict=True):
+        table.add_row(*map(escape, [_lines_of(name, _room(columns, width)), *row]))
+    return table
+
+
+def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
+    """What so wide a table leaves for the arms; every column has a rule and an empty place beside it."""
+    widths = [max(map(len, "\n".join([heading, *values]).split("\n"))) for heading, values in columns.items()]
+    return width - sum(widths) - 2 * (len(widths) + 1) - 1
+
+
+def _lines_of(pieces: Sequence[str], room: int) -> str:
+    """A name broken between its pieces, each line as full as it may be."""
+    lines = [""]
+    for piece in pieces:
+        lines += [""] * (len(lines[-1]) + len(piece.rstrip()) > room)
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _over_engines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What arms by our engines come to over the fastest reference by another, and what plain decoding does."""
+    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for cell in cells:
+        if cell["engine"] and (entry := strongest(cell)):
+            found.setdefault(entry["baseline"], []).append((cell["arm"], entry))
+    said = []
+    for baseline, entries in found.items():
+        plain = {e["plain"]["arm"]: e["plain"]["value"] for _, e in entries if e["plain"]}
+        beside = f" (plain {_ratios(plain)})" if plain else ""
+        said.append(f"over {baseline}: {_ratios({arm: e['value'] for arm, e in entries})}{beside}")
+    return said
+
+
+def _ratios(values: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{arm} ×{number(value, 2) or '–'}" for arm, value in values.items())
+
+
+def _inconclusive(cells: Sequence[Mapping[str, Any]], on: Mapping[str, str]) -> list[str]:
+    """Why speedups in the table are inconclusive, each kind of reason once."""
+    reasons: dict[str, set[str]] = {}
+    for cell in cells:
+        for entry in cell["speedup"]:
+            if entry["verdict"].startswith("inconclusive: ") and entry["baseline"] in _own_and_deployed(cell, on):
+                reason = entry["verdict"].partition(": ")[2]
+                reasons.setdefault(reason.rpartition(", ")[2], set()).add(reason)
+    return [f"inconclusive: {'such as ' * (len(kind) > 1)}{min(kind)}" for kind in reasons.values()]
 
 
 def sections(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int, str], list[Mapping[str, Any]]]:
@@ -167,19 +249,19 @@ def mind(cell: Mapping[str, Any]) -> list[str]:
     """What a reader must know of a cell: its failure, why it is void, its flags."""
     failed = [f"failed: {cell['error']}"] if cell["error"] else []
     partial = ["not finished: `--resume` goes on"] if cell["status"] == "partial" else []
-    return failed + partial + [f"void: {reason}" for reason in cell["void"]] + list(cell["flags"])
+    flags = [flag for flag in cell["flags"] if flag not in flags_of(cell["simulated"])]  # said over the table
+    return failed + partial + [f"void: {reason}" for reason in cell["void"]] + flags
 
 
-def _row(cell: Mapping[str, Any], marks: str, on: Mapping[str, str]) -> tuple[str, ...]:
-    """Arm, accuracy, tokens per forward, tokens/s, speedups, grade. on: arm -> its role."""
-    arm, accuracy = f"{cell['arm']} {marks}".replace("@", "\n@"), cell["accuracy"]
+def _row(cell: Mapping[str, Any], on: Mapping[str, str]) -> tuple[str, ...]:
+    """A cell's values as in HEADINGS. on: arm -> its role."""
+    accuracy = cell["accuracy"]
     if cell["status"] == "failed":
-        return (arm, *["–"] * 6, "failed")
+        return (*["–"] * (len(HEADINGS) - 1), "failed")
     verdicts = {a["baseline"]: a["verdict"] for a in cell["accuracy_vs"]}
     speedups = {s["baseline"]: s for s in cell["speedup"]}
     same, deployed = _own_and_deployed(cell, on)
     return (
-        arm,
         stacked(
             accuracy and f"{accuracy['value'] * 100:.1f}",
             accuracy and percent_bounds(accuracy),

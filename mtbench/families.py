@@ -89,7 +89,7 @@ def random_source(text: str) -> str:
     if not text.startswith(RANDOM) or not (source in SHAPES or (Path(locate(source)) / "config.json").is_file()):
         raise UserError(
             f"weights {text!r} are not known; choose {', '.join(RANDOM + known for known in SHAPES)}, "
-            f"or {RANDOM}FOLDER with a config.json."
+            f"or {RANDOM}FOLDER with a config.json. See `mtbench ls families`."
         )
     return RANDOM + source
 

@@ -25,6 +25,8 @@ SHADES = ("#f6f7f8", "#e4e9ed", "#cfe5f7", "#9ccbf0", "#62abe4", "#1f6fb5", "#17
 HIGH = 5  # the first shade that needs light text
 
 WIDTH = 400  # points, about what a phone has
+MOST_TICKS = 5  # of an axis
+HALVES, TENTHS = (tuple(1 + i / n for i in range(9 * n)) for n in (2, 10))  # of a decade
 STYLE: Any = {
     "svg.hashsalt": "mtbench",
     "svg.fonttype": "none",
@@ -433,11 +435,14 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """A few round numbers between the limits, 1 among them."""
-    for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), tuple(1 + i / 10 for i in range(90))):
+    """At most five round numbers between the limits, 1 among them, apart enough for their labels."""
+    for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), HALVES, TENTHS):
         ticks = [round(s * 10.0**e, 6) for e in range(-6, 7) for s in steps if low <= s * 10.0**e <= high]
         if len(ticks) >= 3:
             break
-    every = max(1, round(len(ticks) / 5))
-    middle = ticks.index(1.0) if 1.0 in ticks else 0
-    return [t for i, t in enumerate(ticks) if (i - middle) % every == 0]
+    apart = math.log(high / low) / 6
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda t: abs(math.log(t))):
+        if len(kept) < MOST_TICKS and all(abs(math.log(tick / other)) >= apart for other in kept):
+            kept.append(tick)
+    return sorted(kept)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
@@ -33,6 +34,8 @@ from mtbench.shapes import SHAPES
 MASK = "<|mask|>"
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights know no words: any ids of their vocabulary will do
 RANDOM_SEED = 0
+OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
+MISREAD = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)  # by transformers, of bad files
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -183,12 +186,14 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
     )
 
 
-def load_config(source: str, *, offline: bool = False) -> Any:
+def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKPOINT) -> Any:
     """The checkpoint's configuration; `a2d-qwen2`, which is Qwen2 under another name, is read as Qwen2."""
     shape = source.removeprefix(RANDOM)
     if shape != source:
-        return AutoConfig.for_model(**SHAPES[shape]) if shape in SHAPES else load_config(locate(shape), offline=True)
-    with _explained(source, "configuration", offline):
+        if shape in SHAPES:
+            return AutoConfig.for_model(**SHAPES[shape])
+        return load_config(locate(shape), offline=True, other=OTHER_WEIGHTS)
+    with _explained(source, "configuration", offline, other):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
         if raw.get("model_type") == "a2d-qwen2":
             raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
@@ -241,19 +246,19 @@ def refuse_pickles(folder: Path) -> None:
 class _explained:
     """Turns what transformers raises while looking for `what` in `source` into one line for the user."""
 
-    def __init__(self, source: str, what: str, offline: bool) -> None:
-        self.source, self.what, self.offline = source, what, offline
+    def __init__(self, source: str, what: str, offline: bool, other: str = OTHER_CHECKPOINT) -> None:
+        self.source, self.what, self.offline, self.other = source, what, offline, other
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, (OSError, ValueError, SafetensorError)) or isinstance(error, UserError):
+        if not isinstance(error, MISREAD) or isinstance(error, UserError):
             return
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))
             raise UserError(
                 f"checkpoint {self.source!r} has no usable {self.what}: {first_line(error)} "
-                f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `--checkpoint ROLE=PATH_OR_ID`."
+                f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
             ) from None
         reason = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
         raise UserError(

@@ -7,23 +7,22 @@ Round 1 covers all blocks and yields the generations that are scored; later roun
 """
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mtbench import families
 from mtbench.arms import ENGINES, Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
 from mtbench.errors import UserError, unknown
 from mtbench.families import Family
 from mtbench.models import DTYPES, Inspected, inspect
-from mtbench.options import build
+from mtbench.options import build, options_of
 from mtbench.registry import METHODS, SUITES
-from mtbench.simulated import Acceptance, flags_of, mark, refuse_unmeant
+from mtbench.shapes import SHAPES
+from mtbench.simulated import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
 from mtbench.suite import Prompt, Source, Suite
 
 SCHEMA_VERSION = 1
@@ -31,6 +30,7 @@ TIMED_BLOCKS = 16  # blocks that later rounds repeat
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
 MIN_BLOCKS = 6  # for an interval
 BATCHINGS = ("static", "refill")
+T = TypeVar("T")
 REFILLS = 8  # prompts per slot of a refilled block, at least: its ends, where slots run dry, must weigh little
 
 
@@ -137,25 +137,45 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """Raises UserError if the file is of another version or shape."""
+        """Raises UserError if the file is of another version or shape, or names what is not known here."""
         try:
             if data["schema_version"] != SCHEMA_VERSION:
                 raise UserError(
                     f"plan.json has schema version {data['schema_version']}; this mtbench reads {SCHEMA_VERSION}."
                 )
-            return cls(
+            plan = cls(
                 schema_version=SCHEMA_VERSION,
-                request=data["request"],
-                suites=[SuitePlan(**{**s, "items": [Item(**i) for i in s["items"]]}) for s in data["suites"]],
-                cells=[Cell(**c) for c in data["cells"]],
-                groups=[Group(**g) for g in data["groups"]],
+                request=dataclasses.asdict(_read(Request, data["request"])),
+                suites=[_read(SuitePlan, {**s, "items": [_read(Item, i) for i in s["items"]]}) for s in data["suites"]],
+                cells=[_read(Cell, c) for c in data["cells"]],
+                groups=[_read(Group, g) for g in data["groups"]],
             )
-        except (KeyError, TypeError) as error:
-            raise UserError(f"plan.json is not a plan ({error}); make one with `mtbench plan -o DIR`.") from None
+            plan._refuse_unknown()
+        except KeyError as error:
+            raise _no_plan(f"it has no {error}") from None
+        except (TypeError, AttributeError):
+            raise _no_plan("a part of it is of another kind than mtbench writes") from None
+        return plan
 
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+    def _refuse_unknown(self) -> None:
+        """Raise UserError for a name that nothing here answers to."""
+        if self.request["dtype"] not in ("auto", *DTYPES):
+            raise unknown("dtype in plan.json", self.request["dtype"], ("auto", *DTYPES), "mtbench run --help")
+        for c in self.cells:
+            if c.method not in list(METHODS):
+                raise unknown("method in plan.json", c.method, METHODS, "mtbench ls methods")
+            if c.engine not in (None, *ENGINES):
+                raise unknown("engine in plan.json", c.engine, ENGINES, "mtbench run --help")
+            options = [o.name for o in options_of(METHODS[c.method])]
+            if odd := [name for name in c.options if name not in options]:
+                raise unknown(f"option of {c.method} in plan.json", odd[0], options, "mtbench ls methods")
+        for batching in [*(c.batching for c in self.cells), *(g.batching for g in self.groups)]:
+            if batching not in BATCHINGS:
+                raise unknown("batching in plan.json", batching, BATCHINGS, "mtbench run --help")
+        cells, suites = {c.cell for c in self.cells}, {s.suite for s in self.suites}
+        for g in self.groups:
+            if lost := [name for name in [*g.cells, g.suite] if name not in cells | suites]:
+                raise _no_plan(f"it has no {lost[0]!r}")
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)
@@ -172,10 +192,34 @@ class Plan:
             for g in self.groups
             if len(g.blocks) < MIN_BLOCKS
         ]
-        static_only = sorted({c.method for c in self.cells if c.engine is None})
-        if static_only and any(g.batching == "refill" for g in self.groups):
+        if "refill" not in self.request["batching"]:
+            return said
+        if 1 in self.request["batch_size"]:
+            said.append("batch size 1 has nothing to refill: it has no refilled cells")
+        named = {spec.partition(":")[0] for spec in self.request["method"]} or set(METHODS)
+        if static_only := sorted(name for name in named if METHODS[name].outside):
             said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return said
+
+
+def _read(kind: type[T], stored: Mapping[str, Any]) -> T:
+    """One part of a stored plan. Raises UserError for a key too many, or one that no default stands in for."""
+    if not isinstance(stored, Mapping):
+        raise TypeError(stored)
+    what, fields = kind.__name__.lower(), {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if odd := sorted(set(stored) - set(fields)):
+        raise UserError(
+            f"plan.json: {odd[0]!r} of a {what} is not known here; made by a newer mtbench? Go on with that one, or "
+            "start another run with `mtbench run -o DIR`."
+        )
+    needed = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
+    if lost := [name for name in needed if name not in stored]:
+        raise _no_plan(f"a {what} of it has no {lost[0]!r}")
+    return kind(**stored)
+
+
+def _no_plan(why: str) -> UserError:
+    return UserError(f"plan.json is not a plan ({why}); restore it, or start another run with `mtbench run -o DIR`.")
 
 
 def make_plan(request: Request) -> Plan:
@@ -184,10 +228,9 @@ def make_plan(request: Request) -> Plan:
     suites, cells, groups = [], [], []
     inspected: dict[str, Inspected] = {}
     acceptance = None if request.accept is None else Acceptance(request.accept)
-    for spec in dict.fromkeys(request.suite):
+    contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
+    for spec, (family, arms) in contestants.items():
         suite = open_suite(spec, request)
-        family = _family(request, suite)
-        arms = _arms(request, family)
         sources = {role: family.checkpoint(role) for arm in arms for role in _roles(arm)}
         masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
         for source in sources.values():
@@ -252,19 +295,38 @@ def _check(request: Request) -> None:
             raise unknown("batching", batching, BATCHINGS, "mtbench run --help")
     if request.dtype not in ("auto", *DTYPES):
         raise UserError(f"--dtype {request.dtype!r} is not known; choose {', '.join(DTYPES)}, or auto.")
-    named = [f"--{name}" for name in ("family", "model", "weights") if getattr(request, name) is not None]
+    named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
     if request.weights is not None and len(named) > 1:
-        raise UserError(f"{' and '.join(named)} each name the models; give one of them.")
-    if request.fixed_length and request.accept is not None and Path(request.accept).is_dir():
         raise UserError(
-            f"--accept {request.accept} gives every item the length of a stored answer, --fixed-length the whole "
-            "budget; give one of them."
+            f"{' and '.join(named)} each name the models; give one of them. (A single role's weights may be random "
+            "too: `--checkpoint ROLE=random:SHAPE`.)"
         )
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
 
-def _family(request: Request, suite: Suite) -> Family:
+def _contestants(spec: str, request: Request, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
+    """Who takes part in a suite. Raises UserError for whatever can be known before anything is fetched."""
+    suite = SUITES[spec.partition(":")[0]]
+    family = _family(request, suite)
+    if asked := [f"--{name} {text}" for name in ("accept", "weights") if (text := getattr(request, name)) is not None]:
+        refuse_scored(spec, suite.metric, asked[0])
+    if acceptance is not None:
+        if acceptance.run and request.fixed_length:
+            raise UserError(
+                f"--accept {acceptance.source} gives every item the length of a stored answer, --fixed-length the "
+                "whole budget; give one of them."
+            )
+        named = request.family or request.model or request.checkpoint or request.weights
+        if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
+            raise UserError(
+                f"--accept {acceptance.source} needs a model, and none is named; any weights will do: add "
+                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
+            )
+    return family, _arms(request, family)
+
+
+def _family(request: Request, suite: type[Suite]) -> Family:
     """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
     roles = dict.fromkeys(role for name in METHODS for role in METHODS[name].roles)
     return families.family(
@@ -318,10 +380,13 @@ def _plan_suite(
     budget = request.max_new_tokens or suite.max_new_tokens
     longest = max(items, key=lambda i: len(i.prompt_ids))
     for checkpoint in checkpoints:
-        if len(longest.prompt_ids) + budget > checkpoint.max_positions:
+        left = checkpoint.max_positions - len(longest.prompt_ids)
+        if budget > left:
             raise UserError(
                 f"{longest.item} has {len(longest.prompt_ids)} prompt tokens, which with {budget} new ones do not fit "
-                f"the context of {checkpoint.source!r} ({checkpoint.max_positions}); lower `--max-new-tokens`."
+                f"the context of {checkpoint.source!r} ({checkpoint.max_positions}); "
+                + (f"lower `--max-new-tokens` to {left}, or " if left > 0 else "")
+                + f"shorten the prompts of `--suite {spec}`."
             )
     return SuitePlan(
         suite=spec,
@@ -362,8 +427,11 @@ def _plan_cell(
     accept, simulated = None, mark(checkpoints, acceptance)
     if simulated is not None:
         refuse_unmeant(spec, suite.metric, arm, method, simulated)
-    if acceptance is not None:
-        accept = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
+    if acceptance is not None and simulated is not None:
+        if acceptance.run is None:
+            refuse_unmoved(arm, method)
+        accept, note = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
+        simulated["note"] = note
     # Probabilities say nothing of where an answer ends: every item takes its whole budget.
     fixed_length = request.fixed_length or (acceptance is not None and acceptance.run is None)
     return Cell(

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mtbench import display, figures, sentences, tables
-from mtbench.display import batches, reservations
+from mtbench.display import batches, reservations, simulations
 from mtbench.figures import Drawing
 from mtbench.plan import Plan
 from mtbench.rundir import RunDirectory
@@ -46,11 +46,18 @@ class Section:
     summary: list[str]
     table: Table
     cost: Table
+    gaps: list[str]
+    simulated: list[str]
     factors: Table
     engines: Table
     accuracies: Table
     drawings: list[Drawing]
     cells: list[Cell]
+
+    @property
+    def compared(self) -> bool:
+        """Whether any arm has a baseline on its own checkpoint."""
+        return bool(self.factors.rows)
 
     @property
     def batches(self) -> str:
@@ -75,10 +82,12 @@ def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
     for swept in sweeps:
         run.write_text(f"figures/{swept.slug}.svg", swept.drawing.svg)
         run.write_bytes(f"figures/{swept.slug}.png", swept.drawing.png)
+    lead = _headline(sections).summary if sections else ["Nothing was run."]
     said = {
         "title": sentences.title(results),
         "subject": _subject(sections),
-        "summary": _headline(sections).summary if sections else ["Nothing was run.", ""],
+        "summary": lead,
+        "own": {section.slug: _own_words(section, sections, lead) for section in sections},
         "environment": sentences.environment(results),
         "method": sentences.method_notes(results),
     }
@@ -110,6 +119,8 @@ def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Se
                 summary=sentences.summary(cells, own, shown, batches(batch_size, batching), margin),
                 table=tables.main_table(cells, numbers, own, deployed),
                 cost=tables.cost_table(cells, numbers),
+                gaps=tables.gaps(cells),
+                simulated=simulations(cells),
                 factors=tables.factor_table(cells, numbers, own),
                 engines=tables.engine_table(cells, numbers),
                 accuracies=tables.accuracy_table(cells, numbers),
@@ -152,6 +163,12 @@ def _headline(sections: Sequence[Section]) -> Section:
     """The section the page's first sentences are about: the first suite's largest batch, which has all its items."""
     of_first = (s for s in sections if s.suite == sections[0].suite)
     return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
+
+
+def _own_words(section: Section, sections: Sequence[Section], lead: Sequence[str]) -> str:
+    """A section's summary; none if the report opens with it and it is the only one, or compares nothing."""
+    repeated = section.summary == lead and (len(sections) == 1 or not section.compared)
+    return "" if repeated else " ".join(section.summary)
 
 
 def _page(
@@ -203,7 +220,9 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
     lines = [f"# {said['title']}", "", f"{said['subject']}.", "", " ".join(said["summary"]), ""]
     for section in sections:
         lines += [f"## {section.suite}, {section.batches}", ""]
-        lines += [", ".join(section.facts) + ".", "", " ".join(section.summary), ""]
+        lines += [", ".join(section.facts) + ".", ""]
+        lines += [said["own"][section.slug], ""] * bool(said["own"][section.slug])
+        lines += [f"**{_plain(' '.join(section.simulated))}**", ""] * bool(section.simulated)
         lines += _markdown_table(section.table)
         notes = [(row, text) for row in section.table.rows for _, text in row.notes]
         lines += [f"- {_plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
@@ -218,6 +237,7 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
         ):
             if table.rows:
                 lines += [f"### {heading}", "", *_markdown_table(table)]
+        lines += [_plain(" ".join(section.gaps)), ""] * bool(section.gaps)
     for one in sweeps:
         lines += [f"## {one.heading}", "", *(f"- {_plain(said_of)}" for said_of in one.sentences), ""]
         lines += [f"![{_plain(one.drawing.alt)}](figures/{one.slug}.svg)", "", f"*{_plain(one.drawing.caption)}*", ""]

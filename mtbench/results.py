@@ -29,7 +29,7 @@ def assemble(run: RunDirectory) -> Record:
     measured = read(run, plan)
     memory = run.read_json("memory.json") if run.has("memory.json") else {}
     joules = run.read_json("energy.json") if run.has("energy.json") else {}
-    margin = plan.request["accuracy_margin"]
+    margin, digest = plan.request["accuracy_margin"], run.sha256("plan.json")
     sessions = environment.get("sessions", [])
     session = (sessions or [{}])[-1]
     cells = []
@@ -46,11 +46,11 @@ def assemble(run: RunDirectory) -> Record:
             cells[-1]["flags"] += _late_flags(cells[-1])
     results = {
         "schema_version": SCHEMA_VERSION,
-        "run_id": plan.sha256[:12],
+        "run_id": digest[:12],
         "command": environment["command"],
         "environment": {**environment, "idle_power_w": joules.get("idle_power_w")},
         "seed": plan.request["seed"],
-        "plan_sha256": plan.sha256,
+        "plan_sha256": digest,
         "statistics": {
             "method": "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); "
             "Wilson; Bonett-Price; Holm over the arms of one suite, batch size and baseline decides the words, "

@@ -12,6 +12,7 @@
 JSON files are written aside and renamed: each is complete or absent.
 """
 
+import hashlib
 import json
 import os
 import tempfile
@@ -52,6 +53,10 @@ class RunDirectory:
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
+
+    def sha256(self, name: str) -> str:
+        """Of the file's bytes as they are stored, whatever is read into them."""
+        return hashlib.sha256((self.path / name).read_bytes()).hexdigest()
 
     def read_json(self, name: str) -> Any:
         """Raises UserError if the file is missing or is not JSON."""

@@ -22,17 +22,21 @@ def facts(cells: Sequence[Cell]) -> list[str]:
     first, task = cells[0], cells[0]["task"]
     shots = task.get("num_fewshot")
     facts = [
-        f"{max(c['items'] for c in cells):,} items",
+        counted(max(c["items"] for c in cells), "item"),
         f"{shots}-shot" if shots is not None else "",
         "chat template" if task.get("chat_template") else "no chat template" if "chat_template" in task else "",
         f"at most {first['max_new_tokens']:,} new tokens",
         "fixed length: end tokens ignored" if first["length"] == "fixed" else "",
         "a finished row's slot takes the next prompt" if first["batching"] == "refill" else "",
-        f"{max(c['blocks'] for c in cells)} blocks timed",
+        counted(max(c["blocks"] for c in cells), "block") + " timed",
         first["dtype"] or "",
         f"scored by {first['accuracy']['metric']}" if first["accuracy"] else "not scored",
     ]
     return [fact for fact in facts if fact]
+
+
+def counted(n: int, thing: str) -> str:
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
 def summary(cells: Sequence[Cell], own: Mapping[str, Cell], suite: str, batches: str, margin: float) -> list[str]:
@@ -48,38 +52,41 @@ def summary(cells: Sequence[Cell], own: Mapping[str, Cell], suite: str, batches:
     sound = {c["arm"] for c in cells if c["status"] != "failed" and not c["void"]}
     arms = [c for c in cells if c["arm"] in own and {c["arm"], own[c["arm"]]["baseline"]} <= sound]
     if not arms:
-        return [f"{where}, no arm can be compared with a baseline on its own checkpoint{beside}.", _unscored(cells)]
+        return [f"{where}, no arm can be compared with a baseline on its own checkpoint{beside}{_missing(cells, own)}."]
     faster = [c for c in arms if own[c["arm"]]["verdict"] == "faster"]
     slower = [c for c in arms if own[c["arm"]]["verdict"] == "slower"]
     baseline = _baseline_name([own[c["arm"]]["baseline"] for c in arms])
     values = sorted(own[c["arm"]]["value"] for c in faster)
     if len(faster) == 1:
         entry = own[faster[0]["arm"]]
-        gain = f"1 of {len(arms)} arms is faster than {baseline}: {_with_interval(entry)} times as fast"
+        who = faster[0]["arm"] if len(arms) == 1 else f"1 of {len(arms)} arms"
+        gain = f"{who} is faster than {baseline}: {_with_interval(entry)} times as fast"
     elif faster:
         everyone = "both" if len(arms) == 2 else f"all {len(arms)}"
         who = everyone if len(faster) == len(arms) else f"{len(faster)} of {len(arms)}"
         gain = f"{who} arms are faster than {baseline}: {values[0]:.2f} to {values[-1]:.2f} times as fast"
     else:
-        gain = f"none of {len(arms)} arms is shown to be faster than {baseline}"
+        who = f"{arms[0]['arm']} is not" if len(arms) == 1 else f"none of {len(arms)} arms is"
+        gain = f"{who} shown to be faster than {baseline}"
         if reason := _common_reason([own[c["arm"]]["verdict"] for c in arms]):
             gain += f" ({reason})"
-    tail = f", and {len(slower)} {'is' if len(slower) == 1 else 'are'} slower" if slower else ""
+    it = "it" if len(arms) == 1 else str(len(slower))
+    tail = f", and {it} {'is' if len(slower) == 1 else 'are'} slower" if slower else ""
     return [f"{where}, {gain}{tail}{beside}.", _price(cells, faster, own, margin)]
 
 
 def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell], margin: float) -> str:
     """The second sentence."""
     points = f"{100 * margin:g} point{'' if margin == 0.01 else 's'}"
-    if not any(c["accuracy"] and c["accuracy"]["value"] is not None for c in cells):
-        return _unscored(cells)
+    scored = [c for c in cells if c["accuracy"] and c["accuracy"]["value"] is not None]
+    if not scored:
+        return "Nothing was scored, so nothing is said of what the speed costs in accuracy."
     if not faster:
-        scored = [c for c in cells if c["accuracy"] and c["accuracy"]["value"] is not None]
         low, high = (f"{100 * pick(c['accuracy']['value'] for c in scored):.1f}%" for pick in (min, max))
         held = sum((_verdict(c, own) or "").startswith(KEPT) for c in cells if c["arm"] in own)
-        spread = f"is {low}" if low == high else f"goes from {low} to {high}"
+        spread = f"Accuracy is {low}" if low == high else f"Accuracies lie between {low} and {high}"
         stays = f"{held} arms are" if held > 1 else f"{held or 'no'} arm is"
-        return f"Accuracy {spread}; {stays} shown to stay within {points} of the baseline's on the same items."
+        return f"{spread}; {stays} shown to stay within {points} of the baseline's on the same items."
     kept = [c for c in faster if (_verdict(c, own) or "").startswith(KEPT)]
     if not kept:
         who = "It is not" if len(faster) == 1 else "None of them is"
@@ -102,10 +109,13 @@ def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell
     )
 
 
-def _unscored(cells: Sequence[Cell]) -> str:
-    if any(c["accuracy"] for c in cells):
-        return "Accuracies stand in the table."
-    return "Nothing was scored, so nothing is said of what the speed costs in accuracy."
+def _missing(cells: Sequence[Cell], own: Mapping[str, Cell]) -> str:
+    """Which reference to add, where an arm by our engine has none on its own checkpoint."""
+    reference = next((c["method"] for c in cells if c["reference"] and c["engine"]), "ar")
+    there = {c["on"] for c in cells if c["method"] == reference}
+    arms = [c for c in cells if not c["reference"] and c["engine"] and c["arm"] not in own and c["on"] not in there]
+    asked = [reference if on == reference else f"{reference}:on={on}" for on in dict.fromkeys(c["on"] for c in arms)]
+    return f"; add {' and '.join(f'`--method {one}`' for one in asked)}" if asked else ""
 
 
 def _verdict(cell: Cell, own: Mapping[str, Cell]) -> str | None:
@@ -203,9 +213,10 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         *[
             (
                 "Incl. engine",
-                "The same ratio over a reference by another engine. It holds that engine's part, so it is no method's "
-                "gain: beside it stands what plain decoding by the arm's own engine comes to over the same reference, "
-                "which is the engine's part alone. A dash is what an engine does not tell.",
+                "The same ratio over a reference by another engine, in the main table the fastest of them. It holds "
+                "that engine's part, so it is no method's gain: beside it stands, as plain, what `ar` by the arm's own "
+                "engine, on the checkpoint in the reference's role, comes to over the same reference, which is the "
+                "engine's part alone. A dash is what an engine does not tell.",
             )
         ][: any(s.get("includes_engine") for c in results["cells"] for s in c["speedup"])],
         (
@@ -237,7 +248,9 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Lossless",
             "Graded by feeding every emitted token back to the plain model: exact (the same tokens), near-tie (other "
-            "tokens, each within rounding of the best), divergent. Arms lossy by design are not graded.",
+            "tokens, each within rounding of the best), divergent, inconclusive (other tokens, and nothing to judge "
+            "them by: too few positions to know what rounding does here, or re-scoring ran out of memory). Arms lossy "
+            "by design are not graded.",
         ),
         (
             "Same rules for all arms",

@@ -7,7 +7,8 @@ and nothing is graded; whatever comes of it is marked.
 - `--accept RUN_DIRECTORY` replays that run's commits: each item takes those of a stored answer of the same arm, and is
   as long as that answer.
 - `--accept 0.8,0.6,0.4`: the d-th mask is accepted with the d-th probability if all before it were (the last one goes
-  for deeper ones too); every item takes its whole budget. Drawn once per item, so it becomes a script as well.
+  for deeper ones too, and those beyond an arm's deepest mask say nothing); every item takes its whole budget. Drawn
+  once per item, so it becomes a script as well.
 
 R = rows, F = forwards of the longest script, N = most tokens one forward commits.
 """
@@ -15,10 +16,11 @@ R = rows, F = forwards of the longest script, N = most tokens one forward commit
 import dataclasses
 import random
 import re
+import typing
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +33,9 @@ from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.options import show
 from mtbench.registry import SUITES
 from mtbench.rundir import Record, RunDirectory
+
+if TYPE_CHECKING:
+    from mtbench.plan import Cell
 
 Accept = Mapping[str, Any]  # Cell.accept: source, lengths (tokens per item), scripts, probabilities, seed
 CURSOR = "simulated_cursor"
@@ -128,8 +133,8 @@ class Acceptance:
     def __init__(self, text: str) -> None:
         """Raises UserError if `text` is neither."""
         self.source = text
-        self.run = RunDirectory.open(Path(text)) if Path(text).is_dir() else None
-        self.cells: list[Mapping[str, Any]] = self.run.read_json("plan.json")["cells"] if self.run else []
+        self.run = RunDirectory(Path(text)) if text and Path(text).is_dir() else None
+        self.cells: Sequence[Cell] = _cells(self.run) if self.run else []
         self.answers: dict[str, list[Record]] = {}  # cell -> lines of its generations
         self.probabilities: list[float] = []
         if self.run:
@@ -150,13 +155,15 @@ class Acceptance:
 
     def trained(self, arm: Arm, suite: str) -> Mapping[str, Any]:
         """The options the arm had in that run, for weights that were not trained with any."""
-        options: Mapping[str, Any] = (self._find(arm, suite) or {"options": {}})["options"]
-        return options
+        cell = self._find(arm, suite)
+        return cell.options if cell else {}
 
     def plan(
         self, arm: Arm, method: Method, arms: Sequence[Arm], suite: str, items: int, budget: int, seed: int
-    ) -> dict[str, Any]:
-        """What the arm's cell is made to accept, for so many items. Raises UserError if the run does not say.
+    ) -> tuple[dict[str, Any], str | None]:
+        """What the arm's cell is made to accept, for so many items, and what to mind about it.
+
+        Raises UserError if the run does not say.
 
         Arms that commit one token at a time need lengths only: of their own answers, else of the first arm's found.
         """
@@ -164,39 +171,64 @@ class Acceptance:
         accept: dict[str, Any] = {"source": self.source, "lengths": [budget] * items, "seed": seed}
         accept |= {"scripts": None, "probabilities": None}
         if self.run is None:
-            return accept | {"probabilities": self.probabilities if many else None}
+            return accept | {"probabilities": self.probabilities if many else None}, self.note
         wanted = [arm] if many else [arm, *arms]
         cell = next(filter(None, (self._find(one, suite) for one in wanted)), None)
-        lines = self._lines(cell["cell"]) if cell else []
+        lines = self._lines(cell.cell) if cell else []
         if cell is None or (many and any(line["commits"] is None for line in lines)):
             missing = " or ".join(dict.fromkeys(map(_name, wanted)))
-            there = dict.fromkeys(_unengined(c["arm"], c["engine"]) for c in self.cells if self._lines(c["cell"]))
+            there = dict.fromkeys(_unengined(c.arm, c.engine) for c in self.cells if self._lines(c.cell))
             raise UserError(
                 f"--accept {self.source}: no commits of {missing} there; it has: {', '.join(there) or 'none'}. "
                 "Replay one of these with `--method`."
             )
-        ran, asked = cell["options"], dataclasses.asdict(method)  # type: ignore[call-overload]  # a dataclass
+        ran, asked = cell.options, dataclasses.asdict(method)  # type: ignore[call-overload]  # a dataclass
         if many and (other := [name for name in asked if ran.get(name) != asked[name]]):
             raise UserError(
                 f"--accept {self.source}: {_name(arm)!r} ran there with {other[0]}={show(ran.get(other[0]))}, here it "
                 f"would with {show(asked[other[0]])}; say which in `--method`."
             )
         taken = [lines[i % len(lines)] for i in range(items)]
-        return accept | {
-            "lengths": [min(budget, len(line["token_ids"])) for line in taken],
-            "scripts": [line["commits"] for line in taken] if many else None,
-        }
+        scripts = [line["commits"] for line in taken] if many else None
+        whole = [len(line["token_ids"]) for line in taken]
+        lengths = [min(budget, n) for n in whole]
+        return accept | {"lengths": lengths, "scripts": scripts}, cut(lengths, whole, scripts)
 
-    def _find(self, arm: Arm, suite: str) -> Mapping[str, Any] | None:
+    def _find(self, arm: Arm, suite: str) -> "Cell | None":
         """The arm's cell in that run, by whatever engine: of the same suite if there is one, of the largest batch."""
-        same = [c for c in self.cells if _unengined(c["arm"], c["engine"]) == _name(arm) and self._lines(c["cell"])]
-        return max(same, key=lambda c: (c["suite"] == suite, c["batch_size"]), default=None)
+        same = [c for c in self.cells if _unengined(c.arm, c.engine) == _name(arm) and self._lines(c.cell)]
+        return max(same, key=lambda c: (c.suite == suite, c.batch_size), default=None)
 
     def _lines(self, cell: str) -> list[Record]:
         assert self.run is not None
         if cell not in self.answers:
             self.answers[cell] = self.run.lines(f"generations/{cell}.jsonl")
         return self.answers[cell]
+
+
+def _cells(run: RunDirectory) -> Sequence["Cell"]:
+    """Those of a run to replay. Raises UserError if it is none."""
+    from mtbench.plan import Plan  # which imports this file
+
+    if not run.has("plan.json"):
+        raise UserError(
+            f"--accept {run.path}: there is no run in it; give the directory of a finished run, or probabilities such "
+            "as `--accept 0.8,0.6,0.4`."
+        )
+    try:
+        return Plan.from_json(run.read_json("plan.json")).cells
+    except UserError as error:
+        raise UserError(f"--accept {run.path}: {error}") from None
+
+
+def cut(lengths: Sequence[int], whole: Sequence[int], scripts: Sequence[Sequence[int]] | None) -> str | None:
+    """What a replay that is shorter than its run leaves out: the ends of answers may go faster or slower than these."""
+    if sum(lengths) == sum(whole):
+        return None
+    said = f"replays the first {sum(lengths) / len(lengths):.0f} of {sum(whole) / len(whole):.0f} tokens on average"
+    if scripts is None:
+        return said
+    return f"{said}; the source run had {sum(whole) / sum(map(len, scripts)):.2f} tokens per forward"
 
 
 def most_commits(method: Method) -> int:
@@ -212,7 +244,7 @@ def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> dict[
     return {
         "weights": weights,
         "accept": None if acceptance is None else acceptance.source,
-        "note": None if acceptance is None else acceptance.note,
+        "note": None,
     }
 
 
@@ -221,20 +253,53 @@ def flags_of(simulated: Mapping[str, Any] | None) -> list[str]:
     return [f"simulated {word}" for kind, word in KINDS.items() if simulated and simulated[kind]]
 
 
-def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Mapping[str, Any]) -> None:
-    """Raise UserError where a simulation would say something about accuracy, or nothing about speed."""
+def refuse_scored(suite: str, metric: str | None, asked: str) -> None:
+    """Raise UserError where what is asked for would be scored, for a simulation says nothing about accuracy."""
     if metric is not None:
-        asked = f"--accept {simulated['accept']}" if simulated["accept"] else f"weights {simulated['weights']!r}"
         speed_only = [name for name in SUITES if SUITES[name].metric is None]
         raise UserError(
             f"suite {suite!r} scores accuracy, and {asked} can have none; choose one that measures speed only: "
             f"{', '.join(speed_only)}. See `mtbench ls suites`."
         )
+
+
+def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Mapping[str, Any]) -> None:
+    """Raise UserError where a simulation would say something about accuracy, or nothing about speed."""
+    refuse_scored(suite, metric, f"weights {simulated['weights']!r}")
     if simulated["accept"] is None and most_commits(method) > 1:
         raise UserError(
             f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not tell how "
             "many it would; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."
         )
+
+
+def refuse_unmoved(arm: Arm, method: Method) -> None:
+    """Raise UserError where an option keeps `method` to the plain loop's tokens: no probability makes it commit more.
+
+    Such an option is found by trying its other values: with one of them the method promises nothing.
+    """
+    if method.reference or most_commits(method) == 1 or method.claims == "lossy":
+        return
+    kinds = typing.get_type_hints(type(method))
+    for field in dataclasses.fields(method):  # type: ignore[arg-type]  # methods are dataclasses by contract
+        now, kind = getattr(method, field.name), kinds[field.name]
+        choices = (True, False) if kind is bool else (field.metadata["low"], field.metadata["high"])
+        if typing.get_origin(kind) is Literal:
+            choices = typing.get_args(kind)
+        if any(_claims(method, field.name, other) == "lossy" for other in choices if other is not None):
+            raise UserError(
+                f"{str(arm)!r} promises the plain loop's tokens at {field.name}={show(now)}, so no --accept makes it "
+                f"commit more per forward; give another {field.name} in `--method`."
+            )
+
+
+def _claims(method: Method, option: str, value: Any) -> str | None:
+    """What `method` would promise with another value; None where that is not allowed."""
+    try:
+        changed: Method = dataclasses.replace(method, **{option: value})  # type: ignore[type-var]
+    except UserError:
+        return None
+    return changed.claims
 
 
 def _name(arm: Arm) -> str:

@@ -52,16 +52,21 @@ def sweep(
 def sentence(entry: Mapping[str, Any]) -> str:
     """Where an arm stops paying, by its verdicts; too little measured is no reason to say that it stops."""
     arm, baseline, sizes, stops = (entry[name] for name in ("arm", "baseline", "swept", "batch_size"))
+    verdicts = dict(zip(sizes, entry["verdicts"], strict=True))
+    largest = f"the largest of {_listed(sizes)}"
+    if entry["reason"]:
+        faster = [size for size, verdict in verdicts.items() if verdict.startswith("faster")]
+        pays = f" It is faster at {_listed(faster)}." if faster else ""
+        return f"Where {arm} stops paying over {baseline} cannot be told: {entry['reason']}, {largest}.{pays}"
     if stops is None:
-        return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, the largest of {_listed(sizes)}."
+        return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, {largest}."
     if stops == sizes[0]:
         return f"{arm} is not shown to be faster than {baseline} at any batch size of {_listed(sizes)}."
-    at = sizes.index(stops)
-    last, verdicts = sizes[at - 1], entry["verdicts"][at:]
-    if all(statistics.withheld(v) for v in verdicts):
+    last = sizes[sizes.index(stops) - 1]
+    if statistics.withheld(verdicts[last]):
         return (
-            f"{arm} is faster than {baseline} at batch size {last}; from {stops} on too little was measured to tell "
-            f"({verdicts[0]}; of {_listed(sizes)})."
+            f"{arm} is not shown to be faster than {baseline} from batch size {stops} on; at {last} too little was "
+            f"measured to tell (of {_listed(sizes)})."
         )
     return (
         f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {last}, and from {stops} on it is "

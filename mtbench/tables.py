@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtbench import statistics
-from mtbench.display import simulation, strongest
+from mtbench.display import strongest
 from mtbench.figures import FACTORS
 from mtbench.simulated import flags_of
 
@@ -66,7 +66,7 @@ class Row:
     number: int
     arm: str
     entries: list[Entry]
-    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, mark, flag
+    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag
     void: bool
     failed: bool
     simulated: bool
@@ -241,6 +241,22 @@ def engine_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     return Table(columns, rows)
 
 
+def gaps(cells: Sequence[Cell]) -> list[str]:
+    """Why places of the tables are empty, and where a percentile is a single value; each reason once."""
+    answered = [c for c in cells if c["status"] != "failed"]
+    said = []
+    for what, key in (("Energy per token", "energy_reason"), ("% of roofline", "roofline_reason")):
+        for reason in dict.fromkeys(c[key] for c in answered if c.get(key)):
+            arms = [c["arm"] for c in answered if c.get(key) == reason]
+            whose = "" if len(arms) == len(answered) else f" of {', '.join(arms)}"
+            said.append(f"{what}{whose}: {reason}.")
+    if any(c["batching"] == "refill" for c in answered):
+        said.append("Between commits: the step a row began at is not stored where slots are refilled.")
+    if any(c["samples"]["used"] == 1 and c["ttft_s"]["p50"] is not None for c in answered):
+        said.append("First token: one block was timed, so median and 95th percentile are the same sample.")
+    return said
+
+
 def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     """Every paired comparison of accuracy, one row each."""
     columns = [
@@ -305,8 +321,6 @@ def _notes(cell: Cell) -> list[tuple[str, str]]:
     elif cell["status"] != "ok":
         notes.append(("failed", f"Unfinished ({cell['status']}): some items have no answer yet; resume the run."))
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell["void"]]
-    if cell["simulated"]:
-        notes.append(("mark", f"Simulated: {simulation(cell['simulated'])}."))
     flags = [flag for flag in cell["flags"] if flag != SAID and flag not in flags_of(cell["simulated"])]
     return notes + [("flag", f"Mind: {'; '.join(flags)}.")] * bool(flags)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mtbench.families import RANDOM, locate
 from mtbench.plan import Plan
 from mtbench.rundir import Record, RunDirectory
 
@@ -37,7 +38,10 @@ class Texts:
             try:
                 from transformers import AutoTokenizer
 
-                loaded = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+                from mtbench.models import RANDOM_TOKENIZER
+
+                words = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
+                loaded = AutoTokenizer.from_pretrained(words, local_files_only=True, trust_remote_code=False)
             except Exception:  # a report is rebuilt anywhere, with or without the checkpoints
                 loaded = None
             self._tokenizers[source] = loaded

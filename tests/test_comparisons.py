@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 from small import save_small
 
+from mtbench.comparisons import stops_paying
 from mtbench.display import RunProgress, results_tables
 from mtbench.errors import UserError
 from mtbench.generate import generate
@@ -22,6 +23,7 @@ from mtbench.score import score
 from mtbench.sweep import sentence
 
 OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
+UNMEASURED = "inconclusive: 3 blocks, 6 needed"
 HIDDEN = ("prefill_s", "decode_s", "device_s", "host_gap_s", "parts", "kv_bytes", "draft_forwards")
 
 
@@ -90,7 +92,7 @@ def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Re
         in said[0]
     )
     assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in said[1]
-    assert said[2:] == ["hf-generate: static batches only, since the loop is not ours; no refill"]
+    assert said[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
 
 
 def test_refill_of_single_slots_alone_is_refused(request_: Request) -> None:
@@ -162,7 +164,34 @@ def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -
         )
         for batching, sizes in (("static", (1, 2, 3)), ("refill", (2, 3)))
     }
-    assert {e["batch_size"] for e in entries if e["batching"] == "refill"} == {2}
+    assert {e["batch_size"] for e in entries} == {None}
+    assert all(e["reason"].endswith("needed at batch size 3") for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("words", "stops", "reason"),
+    [
+        (("faster", "same", "slower"), 4, None),
+        (("faster", "faster", "inconclusive"), 16, None),
+        (("same", "inconclusive", "inconclusive: faster alone, not among 4 arms"), 1, None),
+        (("faster", "same", "faster"), None, None),
+        ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
+        (("faster", "same", UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
+        ((UNMEASURED, UNMEASURED, "faster"), None, None),
+        (("same", UNMEASURED, "same"), 16, None),
+    ],
+)
+def test_too_little_measured_says_nothing_of_where_it_stops(
+    words: tuple[str, ...], stops: int | None, reason: str | None
+) -> None:
+    """A size without a measurement is neither paid nor unpaid; what is larger than it may still tell."""
+    cells = [
+        {"suite": "s", "arm": arm, "batching": "static", "batch_size": size, "void": [], "speedup": speedup}
+        for size, word in zip((1, 4, 16), words, strict=True)
+        for arm, speedup in (("ar", []), ("mars", [{"baseline": "ar", "verdict": word}]))
+    ]
+    (entry,) = stops_paying(cells)
+    assert (entry["batch_size"], entry["reason"]) == (stops, reason)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +205,18 @@ def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -
             "mars stops paying at batch size 16: it is faster than ar at 4, and from 16 on it is not shown to be",
         ),
         (16, "inconclusive: faster alone, not among 4 arms", "mars stops paying at batch size 16"),
-        (16, "inconclusive: 3 blocks, 6 needed", "from 16 on too little was measured to tell (inconclusive: 3 blocks,"),
+        (
+            None,
+            UNMEASURED,
+            "Where mars stops paying over ar cannot be told: 3 blocks, 6 needed at batch size 16, the largest of "
+            "1, 4, 16. It is faster at 1, 4.",
+        ),
     ],
 )
 def test_a_sentence_says_where_it_stops(stops: int | None, last: str, says: str) -> None:
     """No more than the verdicts hold."""
     entry = {"swept": [1, 4, 16], "verdicts": ["faster", "faster", last], "batch_size": stops}
+    entry["reason"] = "3 blocks, 6 needed at batch size 16" if last == UNMEASURED else None
     assert says in sentence({"arm": "mars", "baseline": "ar", **entry})
 
 
@@ -196,9 +231,11 @@ def test_the_report_shows_them_apart(run: RunDirectory) -> None:
     assert re.search(r"\(against hf-generate(:cache=static)?@ar\)|than hf-generate", static)
     assert "plain ar@ar/graph ×" in static
     assert "incl. engine" not in refilled
+    assert refilled.count("Between commits: the step a row began at is not stored") == 1
+    assert "the step a row began at" not in static
     summary = static.split("\n\n")[2]
     assert "hf-generate" not in summary
-    assert "not shown to be faster than ar@mars/graph at any batch size of 1, 2, 3" in page
+    assert "Where mars:tau=0.3@mars/graph stops paying over ar@mars/graph cannot be told: " in page
     assert (run.path / "figures/arithmetic.batch-sizes.svg").is_file()
     assert not list(run.path.glob("figures/*refill.batch-sizes*"))
     latex = (run.path / "tables/arithmetic.b3.tex").read_text()
@@ -209,14 +246,36 @@ def test_the_report_shows_them_apart(run: RunDirectory) -> None:
 
 
 def test_the_terminal_shows_them_apart(results: Any) -> None:
-    """Five tables; a wide one has the engines in a column of their own, a narrow one goes without."""
-    console = Console(width=140, record=True)
-    for table in results_tables(results, 140):
-        console.print(table)
-    text = console.export_text()
+    """Five tables; a wide one has the engines in a column of their own, a narrow one says below what they come to."""
+    text = printed(results, 140)
     assert text.count("refill") == 2
     assert "vs hf-generate" in text
-    assert all("incl." not in str(c.header) for table in results_tables(results, 90) for c in table.columns)
+    narrow = printed(results, 80)
+    assert "incl." not in narrow
+    assert len(re.findall(r"^over hf-generate.*: ar@ar/graph ×[\d.]+, ", narrow, re.MULTILINE)) == 3
+    assert narrow.count("(plain ar@ar/graph ×") == 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_terminal_breaks_no_word_and_no_number(results: Any, width: int) -> None:
+    """Columns go, the least important first, until arms and values are whole; why nothing is concluded stands once."""
+    text = printed(results, width)
+    tables = text.split("arithmetic, batch size ")[1:]
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert "…" not in text
+    for table in tables:
+        whole = re.split(r"\s+", table)
+        assert "unchecked" in whole or "lossy" in whole
+        assert any(word.endswith("tau=0.3") or "tau=0.3@" in word for word in whole)
+        assert len(re.findall("inconclusive: ", table)) == 1
+    assert ("tokens/s" in text, "speedup," in text, "lossless" in text) == (width >= 80, True, True)
+
+
+def printed(results: Any, width: int) -> str:
+    console = Console(width=width, record=True)
+    for table in results_tables(results, width):
+        console.print(table)
+    return console.export_text()
 
 
 @pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])

@@ -151,15 +151,23 @@ def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> Non
 
 
 def test_random_weights_fill_every_role(tmp_path: Path) -> None:
-    """Whatever a method asks for; one role may still come from elsewhere; a folder is known by its absolute path."""
+    """Whatever a method asks for; each role may have a shape of its own; a folder is known by its absolute path."""
     all_random = family("", weights="random:qwen2.5-7b", roles=("ar", "mars"))
     assert set(all_random.roles.values()) == {"random:qwen2.5-7b"}
-    mixed = family("", weights="random:qwen2.5-7b", roles=("ar", "draft"), checkpoints={"draft": "random:qwen2.5-0.5b"})
-    assert mixed.roles == {"ar": "random:qwen2.5-7b", "draft": "random:qwen2.5-0.5b"}
+    mixed = {"ar": "random:qwen2.5-7b", "draft": "random:qwen2.5-0.5b"}
+    assert family("tiny", checkpoints=mixed).roles.items() >= mixed.items()
     save_small(tmp_path)
     assert family("", weights=f"random:{tmp_path}/../{tmp_path.name}", roles=("ar",)).roles == {
         "ar": f"random:{tmp_path}"
     }
+
+
+@pytest.mark.parametrize("config", ["{", "{}", "[]", '{"model_type": "qwen2", "hidden_size": "many"}'])
+def test_a_broken_shape_is_answered_with_another_shape(config: str, tmp_path: Path) -> None:
+    """Not with another checkpoint: none was given."""
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match=r"no usable configuration: .*Give another with `--weights random:SHAPE`"):
+        inspect(f"random:{tmp_path}")
 
 
 @pytest.mark.parametrize("weights", ["random:qwen2.5-8b", "qwen2.5-7b", "random:no/such/folder", "random:"])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mtbench.display import DEMONSTRATION
+from mtbench.display import DEMONSTRATION, simulations
+from mtbench.figures import MOST_TICKS, log_ticks
 from mtbench.report import write_report
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
@@ -113,14 +114,25 @@ def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
     """Page, row, table and figure of a simulated cell say so."""
     results = run.read_json("results.json")
     for cell in results["cells"]:
-        simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws"}
+        simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws: optimistic"}
         cell |= {"demonstration": False, "simulated": simulated}
     write_report(run, results)
     page = page_of(run)
     said = "Simulated acceptance and weights"
-    note = "Simulated: random:qwen2.5-7b weights; acceptance scripted by 0.8,0.6; independent draws."
+    notes = [
+        "Simulated weights: random:qwen2.5-7b.",
+        "Simulated acceptance of mars@mars/graph, mars:tau=0.3@mars/graph: 0.8,0.6 (independent draws: optimistic).",
+    ]
     assert page.text.startswith(said)
-    assert page.text.count(note) == len(results["cells"])
+    for text in (page.text, (run.path / "report.md").read_text()):
+        assert [text.count(note) for note in notes] == [4, 4]
+    refilled = simulations([cell | {"batching": "refill"} for cell in results["cells"][:4]])
+    assert "optimistic" not in " ".join(refilled)
+    replayed = [c | {"simulated": {"weights": None, "accept": "runs/a", "note": None}} for c in results["cells"][:4]]
+    assert simulations(replayed) == [
+        "Simulated acceptance of mars@mars/graph, mars:tau=0.3@mars/graph: runs/a.",
+        "Answer lengths of ar@ar/graph, ar@mars/graph: runs/a.",
+    ]
     table = (run.path / "tables/arithmetic.b1.tex").read_text()
     assert said in table
     assert table.count("(simulated)") == sum(c["batch_size"] == 1 for c in results["cells"]) // 2
@@ -149,6 +161,18 @@ def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:
                 plain = [p for i, p in enumerate(answer["pieces"]) if i not in answer["special"]]
                 assert "".join(plain) == line["text"]
                 assert answer["commits"] == line["commits"]
+
+
+@pytest.mark.parametrize("source", ["embedded:tiny/ar", "random:qwen2.5-7b"])
+def test_checkpoints_that_are_no_folder_have_shades_too(run: RunDirectory, source: str) -> None:
+    """Embedded and random ones have a tokenizer, wherever mtbench is installed."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], source)
+    write_report(run, results)
+    page = page_of(run)
+    assert "A tokenizer could not be loaded" not in page.text
+    assert json.loads(page.data)["groups"][0]["items"][0]["answers"][0]["pieces"]
 
 
 def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory) -> None:
@@ -231,7 +255,7 @@ def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) ->
             ("inconclusive: 3 blocks, 6 needed", "inconclusive: 3 blocks, 6 needed"),
             ("not worse", "inconclusive"),
             "none of 2 arms is shown to be faster than ar@mars/graph on the same checkpoint (3 blocks, 6 needed). "
-            "Accuracy goes from 50.0% to 75.0%; 1 arm is shown to stay within 2 points",
+            "Accuracies lie between 50.0% and 75.0%; 1 arm is shown to stay within 2 points",
         ),
     ],
 )
@@ -259,7 +283,38 @@ def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
     plan["groups"] = [plan["groups"][0] | {"cells": [results["cells"][0]["cell"]]}]
     run.write_json("plan.json", plan)
     write_report(run, results)
-    assert "no arm can be compared" in page_of(run).text
+    text = page_of(run).text
+    assert text.count("no arm can be compared") == 1
+    assert "Accuracies stand" not in text
+
+
+def test_where_no_baseline_ran_the_summary_names_it(run: RunDirectory) -> None:
+    """The option that adds the reference on the arm's own checkpoint; nothing where the arm is one itself."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    own: dict[str, Any] = {}
+    (said,) = summary([cells[0], cells[2]], own, "arithmetic", "batch size 2", 0.02)
+    assert said.endswith("a baseline on its own checkpoint; add `--method ar:on=mars`.")
+    (said,) = summary(cells[:2], own, "arithmetic", "batch size 2", 0.02)
+    assert "add" not in said
+
+
+def test_one_arm_is_named_and_not_counted(run: RunDirectory) -> None:
+    """Of a single compared arm nobody reads `none of 1 arms`."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    entry = cells[2]["speedup"][0]
+    for verdict, says in (("faster", "mars@mars/graph is faster than"), ("same", "mars@mars/graph is not shown to be")):
+        said = summary(cells[1:3], {cells[2]["arm"]: entry | {"verdict": verdict}}, "arithmetic", "batch size 2", 0.02)
+        assert f"On arithmetic at batch size 2, {says}" in said[0]
+
+
+@pytest.mark.parametrize("high", [1.03, 1.1, 1.4, 1.9, 2.6, 4.8, 9.7, 30, 2000])
+@pytest.mark.parametrize("low", [0.02, 0.3, 0.8, 0.97])
+def test_ticks_leave_room_for_their_labels(low: float, high: float) -> None:
+    """Few, round, 1 among them, and never two closer than a sixth of the axis."""
+    ticks = log_ticks(low, high)
+    assert 1 in ticks
+    assert 2 <= len(ticks) <= MOST_TICKS
+    assert all((b / a) ** 6.001 >= high / low for a, b in itertools.pairwise(ticks))
 
 
 NULLABLE = {
@@ -299,7 +354,10 @@ def test_what_only_a_gpu_can_tell_is_shown_where_it_is_known(run: RunDirectory) 
     """Share of the roofline, energy per token, the probe and idle power; on a processor no column stands empty."""
     results = run.read_json("results.json")
     write_report(run, results)
-    assert not re.search("roofline|Idle power", (run.path / "report.md").read_text())
+    said = (run.path / "report.md").read_text()
+    assert not re.search(r"\| % of roofline|Idle power", said)
+    assert said.count("% of roofline: no GPU: ") == 4
+    assert said.count("Energy per token: no GPU: ") + said.count("Energy per token: not measured") == 4
     results["cells"][0] |= {"roofline_fraction": 0.8312, "j_per_token": 0.2104}
     results["environment"]["sessions"][-1]["probe"] = {"bandwidth_bytes_per_s": 4.1e12, "matmul_flop_per_s": 7e14}
     results["environment"]["idle_power_w"] = 74.25

@@ -1,5 +1,6 @@
 """A run on disk: what a user types, what they find, and what is left when something goes wrong."""
 
+import hashlib
 import json
 import os
 import re
@@ -410,6 +411,37 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert error.startswith("error: ")
     assert says in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_scheduler_interrupts_as_a_user_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends a run like Ctrl-C: in one line that says how to go on."""
+    monkeypatch.setattr("mtbench.plan.make_plan", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"))
+    assert (code, error.count("\n")) == (130, 1)
+    assert error.startswith("interrupted; what was complete is kept")
+
+
+def test_a_dry_run_refuses_what_the_run_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is taken is said before any work, not only once it is meant."""
+    (tmp_path / "file").touch()
+    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path), "--dry-run")
+    assert (code, "exists and is never overwritten" in error) == (2, True)
+
+
+def test_a_runs_id_is_that_of_its_stored_plan(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """Keys that later versions add with a default do not make another run of it."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
+    stored = run.read_json("plan.json")
+    for cell in stored["cells"]:
+        del cell["accept"], cell["simulated"]
+    run.write_json("plan.json", stored)
+    digest = hashlib.sha256((run.path / "plan.json").read_bytes()).hexdigest()
+    results = assemble(run)
+    assert (results["plan_sha256"], results["run_id"]) == (digest, digest[:12])
 
 
 def test_importing_the_package_is_light() -> None:

@@ -1,6 +1,8 @@
 """Speed without weights: scripts are followed to the token, and what is simulated cannot pass for measured."""
 
+import json
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -135,13 +137,14 @@ def plan(**changes: Any) -> Plan:
 
 def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[list[int] | None]]) -> str:
     """A run with cells (arm, engine, batch size, options, commits of each answer), as far as a replay reads one."""
-    run, described = RunDirectory.create(path), []
+    run, described, stored = RunDirectory.create(path), [], plan(limit=1).to_json()
     for number, (arm, engine, size, options, told) in enumerate(cells):
         about = {"suite": "arithmetic", "batch_size": size, "options": options}
-        described.append({"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine, **about})
+        about |= {"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine}
+        described.append(stored["cells"][0] | about | {"method": re.split("[:@]", arm)[0]})
         lines = [{"token_ids": [0] * (9 if c is None else sum(c)), "commits": c} for c in told]
         run.append(f"generations/{number}.jsonl", lines)
-    run.write_json("plan.json", {"cells": described})
+    run.write_json("plan.json", stored | {"cells": described, "groups": []})
     return str(path)
 
 
@@ -164,7 +167,7 @@ def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
     assert ar.accept is not None
     assert ar.accept == mars.accept | {"scripts": None}
     assert (ar.length, mars.length) == ("natural", "natural")
-    assert (mars.simulated or {})["note"] is None
+    assert "replays the first 9 of 10 tokens" in (mars.simulated or {})["note"]
 
 
 def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_path: Path) -> None:
@@ -185,10 +188,23 @@ def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_pat
     [
         ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY` or"),
         ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, synthetic"),
-        ({"suite": ["arithmetic"], "accept": None, "method": ["ar"]}, "'random:embedded:tiny/ar' can have none"),
+        (
+            {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
+            "--weights random:embedded:tiny/ar can have none",
+        ),
         ({"suite": ["arithmetic"], "weights": None}, "scores accuracy"),
         ({"accept": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
         ({"accept": "no/such/run"}, "neither the directory of a run nor probabilities"),
+        ({"accept": ""}, "neither the directory of a run nor probabilities"),
+        (
+            {"method": ["mars"]},
+            "the plain loop's tokens at tau=1, so no --accept makes .*give another tau in `--method`",
+        ),
+        ({"weights": None}, "none is named; .*add `--weights random:qwen2.5-0.5b`"),
+        ({"weights": "random:qwen2.5-8b"}, "are not known; .*See `mtbench ls families`"),
+        ({"checkpoint": {"ar": "random:qwen2.5-7b"}}, "--checkpoint and --weights each name the models"),
+        ({"suite": ["gsm8k"]}, "'gsm8k' scores accuracy"),  # said without asking the hub
+        ({"suite": ["synthetic:99999"], "limit": 1}, "do not fit .*; shorten the prompts of `--suite synthetic:99999`"),
         ({"family": "tiny"}, "--family and --weights each name the models"),
         ({"suite": ["synthetic:x20"]}, "is no length; write"),
         ({"suite": ["synthetic:20-10"]}, "is no length; write"),
@@ -219,6 +235,53 @@ def test_a_run_that_does_not_say_is_refused(cell: Any, changes: dict[str, Any], 
     """With the arms it has; a loop that hides its commits has no script; options must be the same to the last one."""
     with pytest.raises(UserError, match=message):
         plan(accept=stored_run(tmp_path / "run", cell), **changes)
+
+
+def test_a_shortened_replay_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """The beginnings of answers may go faster than the whole of them did, whose mean a reader has before them."""
+    stored: Any = ("mars:tau=0.9@mars", "graph", 8, MARS, [[8, 8, 8, *[1] * 16]])
+    ar, mars = plan(accept=stored_run(tmp_path / "run", stored)).cells
+    short = "replays the first 20 of 40 tokens on average"
+    assert (ar.simulated or {})["note"] == short
+    assert (mars.simulated or {})["note"] == f"{short}; the source run had 2.11 tokens per forward"
+
+
+def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
+    """A folder without a plan is no run, and a plan made by hand no plan; neither is advised to be planned."""
+    with pytest.raises(UserError, match="there is no run in it; give the directory of a finished run, or prob"):
+        plan(accept=str(tmp_path))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UserError, match=r"^--accept .*plan.json is not a plan \(it has no 'schema_version'\)"):
+        plan(accept=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("cells", {"engine": "warp"}, "unknown engine in plan.json 'warp'; known: eager, graph, invariant."),
+        ("cells", {"batching": "later"}, "unknown batching in plan.json 'later'; known: refill, static."),
+        ("groups", {"batching": "later"}, "unknown batching in plan.json 'later'"),
+        ("cells", {"method": "marz"}, r"unknown method in plan.json 'marz' \(did you mean 'mars'\?\)"),
+        ("cells", {"options": {"tua": 1}}, "unknown option of ar in plan.json 'tua'"),
+        ("cells", {"options": 1}, "not a plan .a part of it is of another kind"),
+        ("cells", {"soul": 1}, "'soul' of a cell is not known here; made by a newer mtbench?"),
+        ("groups", {"cells": ["lost"]}, r"not a plan \(it has no 'lost'\)"),
+    ],
+)
+def test_a_stored_plan_names_what_is_known_here(part: str, change: dict[str, Any], message: str) -> None:
+    """It may come from another version, or from an editor; a user reads why, and no run begins."""
+    stored = json.loads(json.dumps(plan().to_json()))
+    assert Plan.from_json(stored).to_json() == stored
+    stored[part][0] |= change
+    with pytest.raises(UserError, match=message):
+        Plan.from_json(stored)
+
+
+def test_what_refill_leaves_out_is_said() -> None:
+    """One slot has nothing to refill, and a loop that is not ours cannot be; also where nothing else is left of it."""
+    both = plan(method=["ar", "hf-generate"], batch_size=(1, 2), batching=("refill",)).warnings()[-2:]
+    assert "batch size 1 has nothing to refill" in both[0]
+    assert "hf-generate: static batches only" in both[1]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +323,7 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
     assert [c["lossless"] for c in results["cells"]] == [None] * 3
     page = (drawn.path / "report.md").read_text()
     assert page.startswith("# Simulated acceptance and weights")
-    assert page.count("independent draws: optimistic for static batches") == 3
+    assert "independent draws: optimistic for static batches" in page
     for kind in ("plan", "results"):
         validator(kind).validate(drawn.read_json(f"{kind}.json"))
 
