@@ -22,7 +22,8 @@ from mtbench.decoding import Batch, decode
 from mtbench.generation import Generation, Timing
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
-from mtbench.plan import Cell, Plan, Request, make_plan
+from mtbench.plan import Cell, Plan, Request
+from mtbench.planning import make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
 GENERATE = "hf-generate@ar"

@@ -36,7 +36,8 @@ from torch import Tensor
 from mtbench import energy, kernels, lossless, machine, roofline, simulated, statistics
 from mtbench.lab import Lab
 from mtbench.models import DTYPES
-from mtbench.plan import BATCHINGS, REFILLS, Plan, Request, make_plan
+from mtbench.plan import BATCHINGS, REFILLS, Plan, Request
+from mtbench.planning import make_plan
 from mtbench.rundir import Record
 from mtbench.statistics import INCONCLUSIVE, Ratio
 from mtbench.stopwatch import Stopwatch

@@ -142,7 +142,7 @@ def _complain(mistake: str) -> int:
 def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     """A planned run. Nothing is written before the plan is known to be sound."""
     from mtbench.machine import environment
-    from mtbench.plan import make_plan
+    from mtbench.planning import make_plan
     from mtbench.rundir import RunDirectory
 
     path = directory or Path("runs") / f"{_slug(request.suite[0])}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -245,7 +245,7 @@ def _newer(opened: "RunDirectory", folder: str, than: str) -> bool:
 
 def _dry_run(request: "Request", directory: Path | None) -> None:
     from mtbench.display import plan_table
-    from mtbench.plan import make_plan
+    from mtbench.planning import make_plan
 
     if directory is not None:
         _refuse_existing(directory)

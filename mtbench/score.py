@@ -1,6 +1,7 @@
 """The third stage: what the suites say of the stored texts. Needs the suites' libraries, no model and no GPU."""
 
-from mtbench.plan import Plan, open_suite
+from mtbench.plan import Plan
+from mtbench.planning import open_suite
 from mtbench.rundir import RunDirectory
 
 

@@ -13,7 +13,8 @@ from mtbench.display import RunProgress
 from mtbench.generate import generate
 from mtbench.lane import Lane
 from mtbench.machine import environment
-from mtbench.plan import Request, make_plan
+from mtbench.plan import Request
+from mtbench.planning import make_plan
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
 from mtbench.score import score

@@ -15,7 +15,8 @@ from mtbench.comparisons import stops_paying
 from mtbench.display import RunProgress, results_tables
 from mtbench.errors import UserError
 from mtbench.generate import generate
-from mtbench.plan import Request, make_plan
+from mtbench.plan import Request
+from mtbench.planning import make_plan
 from mtbench.report import write_report
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory

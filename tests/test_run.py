@@ -24,7 +24,8 @@ from mtbench import cli
 from mtbench.errors import UserError
 from mtbench.generate import generate
 from mtbench.method import Commit, Judged, Method, Rows, State, Window
-from mtbench.plan import Cell, Request, make_plan
+from mtbench.plan import Cell, Request
+from mtbench.planning import make_plan
 from mtbench.registry import METHODS
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
@@ -417,7 +418,7 @@ def test_a_scheduler_interrupts_as_a_user_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM ends a run like Ctrl-C: in one line that says how to go on."""
-    monkeypatch.setattr("mtbench.plan.make_plan", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("mtbench.planning.make_plan", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"))
     assert (code, error.count("\n")) == (130, 1)
     assert error.startswith("interrupted; what was complete is kept")

@@ -22,7 +22,8 @@ from mtbench.generate import generate
 from mtbench.generation import Generation
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
-from mtbench.plan import Plan, Request, make_plan
+from mtbench.plan import Plan, Request
+from mtbench.planning import make_plan
 from mtbench.registry import METHODS, SUITES
 from mtbench.rundir import RunDirectory
 from mtbench.simulated import Scripted, draw, scripted

@@ -14,7 +14,8 @@ from mtbench.generation import Generation
 from mtbench.lane import Lane
 from mtbench.method import Lanes
 from mtbench.models import load
-from mtbench.plan import Plan, Request, make_plan, open_suite
+from mtbench.plan import Plan, Request
+from mtbench.planning import make_plan, open_suite
 from mtbench.registry import METHODS
 from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
 

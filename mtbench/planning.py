@@ -1,0 +1,275 @@
+"""Planning: suites are asked for prompts, prompts tokenised, cells and blocks laid out; what is wrong is refused here."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtbench import families
+from mtbench.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.errors import UserError, unknown
+from mtbench.families import Family
+from mtbench.models import DTYPES, Inspected, inspect
+from mtbench.options import build
+from mtbench.plan import BATCHINGS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
+from mtbench.registry import METHODS, SUITES
+from mtbench.shapes import SHAPES
+from mtbench.simulated import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
+from mtbench.suite import Prompt, Source, Suite
+
+TIMED_BLOCKS = 16  # blocks that later rounds repeat
+SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
+
+
+def make_plan(request: Request) -> Plan:
+    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for whatever is wrong."""
+    _check(request)
+    suites, cells, groups = [], [], []
+    inspected: dict[str, Inspected] = {}
+    acceptance = None if request.accept is None else Acceptance(request.accept)
+    contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
+    for spec, (family, arms) in contestants.items():
+        suite = open_suite(spec, request)
+        sources = {role: family.checkpoint(role) for arm in arms for role in _roles(arm)}
+        masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
+        for source in sources.values():
+            if source not in inspected:
+                inspected[source] = inspect(source, offline=request.offline, needs_mask=source in masked)
+        suite_plan = _plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
+        suites.append(suite_plan)
+        largest = max(request.batch_size)
+        for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
+            chosen = _batched(arms, size, batching)
+            if not chosen:
+                continue
+            blocks = _blocks(len(suite_plan.items), size, request.seed, batching)
+            blocks = blocks if size == largest else blocks[:SPEED_BLOCKS]
+            of_group = [
+                _plan_cell(suite_plan, arm, chosen, family, size, batching, request, acceptance) for arm in chosen
+            ]
+            cells += of_group
+            groups.append(
+                Group(
+                    suite=spec,
+                    batch_size=size,
+                    batching=batching,
+                    blocks=blocks,
+                    rounds=[len(blocks)] + [min(TIMED_BLOCKS, len(blocks))] * (request.rounds - 1),
+                    cells=[c.cell for c in of_group],
+                )
+            )
+    if not groups:
+        raise UserError(
+            "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method whose loop is "
+            "ours; add `--batching static,refill` or `--batch-size 8`."
+        )
+    names = [c.cell for c in cells]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two cells would be called {twice!r}: a suite is given twice under two spellings.")
+    asked = dataclasses.asdict(request)
+    return Plan(schema_version=SCHEMA_VERSION, request=asked, suites=suites, cells=cells, groups=groups)
+
+
+def open_suite(spec: str, request: Request | Mapping[str, Any]) -> Suite:
+    """The suite `name:rest`, with its data source. Raises UserError."""
+    asked = request if isinstance(request, Mapping) else dataclasses.asdict(request)
+    name, _, rest = spec.partition(":")
+    data_dir = Path(asked["data_dir"]) if asked["data_dir"] else None
+    source = Source(data_dir=data_dir, offline=asked["offline"], seed=asked["seed"])
+    suite: Suite = SUITES[name](rest, source)
+    return suite
+
+
+def _check(request: Request) -> None:
+    for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
+    if request.rounds < 1:
+        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number of at least 1.")
+    if not request.batch_size or min(request.batch_size) < 1:
+        asked = ",".join(map(str, request.batch_size))
+        raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
+    for batching in request.batching or ("",):
+        if batching not in BATCHINGS:
+            raise unknown("batching", batching, BATCHINGS, "mtbench run --help")
+    if request.dtype not in ("auto", *DTYPES):
+        raise UserError(f"--dtype {request.dtype!r} is not known; choose {', '.join(DTYPES)}, or auto.")
+    named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
+    if request.weights is not None and len(named) > 1:
+        raise UserError(
+            f"{' and '.join(named)} each name the models; give one of them. (A single role's weights may be random "
+            "too: `--checkpoint ROLE=random:SHAPE`.)"
+        )
+    if not 0 < request.accuracy_margin < 1:
+        raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
+
+
+def _contestants(spec: str, request: Request, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
+    """Who takes part in a suite. Raises UserError for whatever can be known before anything is fetched."""
+    suite = SUITES[spec.partition(":")[0]]
+    family = _family(request, suite)
+    if asked := [f"--{name} {text}" for name in ("accept", "weights") if (text := getattr(request, name)) is not None]:
+        refuse_scored(spec, suite.metric, asked[0])
+    if acceptance is not None:
+        if acceptance.run and request.fixed_length:
+            raise UserError(
+                f"--accept {acceptance.source} gives every item the length of a stored answer, --fixed-length the "
+                "whole budget; give one of them."
+            )
+        named = request.family or request.model or request.checkpoint or request.weights
+        if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
+            raise UserError(
+                f"--accept {acceptance.source} needs a model, and none is named; any weights will do: add "
+                f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
+            )
+    return family, _arms(request, family)
+
+
+def _family(request: Request, suite: type[Suite]) -> Family:
+    """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
+    roles = dict.fromkeys(role for name in METHODS for role in METHODS[name].roles)
+    return families.family(
+        request.family or suite.family, request.model, request.checkpoint, weights=request.weights, roles=roles
+    )
+
+
+def _arms(request: Request, family: Family) -> list[Arm]:
+    """Those asked for; else every method's showcase, references first, as far as the family has the checkpoints."""
+    if request.method:
+        return parse_arms(request.method, request.engine)
+    methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
+    arms = parse_arms([spec for method in methods for spec in method.showcase], request.engine)
+    return [arm for arm in arms if all(role in family.roles for role in _roles(arm))]
+
+
+def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
+    """Those that can be batched so: slots are refilled by our loop, and one slot alone is no batch to refill."""
+    if batching == "static":
+        return list(arms)
+    return [arm for arm in arms if arm.engine is not None] if size > 1 else []
+
+
+def _roles(arm: Arm) -> tuple[str, ...]:
+    return (arm.on, *METHODS[arm.method].roles[1:])
+
+
+def _plan_suite(
+    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: Request
+) -> SuitePlan:
+    tokenizer = checkpoints[0].tokenizer
+
+    def template(messages: Sequence[Mapping[str, str]]) -> str:
+        if tokenizer.chat_template is None:
+            return "\n\n".join(m["content"] for m in messages)
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return str(text)
+
+    prompts = suite.prompts(template, request.limit)
+    if not prompts:
+        raise UserError(f"suite {spec!r} has no items.")
+    items = [Item(item=p.item, prompt_ids=_ids(p, checkpoints[0]), stop=list(p.stop)) for p in prompts]
+    if empty := [i.item for i in items if not i.prompt_ids]:
+        raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
+    for other in checkpoints[1:]:
+        if _ids(prompts[0], other) != items[0].prompt_ids:
+            raise UserError(
+                f"checkpoints {checkpoints[0].source!r} and {other.source!r} split {items[0].item} into different "
+                "tokens, so their counts cannot be compared; give checkpoints of one family with `--checkpoint`."
+            )
+    budget = request.max_new_tokens or suite.max_new_tokens
+    longest = max(items, key=lambda i: len(i.prompt_ids))
+    for checkpoint in checkpoints:
+        left = checkpoint.max_positions - len(longest.prompt_ids)
+        if budget > left:
+            raise UserError(
+                f"{longest.item} has {len(longest.prompt_ids)} prompt tokens, which with {budget} new ones do not fit "
+                f"the context of {checkpoint.source!r} ({checkpoint.max_positions}); "
+                + (f"lower `--max-new-tokens` to {left}, or " if left > 0 else "")
+                + f"shorten the prompts of `--suite {spec}`."
+            )
+    return SuitePlan(
+        suite=spec,
+        family=family.name,
+        task=dict(suite.task),
+        metric=suite.metric,
+        max_new_tokens=budget,
+        flags=["out of domain"] if family.domain not in (None, suite.name) else [],
+        items=items,
+    )
+
+
+def _ids(prompt: Prompt, checkpoint: Inspected) -> list[int]:
+    """The prompt's tokens. Raises UserError if it is to have more of them than its text gives."""
+    ids: list[int] = checkpoint.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+    if prompt.tokens is not None and len(ids) < prompt.tokens:
+        raise UserError(
+            f"{prompt.item} is to have {prompt.tokens} tokens, but its text is only {len(ids)} to the tokenizer of "
+            f"{checkpoint.source!r}; take another suite, such as `--suite prompts:FILE.jsonl`."
+        )
+    return ids[: prompt.tokens]
+
+
+def _plan_cell(
+    suite: SuitePlan,
+    arm: Arm,
+    arms: Sequence[Arm],
+    family: Family,
+    size: int,
+    batching: str,
+    request: Request,
+    acceptance: Acceptance | None,
+) -> Cell:
+    """The cell of `arm`, one of the `arms` of its group."""
+    spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in _roles(arm)}
+    trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
+    method, untrained = build(METHODS[arm.method], arm.options, trained)
+    accept, simulated = None, mark(checkpoints, acceptance)
+    if simulated is not None:
+        refuse_unmeant(spec, suite.metric, arm, method, simulated)
+    if acceptance is not None and simulated is not None:
+        if acceptance.run is None:
+            refuse_unmoved(arm, method)
+        accept, note = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
+        simulated["note"] = note
+    # Probabilities say nothing of where an answer ends: every item takes its whole budget.
+    fixed_length = request.fixed_length or (acceptance is not None and acceptance.run is None)
+    return Cell(
+        cell=cell_id(_stem(spec), arm, size, fixed_length=fixed_length, batching=batching),
+        suite=spec,
+        arm=str(arm),
+        method=arm.method,
+        options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
+        on=arm.on,
+        engine=arm.engine,
+        family=family.name,
+        checkpoints=checkpoints,
+        batch_size=size,
+        length="fixed" if fixed_length else "natural",
+        batching=batching,
+        flags=suite.flags + untrained + flags_of(simulated),
+        baselines=baselines(arm, arms),
+        engine_baselines=engine_baselines(arm, arms),
+        held_to=None if simulated else held_to(arm, method.claims, arms),
+        claims=method.claims,
+        demonstration=family.domain is not None,
+        accept=accept,
+        simulated=simulated,
+    )
+
+
+def _blocks(items: int, size: int, seed: int, batching: str = "static") -> list[list[int]]:
+    """Items in random order; static: as batches, the last one short; refilled: alike in size, none too short."""
+    order = list(range(items))
+    random.Random(seed).shuffle(order)
+    if batching == "static":
+        return [order[i : i + size] for i in range(0, items, size)]
+    blocks = max(1, items // (REFILLS * size))
+    return [order[i * items // blocks : (i + 1) * items // blocks] for i in range(blocks)]
+
+
+def _stem(spec: str) -> str:
+    """The suite's part of a cell's id; a file is named by its stem and the hash of what it holds."""
+    name, _, rest = spec.partition(":")
+    return SUITES[name].stem(rest) if rest else name
