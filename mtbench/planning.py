@@ -1,4 +1,4 @@
-"""Planning: suites are asked for prompts, prompts tokenised, cells and blocks laid out; what is wrong is refused here."""
+"""Planning: suites give prompts, prompts are tokenised, cells and blocks laid out; what is wrong is refused here."""
 
 import dataclasses
 import itertools
