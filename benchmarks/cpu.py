@@ -183,7 +183,7 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
 
 
 def qwen(blocks: int, rounds: int) -> dict[str, Any]:
-    """Random weights of Qwen2.5-0.5B at batch size 1. (Our prefill commits nothing, so an answer is one forward more.)"""
+    """Random weights of Qwen2.5-0.5B at batch size 1. Our prefill commits nothing: an answer is one forward more."""
     plan = make_plan(
         Request(
             suite=("synthetic:32x64",),
