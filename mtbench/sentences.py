@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.display import reservations
+from mtbench.registry import METHODS
 from mtbench.tables import NONE, ci, interval, memory, number
 
 Cell = Mapping[str, Any]
@@ -111,7 +112,7 @@ def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell
 
 def _missing(cells: Sequence[Cell], own: Mapping[str, Cell]) -> str:
     """Which reference to add, where an arm by our engine has none on its own checkpoint."""
-    reference = next((c["method"] for c in cells if c["reference"] and c["engine"]), "ar")
+    reference = next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
     there = {c["on"] for c in cells if c["method"] == reference}
     arms = [c for c in cells if not c["reference"] and c["engine"] and c["arm"] not in own and c["on"] not in there]
     asked = [reference if on == reference else f"{reference}:on={on}" for on in dict.fromkeys(c["on"] for c in arms)]
