@@ -88,12 +88,18 @@ def decode(
     """
     budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
     requests = Requests(prompts, budgets, stop or [()] * len(prompts), fixed_length)
-    _check_fit(lanes, requests)
+    _check_fit(method, lanes, requests)
     slots = max(room, requests.slots)
     return (make or Batch)(method, lanes, min(rows or len(prompts), len(prompts)), slots).run(requests)
 
 
-def _check_fit(lanes: Lanes, requests: Requests) -> None:
+def _check_fit(method: Method, lanes: Lanes, requests: Requests) -> None:
+    shortest = min(map(len, requests.prompts))
+    if shortest < method.block:
+        raise UserError(
+            f"{method.name} needs prompts of at least one block, here {method.block} tokens, and one has {shortest}; "
+            "lengthen it, or decode it by another method. See `mtbench ls methods`."
+        )
     for role, lane in lanes.items():
         if requests.slots > lane.checkpoint.max_positions:
             longest = max(map(len, requests.prompts))
@@ -103,9 +109,9 @@ def _check_fit(lanes: Lanes, requests: Requests) -> None:
             )
 
 
-def _patience(budget: int) -> int:
-    """Forwards that an answer of `budget` tokens may take."""
-    return 2 * budget + 8
+def _patience(tokens: int) -> int:
+    """Forwards that deciding so many tokens may take."""
+    return 2 * tokens + 8
 
 
 class Batch:
@@ -149,7 +155,7 @@ class Batch:
         look = self.begin(requests)
         prefilled = clock.now()
         prefill_s, model_s = prefilled - began, -self._host_s()
-        steps, patience = 0, _patience(max(requests.budgets))
+        steps, patience = 0, _patience(max(requests.budgets) + self.method.block - 1)
         while self.live:
             if steps > patience and steps - min(self.began[row] for row in self.live) > patience:
                 raise Stuck(f"{self.method.name} made {steps} forwards for {max(requests.budgets)} tokens")
@@ -310,7 +316,8 @@ class Batch:
         for name, start in method.start(rows, self.lanes).items():
             self.state.setdefault(name, start.clone())[at] = start[at]
         rows.base[at] = method.base(self.state, rows)[at]
-        rows.cached[at] = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
+        final = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
+        rows.cached[at] = final // method.block * method.block  # a block is fed whole
         self._prefill(at)
         step = len(self.fed) - 1
         self.live |= set(free)
@@ -325,6 +332,7 @@ class Batch:
         length = int(cached.max())
         slots = (cached[:, None] + self.arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
         width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
+        width = -(-width // self.method.block) * self.method.block
         for begin in range(0, length, width):
             chunk = slots[:, begin : begin + width]
             some = None if len(at) == self.width else at

@@ -70,11 +70,18 @@ class Judged:
         """The model's own token at each column, (R, G+1)."""
         return self._one_pass[0] if self.logits.is_cuda else rules.choose(self.logits)
 
+    @cached_property
+    def confidence(self) -> Tensor:
+        """That token's probability, (R, G+1) float32."""
+        if not self.logits.is_cuda:
+            return rules.confidence(self.logits)
+        _, largest, logsumexp = self._one_pass
+        return torch.exp(largest - logsumexp)
+
     def sure(self, metric: rules.Metric, threshold: float) -> Tensor:
         """Is the model sure of its choice? (R, G+1) bool."""
-        if metric == "probability" and self.logits.is_cuda:
-            _, largest, logsumexp = self._one_pass
-            return torch.exp(largest - logsumexp).ge(threshold)
+        if metric == "probability":
+            return self.confidence.ge(threshold)
         return rules.sure(self.logits, metric, threshold)
 
 
@@ -110,6 +117,14 @@ class Method:
     def claims(self) -> Literal["lossless", "lossy"]:
         """Does it promise the reference's tokens on the same checkpoint? Then it is held to that."""
         raise NotImplementedError
+
+    @property
+    def block(self) -> int:
+        """Decided tokens come in blocks of so many, from position 0 on, that see each other and are fed whole.
+
+        A prompt has at least one. 1: a token sees none behind it.
+        """
+        return 1
 
     def window(self) -> Window:
         """The shape of its forwards."""

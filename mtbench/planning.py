@@ -225,6 +225,12 @@ def _plan_cell(
     spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in _roles(arm)}
     trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
     method, untrained = build(METHODS[arm.method], arm.options, trained)
+    shortest = min(suite.items, key=lambda i: len(i.prompt_ids))
+    if len(shortest.prompt_ids) < method.block:
+        raise UserError(
+            f"{str(arm)!r} needs prompts of at least one block, here {method.block} tokens, and {shortest.item} has "
+            f"{len(shortest.prompt_ids)}; leave that `--method` out, or lengthen the prompts of `--suite {spec}`."
+        )
     accept, simulated = None, mark(checkpoints, acceptance)
     if simulated is not None:
         refuse_unmeant(spec, suite.metric, arm, method, simulated)

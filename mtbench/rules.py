@@ -16,15 +16,20 @@ def choose(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
+def confidence(logits: Tensor) -> Tensor:
+    """The probability of the first choice, `(…, V)` to `(…)`, in float32."""
+    return logits.float().softmax(-1).amax(-1)
+
+
 def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
     """Is the model sure of its first choice? `(…, V)` logits to `(…)` bool, computed in float32.
 
     `probability`: p₁ ≥ threshold. `margin`: p₁ − p₂ ≥ threshold. `entropy`: H ≤ threshold, in nats.
     (MARS, arXiv 2604.07023, section 3.4 and Fig. 6.)
     """
-    probability = logits.float().softmax(-1)
     if metric == "probability":
-        return probability.amax(-1).ge(threshold)
+        return confidence(logits).ge(threshold)
+    probability = logits.float().softmax(-1)
     if metric == "margin":
         first, second = probability.topk(2, -1).values.unbind(-1)
         return (first - second).ge(threshold)
@@ -35,6 +40,15 @@ def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
 def leading(true: Tensor) -> Tensor:
     """How many leading positions are true: `(R, N)` bool to `(R,)`."""
     return true.cumprod(1).sum(1)
+
+
+def surest(confidence: Tensor, among: Tensor, count: int) -> Tensor:
+    """The `count` most confident positions `among` some, or as many as there are: (R, N), (R, N) bool to (R, N) bool.
+
+    The first of equals. (Low-confidence remasking: LLaDA, arXiv 2502.09992, section 2.4.)
+    """
+    order = confidence.masked_fill(~among, -1).argsort(dim=1, descending=True, stable=True)
+    return among & (order.argsort(dim=1) < count)
 
 
 def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

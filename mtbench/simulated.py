@@ -77,6 +77,10 @@ class Scripted(Method):
     def claims(self) -> Literal["lossless", "lossy"]:
         return "lossy"
 
+    @property
+    def block(self) -> int:
+        return self.method.block
+
     def window(self) -> Window:
         return self.method.window()
 
@@ -274,10 +278,15 @@ def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, sim
 
 
 def refuse_unmoved(arm: Arm, method: Method) -> None:
-    """Raise UserError where an option keeps `method` to the plain loop's tokens: no probability makes it commit more.
+    """Raise UserError where a script means nothing to `method`, or an option keeps it to the plain loop's tokens.
 
     Such an option is found by trying its other values: with one of them the method promises nothing.
     """
+    if method.block > 1:
+        raise UserError(
+            f"{str(arm)!r} decides tokens out of order, which a script of leading runs cannot tell; "
+            "leave that `--method` or `--accept` out."
+        )
     if method.reference or most_commits(method) == 1 or method.claims == "lossy":
         return
     kinds = typing.get_type_hints(type(method))

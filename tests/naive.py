@@ -84,3 +84,26 @@ def mars_block(
             if finish(answers[r], commits[r], accepted(judged, "probability", tau), end, budget):
                 live.discard(r)
     return answers, commits
+
+
+def block_diffusion(
+    logits: Logits, prompt: list[int], budget: int, end: int, *, mask: int, block: int, least: int, tau: float
+) -> tuple[list[int], list[int]]:
+    """Shifted block diffusion, up to the current block's end recomputed in every forward; `logits` sees by blocks."""
+    text: dict[int, int] = dict(enumerate(prompt))  # position -> token
+    answer: list[int] = []
+    commits: list[int] = []
+    while True:
+        known = len(prompt) + len(answer)
+        begin = known - known % block
+        judged = logits([text.get(place, mask) for place in range(begin + block)])
+        chance = {p: float(judged[p - 1].float().softmax(0).max()) for p in range(begin, begin + block)}
+        waiting = sorted((p for p in chance if p not in text), key=lambda p: -chance[p])
+        for rank, place in enumerate(waiting):
+            if rank < least or (tau < 1 and chance[place] >= tau):
+                text[place] = int(judged[place - 1].argmax())
+        new: list[int] = []
+        while known + len(new) in text:
+            new.append(text[known + len(new)])
+        if finish(answer, commits, new, end, budget):
+            return answer, commits

@@ -1,0 +1,80 @@
+"""Block diffusion: the current block is unmasked position by position, the surest first; blocks come one by one.
+
+Arriola et al.: "Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models", ICLR 2025,
+arXiv 2503.09573 (BD3-LM), with the shift of autoregressive models: a position predicts the token behind it, so a
+block's first token is predicted from the last one of the block before (as in the baseline of MARS, arXiv 2604.07023).
+The surest first: LLaDA's low-confidence remasking, arXiv 2502.09992, section 2.4. Everything above a threshold at
+once: Fast-dLLM, arXiv 2505.22618, section 3.3.
+
+Blocks are counted from position 0, the prompt included. A position sees its whole block and all before it. What is
+decided of a block becomes output as far as no gap is left before it. The finished block is fed once more, with the
+next one's first step, so that its keys and values are exact.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.registry import METHODS
+
+OPEN = -1  # no token yet
+
+
+@METHODS.register("block-diffusion")
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusion(Method):
+    """A block of masks, decided in the order of the model's confidence."""
+
+    block_size: int = option(4, "B: positions of a block, counted from the prompt's first", low=1, trained=True)
+    per_forward: int = option(1, "k: each forward decides at least the k surest positions of the block", low=1)
+    tau: float = option(1.0, "and all whose probability reaches tau; 1 = only those k", low=0.0, high=1.0)
+
+    roles = ("block_diffusion",)
+    needs_mask = True
+    claims = "lossy"
+
+    @property
+    def block(self) -> int:
+        return self.block_size
+
+    def window(self) -> Window:
+        return Window(pending=self.block_size, guesses=self.block_size, commits=self.block_size)
+
+    def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
+        return key_position // self.block_size <= query_position // self.block_size
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        """What is decided, by position, (R, S): the prompt; later also what is not yet output, for a gap before it."""
+        place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
+        return {"decided": rows.tokens.masked_fill(place >= rows.known[:, None], OPEN)}
+
+    def base(self, state: State, rows: Rows) -> Tensor:
+        return rows.known // self.block_size * self.block_size
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        """The block, with masks where it is open, (R, B)."""
+        mask_id = lanes.target.checkpoint.mask_id
+        assert mask_id is not None, "planning refuses a checkpoint without one"
+        block = state["decided"].gather(1, self._places(rows))
+        return block.masked_fill(block == OPEN, mask_id)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        places = self._places(rows)
+        block = state["decided"].gather(1, places)
+        open, own = block == OPEN, slice(self.block_size)  # the last column judges the next block's first position
+        decide = rules.surest(judged.confidence[:, own], open, self.per_forward)
+        if self.tau < 1:
+            decide |= open & judged.sure("probability", self.tau)[:, own]
+        block = torch.where(decide, judged.choice[:, own], block)
+        state["decided"].scatter_(1, places, block)
+        said = rows.known - rows.base
+        fresh = (places - rows.base[:, None] + said[:, None]).clamp(max=self.block_size - 1)
+        return Commit(block.gather(1, fresh), rules.leading(block != OPEN) - said, kept=torch.zeros_like(said))
+
+    def _places(self, rows: Rows) -> Tensor:
+        """The positions of each row's block, (R, B)."""
+        return rows.base[:, None] + torch.arange(self.block_size, device=rows.base.device)
