@@ -18,7 +18,7 @@ test: $(INSTALLED) .venv-oldest/installed  ## lint, types, tests; the loop's tes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
-	.venv-oldest/bin/python -m pytest tests/test_decoding.py tests/test_engine.py tests/test_hf_generate.py
+	.venv-oldest/bin/python -m pytest tests/test_decoding.py tests/test_engine.py tests/test_hf_generate.py tests/test_block_diffusion.py
 
 slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow

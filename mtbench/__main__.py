@@ -1,5 +1,8 @@
 """`python -m mtbench` is the command `mtbench`."""
 
+import sys
+
 from mtbench.cli import main
 
+sys.argv[0] = "mtbench"  # what records call it
 main()

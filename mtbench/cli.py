@@ -124,13 +124,14 @@ def main() -> None:
     """The entry point: a user's mistake is one line and exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way to interrupt
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
         code = _complain(str(error))
     except UsageError as error:
         code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
     if code == INTERRUPTED:
-        err.print("interrupted; what was complete is kept, `mtbench run -o DIR --resume` goes on", markup=False)
+        again = "the same command" if sys.argv[1:2] == ["train"] else "`mtbench run -o DIR --resume`"
+        err.print(f"interrupted; what was complete is kept, {again} goes on", markup=False)
     sys.exit(code)
 
 

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from mtbench.plan import Cell, Plan
 from mtbench.simulated import KINDS, flags_of
@@ -121,6 +121,64 @@ class RunProgress:
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class TrainingProgress:
+    """Shows a training's step n/m, the loss and its parts, tokens/s, time left; lines where nobody watches live.
+
+    What `mtbench.train.Progress` asks for. Time left is at the pace since this process began.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=12),
+            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False)),  # so only this gives way
+            console=console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.steps = self.done = 0
+
+    def note(self, text: str) -> None:
+        """A line to keep: what became of the data."""
+        self._say(text)
+
+    def begin(self, steps: int, done: int) -> None:
+        """A training of so many steps, of which an earlier process did some."""
+        self.steps, self.done = steps, done
+        self.began = time.monotonic()
+        if done:
+            self._say(f"step {done:d}/{steps:d} was reached before; going on")
+        self.task = self.bar.add_task("", total=steps, completed=done, said="")
+        self.bar.start()
+
+    def step(self, step: int, losses: Mapping[str, float], tokens_per_s: float) -> None:
+        pace = (time.monotonic() - self.began) / (step - self.done)
+        said = " ".join(f"{name} {value:#.4g}" for name, value in losses.items())
+        said += f" {tokens_per_s:,.0f} tokens/s {clock(pace * (self.steps - step))} left"
+        self.bar.update(self.task, completed=step, said=escape(said))
+        if not self.live:
+            self._say(f"step {step:d}/{self.steps:d} {said}")
+
+    def end(self) -> None:
+        self.bar.stop()
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    >>> clock(59.6), clock(4321)
+    ('1:00', '1:12:01')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def plan_table(plan: Plan) -> Table:

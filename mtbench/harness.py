@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from importlib.metadata import version
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -83,6 +84,18 @@ class HarnessSuite(Suite):
             if sample["filter"] == self.filter
         }
 
+    def examples(self, count: int | None, seed: int) -> list[Messages]:
+        """The training documents as lm-eval shows worked examples. Nothing is drawn; several tasks take turns."""
+        from lm_eval.utils import env
+
+        tasks = list(self._tasks.values())
+        if any(task.config.training_split not in task.dataset for task in tasks):
+            raise UserError(f"suite {self.name!r} has no training split in its data")
+        rounds = zip_longest(*(task.training_docs() for task in tasks))
+        turns = ((task, doc) for docs in rounds for task, doc in zip(tasks, docs, strict=True) if doc is not None)
+        with _quiet(), patch.object(env, "from_string", cache(env.from_string)):
+            return [_example(task, doc) for task, doc in islice(turns, count)]
+
     def _evaluate(
         self,
         reply: Callable[[Any], str],
@@ -119,7 +132,7 @@ class HarnessSuite(Suite):
         # Members of a group are merged with the task lm-eval knows by that name; a task given alone would not be.
         members = [{"task": name, **self._override(files, source.data_dir)} for name, files in self.tasks.items()]
         if source.offline:
-            _go_offline()
+            go_offline()
         import lm_eval
         from lm_eval.tasks import TaskManager
 
@@ -158,6 +171,12 @@ class HarnessSuite(Suite):
         return {"dataset_path": self.reader, "dataset_name": None, "dataset_kwargs": {"data_files": found}}
 
 
+def _example(task: Any, doc: Any) -> Messages:
+    """Question and answer as they stand among a prompt's worked examples."""
+    turns = task.build_qa_turn(q=task.doc_to_text(doc), a=task.doc_to_target(doc), gen_prefix=task.doc_to_prefix(doc))
+    return [turn.to_dict() for turn in turns]
+
+
 def _item(task: str, doc: int) -> str:
     return f"{task}/{doc}/0"
 
@@ -191,7 +210,7 @@ def _model(reply: Callable[[Any], str], template: Template | None) -> Any:
     return Stored()
 
 
-def _go_offline() -> None:
+def go_offline() -> None:
     """No network from here on, in this process and its children."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     # Both read the environment once, when imported, and transformers may have imported the first already.

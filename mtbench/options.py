@@ -1,4 +1,4 @@
-"""A method's options: the fields of its dataclass, typed, validated, listed by `mtbench ls methods`."""
+"""Options are the fields of a dataclass: a method's (`mtbench ls methods`), an objective's (`mtbench train --help`)."""
 
 import dataclasses
 import typing
@@ -41,9 +41,9 @@ class Option:
     trained: bool
 
 
-def options_of(method: type[Method]) -> list[Option]:
-    """The options of a method, in declaration order."""
-    kinds = typing.get_type_hints(method)
+def options_of(holder: type[Any]) -> list[Option]:
+    """The options of a method, or of another class with such fields, in declaration order."""
+    kinds = typing.get_type_hints(holder)
     return [
         Option(
             name=f.name,
@@ -53,7 +53,7 @@ def options_of(method: type[Method]) -> list[Option]:
             same_output=f.metadata["same_output"],
             trained=f.metadata["trained"],
         )
-        for f in dataclasses.fields(method)  # type: ignore[arg-type]  # methods are dataclasses by contract
+        for f in dataclasses.fields(holder)
     ]
 
 
@@ -64,20 +64,28 @@ def common(method: type[Method]) -> list[str]:
 
 def parse_option(method: type[Method], name: str, text: str) -> Any:
     """The value of `name=text`; raises UserError that says what is allowed and the default."""
-    fields = {f.name: f for f in dataclasses.fields(method)}  # type: ignore[arg-type]
-    if name not in fields:
-        raise unknown(f"option of {method.name}", name, [*fields, *common(method)], "mtbench ls methods")
-    kind, field = typing.get_type_hints(method)[name], fields[name]
+    names = [f.name for f in dataclasses.fields(method)]  # type: ignore[arg-type]
+    if name not in names:
+        raise unknown(f"option of {method.name}", name, [*names, *common(method)], "mtbench ls methods")
+    try:
+        return value_of(method, name, text)
+    except ValueError as error:
+        raise UserError(
+            f"{method.name}: {name}={text!r} is not allowed; {name} is {error}. See `mtbench ls methods`."
+        ) from None
+
+
+def value_of(holder: type[Any], name: str, text: str) -> Any:
+    """The value of the option `name`, written as `text`; raises ValueError with what is allowed and the default."""
+    kind = typing.get_type_hints(holder)[name]
+    field = next(f for f in dataclasses.fields(holder) if f.name == name)
     try:
         value = _parse(kind, text)
         low, high = field.metadata["low"], field.metadata["high"]
         if (low is not None and value < low) or (high is not None and value > high) or value != value:
             raise ValueError
     except ValueError:
-        raise UserError(
-            f"{method.name}: {name}={text!r} is not allowed; {name} is {_allowed(kind, field.metadata)}, "
-            f"default {show(field.default)}. See `mtbench ls methods`."
-        ) from None
+        raise ValueError(f"{_allowed(kind, field.metadata)}, default {show(field.default)}") from None
     return value
 
 

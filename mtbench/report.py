@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from mtbench import display, figures, sentences, tables
@@ -174,17 +174,9 @@ def _own_words(section: Section, sections: Sequence[Section], lead: Sequence[str
 def _page(
     sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mapping[str, Any], data: Mapping[str, Any]
 ) -> str:
-    environment = Environment(
-        loader=PackageLoader("mtbench", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    drawn = {s.slug: [(d, Markup(_inline(d, f"{s.anchor}-{d.name}"))) for d in s.drawings] for s in sections}
-    swept = [(s, Markup(_inline(s.drawing, s.slug.replace(".", "-")))) for s in sweeps]
-    return environment.get_template("report.html.j2").render(
+    drawn = {s.slug: [(d, inline(d, f"{s.anchor}-{d.name}")) for d in s.drawings] for s in sections}
+    swept = [(s, inline(s.drawing, s.slug.replace(".", "-"))) for s in sweeps]
+    return template("report.html.j2").render(
         sections=sections,
         drawn=drawn,
         sweeps=swept,
@@ -196,7 +188,20 @@ def _page(
     )
 
 
-def _inline(drawing: Drawing, prefix: str) -> str:
+def template(name: str) -> Template:
+    """One of the pages of mtbench/page/; what is put into it is escaped."""
+    environment = Environment(
+        loader=PackageLoader("mtbench", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment.get_template(name)
+
+
+def inline(drawing: Drawing, prefix: str) -> Markup:
     """A figure as part of the page: its colours follow the theme, its ids cannot clash, it asks for nothing."""
     svg = drawing.svg[drawing.svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -208,7 +213,7 @@ def _inline(drawing: Drawing, prefix: str) -> str:
     svg = re.sub(r"font(-family)?: ([^;\"]*?)'[^;\"]*", _page_font, svg)
     for color, variable in THEME.items():
         svg = svg.replace(color, variable)
-    return svg
+    return Markup(svg)
 
 
 def _page_font(found: re.Match[str]) -> str:

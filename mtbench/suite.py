@@ -4,10 +4,12 @@ A suite is one file in suites/. It never sees a model: it is asked for prompts b
 after it, so both can happen on a machine without a GPU (and generation on one without the suite's libraries).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+
+from mtbench.errors import UserError
 
 Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
 
@@ -62,3 +64,10 @@ class Suite:
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
         """item -> score in [0, 1] for item -> generated text. Called only if `metric` is named."""
         raise NotImplementedError
+
+    def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
+        """The first `count` conversations to train on (None: all), none of them an item. Raises UserError if none."""
+        from mtbench.registry import SUITES
+
+        able = [name for name in SUITES if SUITES[name].examples is not Suite.examples]
+        raise UserError(f"suite {self.name!r} has no training split; known: {', '.join(able)}")

@@ -1,339 +1,487 @@
-"""Training: conversations to tokens, `transformers.Trainer` over an objective, a checkpoint that tells how it was made.
+"""Training: an objective, conversations and a checkpoint in; a checkpoint that tells how it was made out.
 
-The labels lie on the last assistant turn only, with its end token and the newline behind it; earlier turns are prompt
-(the released code of MARS, arXiv 2604.07023). The defaults of `Settings` are that paper's (appendix A).
+`transformers.Trainer` does what every training needs (accelerate, FSDP, DeepSpeed, mixed precision, checkpoints). Ours
+is what is fed and what is learned (mtbench/objectives.py), when (mtbench/schedule.py), and that nothing is lost: the
+same command goes on from the last complete checkpoint, with the same losses as if it had never stopped.
+The defaults of `Settings` are those of the MARS paper (arXiv 2604.07023, appendix A).
 """
 
-import hashlib
 import json
 import math
-import platform
-import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from types import MethodType
+from typing import Any, Literal, Protocol
 
+import torch
+from accelerate import PartialState
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
+from transformers.utils import logging
+
+from mtbench.checkpoint import refuse_existing, weights_sha256, write_checkpoint, write_record
+from mtbench.conversations import Data, prepare
+from mtbench.crossentropy import Taught
 from mtbench.errors import UserError
-from mtbench.families import RECORD
-from mtbench.objectives import IGNORE, Ar, Batch, Example, Mars, Objective, collate
-from mtbench.suite import Messages
+from mtbench.families import locate
+from mtbench.lane import ATTENTION
+from mtbench.layout import PADDING, Packed, Sees
+from mtbench.learned import evaluate, verdicts
+from mtbench.models import MASK, inspect
+from mtbench.objectives import Model, Objective, Special, losses
+from mtbench.options import option
+from mtbench.schedule import Schedule
 
-CHUNK = 1000  # conversations tokenised at once
-MASK = "<|mask|>"
-SAVED = ("bfloat16", "float32")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
+LOGGED = 50  # points of a curve, at least, where a training has as many steps
+PACKED = 4096  # tokens of a packed row
+ROWS = 8  # of a forward
+FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change when a training goes on: same losses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to train. The effective batch is `batch_size` conversations; the paper's is 384 of at most 512 tokens."""
+    """How to train. A step takes `batch_size` conversations; the paper's is 384 of at most 512 tokens."""
 
-    learning_rate: float = 5e-6
-    epochs: float = 5.0
-    batch_size: int = 384
-    warmup: float = 0.03  # share of the steps
-    max_length: int = 512  # tokens of a conversation; longer answers are cut on the right
-    seed: int = 42
-    dtype: str = "bfloat16"  # of the saved weights; they are trained in float32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """Tokenised conversations, and what the training record says of them."""
-
-    examples: list[Example]
-    description: Mapping[str, Any]
-
-    @property
-    def sha256(self) -> str:
-        """Of the token ids and labels, in order."""
-        digest = hashlib.sha256()
-        for example in self.examples:
-            digest.update(repr(example).encode())
-        return digest.hexdigest()
+    learning_rate: float = option(5e-6, "of AdamW, at its peak; a cosine leads to 0", low=0, high=1)
+    epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)
+    batch_size: int = option(384, "conversations per step", low=1)
+    warmup: float = option(0.03, "share of the steps in which the rate rises", low=0, high=1)
+    max_length: int = option(512, "tokens of a conversation; longer answers are cut on the right", low=2)
+    seed: int = option(42, "of order, masks and drawn data", low=0, high=(1 << 32) - 1)
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "of the saved weights; they are trained in float32")
+    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "of the arithmetic; auto: bfloat16 on a GPU")
+    rows: int = option(ROWS, "of a forward; a step is as many forwards as it takes", low=1)
+    pack: int | None = option(
+        None, f"tokens of a row of several conversations, 0: one a row; unless said {PACKED} on a GPU", low=0
+    )
+    checkpointing: bool = option(False, "compute activations again in the backward pass, do not keep them")
+    save_steps: int | None = option(None, "between resumable checkpoints; unless said ten in all", low=1)
+    held_out: int = option(512, "conversations at the data's end, only evaluated on; at most a tenth", low=0)
 
 
-def read_conversations(data: str, examples: int | None, seed: int) -> Iterable[Messages]:
-    """The training split of a suite, or the rows of a local JSONL file; `examples` None: all there are.
+class Progress(Protocol):
+    """Who watches a training."""
 
-    Raises UserError if `data` is neither, if a suite has no training split, or at a row of no known schema.
-    """
-    from mtbench.registry import SUITES
-    from mtbench.suite import Source
+    def note(self, text: str) -> None: ...
 
-    name, _, rest = data.partition(":")
-    if name in SUITES:
-        suite = SUITES[name](rest, Source(seed=seed))
-        if not hasattr(suite, "examples"):
-            raise UserError(f"suite {name!r} has no training split; known: arithmetic, FILE.jsonl")
-        if examples is None:
-            raise UserError(f"suite {name!r} makes as many examples as are wanted; say how many with `--examples N`")
-        conversations: Iterable[Messages] = suite.examples(examples, seed)
-        return conversations
-    path = Path(data)
-    if path.suffix != ".jsonl" or not path.is_file():
-        raise UserError(f"no data {data!r}; known: a suite ({', '.join(SUITES)}) or a file FILE.jsonl")
-    return islice(read_jsonl(path), examples)
+    def begin(self, steps: int, done: int) -> None: ...
 
+    def step(self, step: int, losses: Mapping[str, float], tokens_per_s: float) -> None: ...
 
-def read_jsonl(path: Path) -> Iterator[Messages]:
-    """The rows of a JSONL file as conversations; raises UserError with the line number at the first that is none."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield as_conversation(json.loads(line))
-            except (json.JSONDecodeError, UserError) as error:
-                raise UserError(f"{path}, line {number}: {error}") from None
-
-
-def as_conversation(row: Any) -> Messages:
-    """A row with `messages`, `prompt` and `completion`, or `question` and `answer`; the assistant has the last turn."""
-    if not isinstance(row, dict):
-        raise UserError(f"a row must be an object, this is a {type(row).__name__}")
-    for asked, answered in (("prompt", "completion"), ("question", "answer")):
-        if asked in row and answered in row:
-            row = {
-                "messages": [{"role": "user", "content": row[asked]}, {"role": "assistant", "content": row[answered]}]
-            }
-    if "messages" not in row:
-        raise UserError(f"columns {sorted(row)}; known: messages, prompt and completion, question and answer")
-    messages = row["messages"]
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and is_turn(m) for m in messages):
-        raise UserError("`messages` must be a list of objects with the texts `role` and `content`")
-    if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise UserError("a conversation has at least two turns and ends with the assistant's")
-    return messages
-
-
-def is_turn(message: Mapping[str, Any]) -> bool:
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-
-
-def tokenise(conversations: Iterable[Messages], tokenizer: Any, max_length: int) -> tuple[list[Example], int, int]:
-    """Examples, how many conversations were dropped for a prompt that fills max_length, how many answers were cut."""
-    examples, dropped, cut = [], 0, 0
-    stream = iter(conversations)
-    while chunk := list(islice(stream, CHUNK)):
-        whole = [tokenizer.apply_chat_template(c, tokenize=False) for c in chunk]
-        asked = [tokenizer.apply_chat_template(c[:-1], tokenize=False, add_generation_prompt=True) for c in chunk]
-        encode = {"add_special_tokens": False, "return_attention_mask": False}
-        both = zip(tokenizer(whole, **encode).input_ids, tokenizer(asked, **encode).input_ids, strict=True)
-        for ids, prompt in both:
-            if ids[: len(prompt)] != prompt:
-                raise UserError(
-                    "this chat template changes a prompt when its answer follows; its labels cannot be told"
-                )
-            if len(prompt) >= max_length:
-                dropped += 1
-                continue
-            cut += len(ids) > max_length
-            labels = [IGNORE] * len(prompt) + ids[len(prompt) :]
-            examples.append(Example(ids[:max_length], labels[:max_length]))
-    return examples, dropped, cut
-
-
-def prepare(data: str, count: int | None, tokenizer: Any, settings: Settings) -> Data:
-    """Read and tokenise; raises UserError if nothing is left to train on."""
-    conversations = read_conversations(data, count, settings.seed)
-    examples, dropped, cut = tokenise(conversations, tokenizer, settings.max_length)
-    if not examples:
-        raise UserError(f"{data!r} holds no conversation shorter than max_length {settings.max_length}")
-    description = {"data": data, "examples": len(examples), "seed": settings.seed, "dropped": dropped, "cut": cut}
-    return Data(examples=examples, description=description)
+    def end(self) -> None: ...
 
 
 def train(
-    objective: str, base: str, data: str, count: int | None, settings: Settings, out: Path, *, block_size: int = 1
+    objective: Objective,
+    base: str,
+    data: Sequence[str],
+    count: int | None,
+    settings: Settings,
+    out: Path,
+    *,
+    teacher: str | None = None,
+    data_dir: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
-    """Train the checkpoint `base` on `count` conversations of `data` and write the result to `out`.
+    """Train the checkpoint `base` on `count` conversations of `data` (None: all) and write the result to `out`.
 
-    `out` must not exist yet; the checkpoint there is complete or absent. `block_size` is for objectives with blocks.
+    `out` must not exist yet; the checkpoint there is complete or absent. What is needed to go on lies beside it in
+    `<out>.training` until then, and the same call goes on from there.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from mtbench.models import inspect
-
     refuse_existing(out)
-    if settings.dtype not in SAVED:
-        raise UserError(f"unknown dtype {settings.dtype!r}; known: {', '.join(SAVED)}")
-    found = inspect(base, needs_mask=objective == "mars")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    if objective.needs_teacher != (teacher is not None):
+        raise UserError(
+            f"{objective.name} needs `--teacher CHECKPOINT` to distil from"
+            if objective.needs_teacher
+            else f"{objective.name} as asked learns from no teacher; leave out `--teacher`, or say `--distil logits`"
+        )
+    largest = objective.size(settings.max_length, 0)
+    if 0 < (settings.pack or 0) < largest:
+        raise UserError(
+            f"a row of {settings.pack} tokens cannot hold a conversation of {settings.max_length}, for which "
+            f"{objective.name} feeds up to {largest}; give `--pack {largest}` or a smaller `--max-length`"
+        )
+    base, teacher = locate(base), teacher and locate(teacher)
+    found = inspect(base, offline=offline, needs_mask=objective.needs_mask)
     tokenizer = found.tokenizer
-    aim: Objective = Ar()
-    if objective == "mars":
-        if set(getattr(found.config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
-            raise UserError(f"{base!r} has layers without full attention; mars trains checkpoints with full attention")
+    if objective.needs_mask and tokenizer.mask_token_id != found.mask_id:
         tokenizer.add_special_tokens({"mask_token": MASK})
-        aim = Mars(block_size=block_size, mask_id=tokenizer.mask_token_id)
-    prepared = prepare(data, count, tokenizer, settings)
-    model = AutoModelForCausalLM.from_pretrained(
-        base, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
-    )
-    figures = fit(model, aim, prepared, settings, tokenizer)
-    record = {
-        "objective": objective,
-        "options": {} if objective == "ar" else {"block_size": block_size},
+    processes = PartialState(cpu=not torch.cuda.is_available())  # those of `accelerate launch`
+    with processes.main_process_first():  # the others find its tokens
+        prepared = prepare(
+            data,
+            count,
+            tokenizer,
+            max_length=settings.max_length,
+            seed=settings.seed,
+            data_dir=data_dir,
+            offline=offline,
+        )
+    if progress and processes.is_main_process:
+        progress.note(prepared.summary)
+    model = _load(base, offline)
+    _refuse_odd_head(model, base)
+    guide = None if teacher is None else _load(teacher, offline)
+    if teacher is not None:
+        _refuse_odd_head(guide, teacher)
+        _refuse_other_words(model, tokenizer, guide, inspect(teacher, offline=offline).tokenizer)
+    objective.attach(model)
+    request = {
+        "objective": objective.name,
+        "options": asdict(objective),
         "settings": asdict(settings),
         "data": {**prepared.description, "sha256": prepared.sha256},
         "base": base,
         "base_sha256": weights_sha256(Path(base)),
-        **figures,
+        "teacher": teacher,
+        "teacher_sha256": teacher and weights_sha256(Path(teacher)),
     }
-    write_checkpoint(out, model, tokenizer, settings.dtype, record)
+    kept = out.with_name(out.name + ".training")
+    if processes.is_main_process:
+        _same_request(kept, request)
+    processes.wait_for_everyone()
+    special = Special(found.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
+    figures = fit(model, objective, prepared, settings, special, kept, request, guide, progress)
+    if figures is None:  # another process writes
+        return out
+    heads = objective.detach(model)
+    beside = {f"{objective.name}.safetensors": heads} if heads else {}
+    write_checkpoint(out, model, tokenizer, settings.dtype, {**request, **figures}, beside)
+    shutil.rmtree(kept)
     return out
 
 
-def fit(model: Any, objective: Objective, data: Data, settings: Settings, tokenizer: Any) -> dict[str, Any]:
-    """Train `model` in place; returns the figures of the training record."""
-    import torch
-    from transformers import Trainer, TrainingArguments
+def _load(source: str, offline: bool) -> Model:
+    return AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=torch.float32,
+        attn_implementation=ATTENTION,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=offline,
+    )
 
-    class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
-        """A Trainer whose loss is the objective's and whose log has its parts, averaged since the last line."""
 
-        def __init__(self, **kwargs: Any) -> None:
-            super().__init__(**kwargs)
-            self.parts: dict[str, list[torch.Tensor]] = {}
-            self.tokens_seen = 0
-
-        def compute_loss(
-            self, model: Any, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **_: Any
-        ) -> torch.Tensor:
-            losses = objective(model, Batch(**inputs))
-            for name, value in losses.parts.items():
-                self.parts.setdefault(name, []).append(value)
-            self.tokens_seen += int((inputs["labels"] != IGNORE).sum())
-            return losses.total
-
-        def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-            means = {name: round(torch.stack(values).mean().item(), 5) for name, values in self.parts.items()}
-            self.parts.clear()
-            super().log({**logs, **means}, *args, **kwargs)
-
-    def collator(rows: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
-        examples = [Example(row["input_ids"], row["labels"]) for row in rows]
-        batch = collate(
-            examples,
-            multiple=objective.multiple,
-            end_id=tokenizer.eos_token_id,
-            pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+def _refuse_odd_head(model: Model, source: str) -> None:
+    """Raise UserError for a model whose logits are not its last hidden states times a matrix: Gemma 2, Cohere …"""
+    ids = torch.arange(4)[None]
+    with torch.no_grad():
+        told = model(input_ids=ids, use_cache=False, feed=_plain(model, ids)).logits
+        hidden = model.base_model(input_ids=ids, use_cache=False, feed=_plain(model, ids)).last_hidden_state
+        ours = hidden @ model.get_output_embeddings().weight.T
+    if not torch.allclose(told, ours, rtol=1e-3, atol=1e-3):
+        raise UserError(
+            f"checkpoint {source!r} does more to its logits than one matrix ({model.config.model_type}), "
+            "which mtbench cannot train; give another `--base`."
         )
-        return batch._asdict()
-
-    steps = math.ceil(math.ceil(len(data.examples) / settings.batch_size) * settings.epochs)
-    with TemporaryDirectory() as scratch:  # a Trainer wants a folder, even to write nothing
-        trainer = ObjectiveTrainer(
-            model=model,
-            args=TrainingArguments(
-                output_dir=scratch,
-                per_device_train_batch_size=settings.batch_size,
-                learning_rate=settings.learning_rate,
-                lr_scheduler_type="cosine",
-                warmup_steps=math.ceil(settings.warmup * steps),
-                max_steps=steps,
-                optim="adamw_torch",
-                seed=settings.seed,
-                # Not by length, as the paper: batches of one length hold problems of one size, and small models
-                # learn far slower from them.
-                train_sampling_strategy="random",
-                remove_unused_columns=False,
-                save_strategy="no",
-                report_to="none",
-                use_cache=True,  # what the checkpoint's config will say; the objectives ask for none
-                logging_steps=max(1, min(50, steps // 20)),
-                use_cpu=not torch.cuda.is_available(),
-                dataloader_pin_memory=False,
-            ),
-            train_dataset=[example._asdict() for example in data.examples],
-            data_collator=collator,
-        )
-        result = trainer.train()
-    last = trainer.state.log_history[-2] if len(trainer.state.log_history) > 1 else {}
-    return {
-        "steps": result.global_step,
-        "labelled_tokens_seen": trainer.tokens_seen,
-        "final": {name: value for name, value in last.items() if name.startswith("loss")},
-        "train_s": round(result.metrics["train_runtime"], 1),
-    }
 
 
-def initialise(data: str, count: int, settings: Settings, out: Path, **shape: int) -> Path:
-    """Write an untrained Qwen2 checkpoint with a tokenizer of its own, learned from `data`, to `out`.
+def _refuse_other_words(model: Model, tokenizer: Any, teacher: Model, teachers: Any) -> None:
+    """Raise UserError unless model and teacher mean the same by a token id."""
+    theirs = teachers.get_vocab()
+    strange = [word for word, token in tokenizer.get_vocab().items() if theirs.get(word, token) != token]
+    rows, known = (len(m.get_output_embeddings().weight) for m in (model, teacher))
+    if strange or known < rows:
+        why = f"gives {strange[0]!r} another id" if strange else f"has {known} ids, fewer than the {rows} of the base"
+        raise UserError(f"the teacher's tokenizer {why}; distil from a model with the same tokenizer")
 
-    `shape` is `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`,
-    `num_key_value_heads` and `max_position_embeddings`.
+
+def _plain(model: Model, ids: Tensor) -> Sees:
+    """Sight of a plain text, for one forward."""
+    place, zero = torch.arange(ids.shape[1])[None], torch.zeros_like(ids)
+    nothing = torch.empty(0, dtype=torch.long)
+    return _sight(model, Packed(ids, place, zero, place + 1, zero, zero, nothing, nothing, nothing, nothing))
+
+
+def _sight(model: Model, batch: Packed) -> Sees:
+    text = model.config.get_text_config()
+    group = text.num_attention_heads // getattr(text, "num_key_value_heads", text.num_attention_heads)
+    kind = batch.ids.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+    return Sees(batch).prepare({None, getattr(text, "sliding_window", None)}, group, dtype)
+
+
+def hidden_states(model: Model, batch: Packed) -> Tensor:
+    """The last hidden states of the tokens that predict, (N, H)."""
+    out = model.base_model(
+        input_ids=batch.ids, position_ids=batch.place, use_cache=False, feed=_sight(model, batch)
+    ).last_hidden_state
+    told: Tensor = out.flatten(0, 1)[batch.at]
+    return told
+
+
+def learns(model: Model, objective: Objective, teacher: Model | None = None) -> None:
+    """From now on `model(**batch)` is the objective's loss and its parts, so that whatever wraps a model wraps this.
+
+    In evaluation it also tells which predictions are right, and how sure they are.
     """
-    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
 
-    refuse_existing(out)
-    tokenizer = learn_tokenizer(read_conversations(data, count, settings.seed), shape["vocab_size"])
-    set_seed(settings.seed)
-    config = Qwen2Config(
-        **{**shape, "vocab_size": math.ceil(len(tokenizer) / 16) * 16},
-        initializer_range=shape["hidden_size"] ** -0.5,  # the usual 0.02 is for large widths and learns slower here
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+    def forward(model: Model, **tensors: Tensor) -> dict[str, Tensor]:
+        batch = Packed(**tensors)
+        hidden = hidden_states(model, batch)
+        vocabulary = len(model.get_output_embeddings().weight)
+        total, parts = losses(objective, model, hidden, batch, taught(teacher, batch, vocabulary))
+        told = {"loss": total, "parts": parts}
+        return told if model.training else told | verdicts(objective, model, hidden, batch)._asdict()
+
+    model.forward = MethodType(forward, model)
+
+
+def taught(teacher: Model | None, batch: Packed, vocabulary: int | None = None) -> Taught | None:
+    """A teacher's hidden states where predictions are made, and its head, as far as the student's vocabulary goes."""
+    if teacher is None:
+        return None
+    with torch.no_grad():
+        return hidden_states(teacher, batch), teacher.get_output_embeddings().weight[:vocabulary]
+
+
+def _same_request(kept: Path, request: Mapping[str, Any]) -> None:
+    """Write down what is asked, or hold it to what an interrupted training was asked. Raises UserError."""
+    file = kept / "request.json"
+    asked = _flat(json.loads(json.dumps(request)))
+    if file.is_file():
+        before = _flat(json.loads(file.read_text()))
+        for name in before | asked:
+            if before.get(name) != asked.get(name) and name not in FREE:
+                raise UserError(
+                    f"{kept} holds an interrupted training whose {name} was {json.dumps(before.get(name))}, not "
+                    f"{json.dumps(asked.get(name))}; repeat its command to go on, or remove the folder to start anew"
+                )
+    kept.mkdir(parents=True, exist_ok=True)
+    partial = kept / f"request.{os.getpid()}.partial"
+    partial.write_text(json.dumps(request, indent=1) + "\n")
+    partial.replace(file)
+
+
+def _flat(request: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Entries of entries by their whole name."""
+    flat: dict[str, Any] = {}
+    for name, value in request.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def fit(
+    model: Model,
+    objective: Objective,
+    data: Data,
+    settings: Settings,
+    special: Special,
+    kept: Path,
+    request: Mapping[str, Any],
+    teacher: Model | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any] | None:
+    """Train `model` in place, going on from what is in `kept`; the figures of the record, for the main process."""
+    on_gpu = torch.cuda.is_available()
+    args = TrainingArguments(
+        output_dir=str(kept),
+        per_device_train_batch_size=1,  # of the schedule's forwards
+        train_sampling_strategy="sequential",
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        optim="adamw_torch_fused",
+        bf16=settings.precision == "bfloat16" or (settings.precision == "auto" and on_gpu),
+        gradient_checkpointing=settings.checkpointing or None,  # said at all, its newest name is asked for
+        ddp_find_unused_parameters=False,
+        seed=settings.seed,
+        remove_unused_columns=False,
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to="none",
+        use_cache=True,  # what the checkpoint's config will say; training asks for none
+        use_cpu=not on_gpu,
+        dataloader_pin_memory=on_gpu,
+        dataloader_num_workers=2 if on_gpu else 0,
     )
-    record = {
-        "objective": None,
-        "options": {},
-        "settings": asdict(settings),
-        "data": {"data": data, "examples": count, "seed": settings.seed},
-        "base": None,
-        "base_sha256": None,
-    }
-    write_checkpoint(out, Qwen2ForCausalLM(config), tokenizer, "float32", record)
-    return out
-
-
-def learn_tokenizer(conversations: Iterable[Messages], vocab_size: int) -> Any:
-    """Byte-level BPE with Qwen's splitting (every digit a token of its own), chat template and mask token."""
-    from transformers import Qwen2TokenizerFast
-
-    texts = (f"{turn['role']}\n{turn['content']}\n" for turns in conversations for turn in turns)
-    tokenizer = Qwen2TokenizerFast(unk_token=None).train_new_from_iterator(
-        texts, vocab_size, new_special_tokens=["<|im_start|>", "<|im_end|>", MASK], show_progress=False
+    args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes, never one with replicas
+    held_out = min(settings.held_out, len(data.examples) // 10)
+    largest = objective.size(settings.max_length, 0)
+    packed = (max(PACKED, largest) if on_gpu else 0) if settings.pack is None else settings.pack
+    plan = partial(Schedule, objective=objective, special=special, rows=settings.rows, packed=packed)
+    schedule = plan(
+        examples=data.examples[: len(data.examples) - held_out],
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        seed=settings.seed,
+        processes=args.world_size,
     )
-    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": MASK})
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    args.max_steps = schedule.steps
+    args.warmup_steps = math.ceil(settings.warmup * schedule.steps)
+    args.gradient_accumulation_steps = schedule.forwards // args.world_size
+    args.logging_steps = max(1, schedule.steps // LOGGED)
+    wanted = settings.save_steps or math.ceil(schedule.steps / 10)
+    args.save_steps = math.ceil(wanted / args.logging_steps) * args.logging_steps
+    learns(model, objective, teacher and teacher.to(args.device))
+    if on_gpu:
+        for layer in model.base_model.layers:
+            layer.compile(dynamic=False)
+    trainer = ObjectiveTrainer(
+        model=model, args=args, train_dataset=schedule, data_collator=lambda items: items[0], callbacks=[]
+    )
+    trainer.watch(schedule, request, progress)
+    shutil.rmtree(kept / "writing", ignore_errors=True)
+    last = _last_checkpoint(kept)
+    watched = progress if trainer.is_world_process_zero() else None
+    if watched:
+        watched.begin(schedule.steps, 0 if last is None else int(Path(last).name.partition("-")[2]))
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            raise
+        less = _less(settings, packed, largest)
+        raise UserError(f"out of memory with {settings.rows} rows a forward; {less}") from None
+    finally:
+        if watched:
+            watched.end()
+    figures = trainer.figures()
+    if held_out:
+        aside = plan(examples=data.examples[len(data.examples) - held_out :], batch_size=held_out, epochs=1, seed=0)
+        trainer.model_wrapped.eval()
+        figures["evaluation"] = evaluate(trainer.model_wrapped, aside, args.device)
+    del model.forward
+    return figures if trainer.is_world_process_zero() else None
 
 
-def write_checkpoint(out: Path, model: Any, tokenizer: Any, dtype: str, record: Mapping[str, Any]) -> None:
-    """Model, tokenizer and training record, written aside and then renamed: complete or absent."""
-    import torch
-
-    partial = out.with_name(out.name + ".partial")
-    model.to(getattr(torch, dtype)).save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    packages = ("multi-token-bench", "torch", "transformers", "accelerate", "tokenizers")
-    made_with = {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
-    }
-    (partial / RECORD).write_text(json.dumps({**record, **made_with}, indent=1) + "\n", encoding="utf-8")
-    partial.rename(out)
+def _less(settings: Settings, packed: int, largest: int) -> str:
+    """What to halve. A packed row must still hold the largest conversation."""
+    if settings.rows > 1:
+        return f"halve them with `--rows {settings.rows // 2}`: the same losses, in more forwards a step"
+    if packed // 2 >= largest:
+        return f"halve the row with `--pack {packed // 2}`"
+    return f"{'' if settings.checkpointing else 'add `--checkpointing`, or '}halve `--max-length {settings.max_length}`"
 
 
-def refuse_existing(out: Path) -> None:
-    if out.exists():
-        raise UserError(f"{out} exists already; remove it or choose another `--out`")
+def _last_checkpoint(kept: Path) -> str | None:
+    found = sorted(kept.glob("checkpoint-*"), key=lambda folder: int(folder.name.partition("-")[2]))
+    return str(found[-1]) if found else None
 
 
-def weights_sha256(folder: Path) -> str | None:
-    """Of a local checkpoint's safetensors files, in the order of their names; None for a checkpoint of the hub."""
-    digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest() if files else None
+class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
+    """A Trainer that logs a loss with its parts, stops when it is no number, and leaves only complete checkpoints."""
+
+    def watch(self, schedule: Schedule, request: Mapping[str, Any], progress: Progress | None) -> None:
+        """Called once, before training."""
+        self.model_accepts_loss_kwargs = False  # the schedule has divided the loss; see compute_loss
+        self.remove_callback(PrinterCallback)
+        self.schedule, self.request, self.progress = schedule, request, progress
+        self.unlogged: list[Tensor] = []  # per forward of this process: parts of the loss, tokens fed and predicted
+        self.rates: list[float] = []  # per step since the last log
+        self.norms: list[Any] = []  # of the gradient, likewise
+        self.logged_at = time.perf_counter()
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Tensor:
+        """The batch's part of the step's loss, made good for the mean that is taken over forwards and processes."""
+        told = model(**inputs)
+        fed = (inputs["document"] != PADDING).sum()
+        predicted = fed.new_tensor(len(inputs["at"]))
+        self.unlogged.append(torch.cat([told["parts"], torch.stack([fed, predicted]).to(told["parts"].dtype)]))
+        loss: Tensor = told["loss"] * self.schedule.forwards
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Once a step, before the weights change."""
+        self.rates.append(self._get_learning_rate())
+        self.norms.append(super()._clip_grad_norm(model))
+        return self.norms[-1]
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Before it is saved, a training is logged: its curve is whole, and its loss a number."""
+        self.control.should_log |= self.control.should_save
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *_: Any, **__: Any) -> None:
+        """A point of the curve: means over the steps since the last one. Raises UserError where a loss is no number."""
+        if not self.unlogged:
+            return
+        # The forwards of a step take turns over the processes.
+        told = self.accelerator.gather(torch.stack(self.unlogged)).unflatten(0, (self.schedule.processes, -1))
+        each = told.transpose(0, 1).reshape(-1, self.schedule.forwards, told.shape[-1]).double().cpu()
+        steps = each.sum(1)  # (steps, P + 2)
+        self.unlogged.clear()
+        names = self.schedule.objective.parts
+        norms = torch.tensor([float(norm or 0) for norm in self.norms])
+        self._stop_where_lost(each[:, :, : len(names)].sum(2), norms, self.rates)
+        parts = steps[:, : len(names)].mean(0).tolist()
+        fed, predicted = steps[:, len(names) :].sum(0).long().tolist()
+        before = self.state.log_history[-1] if self.state.log_history else {"fed": 0, "predicted": 0, "train_s": 0.0}
+        took, self.logged_at = time.perf_counter() - self.logged_at, time.perf_counter()
+        point = {
+            "loss": round(sum(parts), 6),
+            **{name: round(value, 6) for name, value in zip(names, parts, strict=True)},
+            "learning_rate": self.rates[-1],
+            "fed": before["fed"] + fed,
+            "predicted": before["predicted"] + predicted,
+            "train_s": round(before["train_s"] + took, 3),
+        }
+        self.rates.clear()
+        self.norms.clear()
+        super().log(point)
+        if self.progress and self.is_world_process_zero():
+            shown = {name: point[name] for name in ("loss", *(names if len(names) > 1 else ()))}
+            self.progress.step(self.state.global_step, shown, fed / took)
+
+    def _stop_where_lost(self, losses: Tensor, norms: Tensor, rates: Sequence[float]) -> None:
+        """Raise UserError at the first step whose loss (steps, forwards) or gradient norm (steps,) is no number."""
+        sound = losses.isfinite().all(1) & norms.isfinite()
+        if sound.all():
+            return
+        lost = int((~sound).nonzero()[0])
+        what, value, forward = "gradient", norms[lost], None
+        if not losses[lost].isfinite().all():
+            forward = int((~losses[lost].isfinite()).nonzero()[0])
+            what, value = "loss", losses[lost, forward]
+        step = self.state.global_step - len(losses) + lost
+        rows = self.schedule.conversations(step, forward)
+        raise UserError(
+            f"the {what} of step {step + 1} is {value.item()}, at a learning rate of {rates[lost]:.2g}, "
+            f"on conversations {', '.join(map(str, rows))}; lower `--learning-rate`, or look at those"
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """What the record says of the training so far."""
+        history = [dict(point) for point in self.state.log_history]
+        last = history[-1] if history else {"fed": 0, "predicted": 0, "train_s": 0.0}
+        done = self.state.global_step
+        conversations = sum(len(self.schedule.conversations(step)) for step in (done - 1,)) if done else 0
+        return {
+            "steps": done,
+            "tokens": {
+                "fed": last["fed"],
+                "predicted": last["predicted"],
+                "conversations": conversations + max(0, done - 1) * self.schedule.batch_size,
+            },
+            "train_s": last["train_s"],
+            "tokens_per_s": round(last["fed"] / last["train_s"], 1) if last["train_s"] else None,
+            "curve": [
+                {name: point[name] for name in ("step", "loss", *self.schedule.objective.parts, "learning_rate")}
+                for point in history
+            ],
+        }
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Written aside, then renamed; the one before goes when the new one is there."""
+        kept = Path(self.args.output_dir)
+        self.args.output_dir = str(kept / "writing")
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.output_dir = str(kept)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            before = list(kept.glob("checkpoint-*"))
+            new = kept / "writing" / f"checkpoint-{self.state.global_step}"
+            write_record(new, {**self.request, **self.figures()})
+            new.rename(kept / new.name)
+            for folder in before:
+                shutil.rmtree(folder)
+        self.accelerator.wait_for_everyone()

@@ -219,8 +219,10 @@ class Arithmetic(Suite):
             scores[item] = float(bool(found) and int(found[-1]) == problem.amounts[-1])
         return scores
 
-    def examples(self, count: int, seed: int) -> Iterator[list[dict[str, str]]]:
+    def examples(self, count: int | None, seed: int) -> Iterator[list[dict[str, str]]]:
         """`count` conversations about training problems; the first ones do not change with `count`."""
+        if count is None:
+            raise UserError("suite 'arithmetic' makes as many examples as are wanted; say how many with `--examples N`")
         rng = Random(f"train/{seed}")
         for _ in range(count):
             problem = draw_problem(rng, for_testing=False)

@@ -1,7 +1,7 @@
 """Fixtures every test file may use."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,14 @@ from mtbench.planning import make_plan
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
 from mtbench.score import score
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokens that tests keep for the next time are not the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

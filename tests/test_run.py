@@ -374,7 +374,10 @@ def without_tokenizer(folder: Path) -> str:
 
 BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
-    "method": (["--method", "marz"], "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, hf-generate, mars."),
+    "method": (
+        ["--method", "marz"],
+        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, hf-generate, mars.",
+    ),
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
     "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
     "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),

@@ -1,0 +1,61 @@
+"""A model's own answers as conversations to train on: what a draft learns from in sequence-level distillation
+(Kim and Rush, arXiv 1606.07947). Greedy, by the method that others are compared with."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from mtbench.checkpoint import refuse_existing
+from mtbench.decoding import decode
+from mtbench.engine import ENGINES
+from mtbench.method import Lanes
+from mtbench.models import Checkpoint, load
+from mtbench.registry import METHODS
+from mtbench.suite import Messages
+
+ROWS = 64  # of a batch
+
+
+def write_answers(
+    teacher: str, conversations: Iterable[Messages], out: Path, *, max_new_tokens: int, offline: bool = False
+) -> int:
+    """Write the conversations to `out`, a JSONL of `messages`, with the teacher's last turn in place of theirs.
+
+    An answer that its budget cut short is left out: nobody should learn to stop there. Returns how many are written.
+    Raises UserError if there is something at `out`.
+    """
+    refuse_existing(out)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
+    partial = out.with_name(out.name + ".partial")
+    written = 0
+    with partial.open("w", encoding="utf-8") as file:
+        for turns in answered(checkpoint, conversations, max_new_tokens):
+            file.write(json.dumps({"messages": turns}, ensure_ascii=False) + "\n")
+            written += 1
+    os.replace(partial, out)
+    return written
+
+
+def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int) -> Iterator[Messages]:
+    """The conversations as the checkpoint would have ended them."""
+    engine = ENGINES["graph"]()
+    lanes = Lanes("teacher", {"teacher": engine.lane(checkpoint)})
+    reference = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)()
+    stream = iter(conversations)
+    while batch := list(islice(stream, ROWS)):
+        asked = [list(turns[:-1]) for turns in batch]
+        texts = [
+            checkpoint.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            for turns in asked
+        ]
+        prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
+        answers, _ = decode(reference, lanes, prompts, max_new_tokens, make=engine.batch)
+        for turns, answer in zip(asked, answers, strict=True):
+            if answer.finish_reason == "end":
+                yield [*turns, {"role": "assistant", "content": answer.text}]

@@ -1,0 +1,93 @@
+"""Cross-entropy behind a linear head, in chunks: no tensor of all predictions times the vocabulary ever exists.
+
+The gradients are made together with the loss, chunk by chunk, so nothing is computed twice (the idea of Liger Kernel,
+arXiv 2410.10989, and of Cut Cross-Entropy, arXiv 2411.09009, in plain PyTorch). Here with a weight per prediction and
+part of the loss, and with a teacher's distribution in place of a token where a smaller model is distilled.
+
+Letters: N predictions, H hidden size, V vocabulary, P parts of the loss.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 1 << 26  # elements of a chunk's logits: 256 MiB in float32
+
+Taught = tuple[Tensor, Tensor]  # a teacher's hidden states (N, H') and its head (V, H')
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, taught: Taught | None
+    ) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        each = weight.sum(1).to(exact)
+        parts = torch.zeros(weight.shape[1], dtype=exact, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros_like(head, dtype=exact) if head.requires_grad else None
+        weights = head.to(hidden.dtype)
+        for part in chunks(len(hidden), len(head)):
+            told = None if taught is None else (taught[0][part], taught[1])
+            loss, gradient = _slope((hidden[part] @ weights.T).to(exact), target[part], each[part], told)
+            parts += loss @ weight[part].to(exact)
+            gradient = gradient.to(hidden.dtype)
+            grad_hidden[part] = gradient @ weights
+            if grad_head is not None and grad_head.dtype == gradient.dtype:
+                grad_head.addmm_(gradient.T, hidden[part])  # with no second tensor of the head's size
+            elif grad_head is not None:
+                grad_head += gradient.T @ hidden[part]
+            del gradient  # before the next chunk's logits are made
+        ctx.save_for_backward(grad_hidden, grad_head)
+        ctx.mark_non_differentiable(parts)
+        return parts.sum(), parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_head = ctx.saved_tensors
+        if grad_head is not None:
+            grad_head.mul_(grad)  # in place, for its size; autograd refuses a second pass
+        return grad_hidden * grad, grad_head, None, None, None
+
+
+def _slope(logits: Tensor, target: Tensor, each: Tensor, taught: Taught | None) -> tuple[Tensor, Tensor]:
+    """Losses (n,) of logits (n, V), and what flows back to the logits where each counts so much; uses the logits up."""
+    log_p = logits.log_softmax(1)
+    rows = torch.arange(len(log_p), device=log_p.device)
+    if taught is None:
+        loss = -log_p[rows, target]
+        gradient = torch.exp(log_p, out=logits)
+        gradient[rows, target] -= 1
+    else:
+        log_q = (taught[0] @ taught[1].to(taught[0].dtype).T).to(logits.dtype).log_softmax(1)
+        loss = (log_q.exp() * (log_q - log_p)).sum(1)
+        gradient = torch.exp(log_p, out=logits).sub_(log_q.exp_())
+    return loss, gradient.mul_(each[:, None])
+
+
+def linear_cross_entropy(
+    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, taught: Taught | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sum of weighted cross-entropies of `hidden @ head.T`, and its parts, (P,), which carry no gradient.
+
+    hidden (N, H), head (V, H), target (N,), weight (N, P). With `taught`, the divergence from a teacher's distribution
+    (Kullback-Leibler, teacher first) in place of the target's cross-entropy. Under autocast in its dtype; sums and
+    softmax are at least float32.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    with torch.autocast(kind, enabled=False):
+        total, parts = _LinearCrossEntropy.apply(hidden, head, target, weight, taught)  # type: ignore[no-untyped-call]
+    return total, parts
+
+
+def chunks(predictions: int, vocabulary: int) -> Iterator[slice]:
+    """Slices of predictions whose logits fit into a chunk."""
+    step = max(1, CHUNK // vocabulary)
+    for begin in range(0, predictions, step):
+        yield slice(begin, begin + step)

@@ -1,0 +1,135 @@
+"""The trainings behind this report: the arms of the recipe `tiny` over more seeds, and every checkpoint's scores.
+
+    mtbench train --recipe tiny -o FOLDER
+    python study.py FOLDER [WORKERS]    # go on with the same command after an interruption
+
+A further seed lies in FOLDER/<arm>.<seed>, scores in FOLDER/scores/<arm>.<seed>.json: for every way of decoding a
+checkpoint, accuracy item by item, tokens and forwards over 2,048 held-out problems.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from mtbench.objectives import Mars
+from mtbench.recipes import RECIPES, Stage
+
+ITEMS = 2048
+TAUS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)  # the paper's table 8
+WIDE_TAUS = (0.95, 0.8, 0.5)  # of wider windows, which take several times as long
+UNSCORED = ("init", "draft_init", "sums", "medusa")
+FIRST = 43  # the recipe's own seed
+FIVE, THREE = range(43, 48), range(43, 46)
+SEEDS = {
+    "ar_long": FIVE,
+    "mars": FIVE,
+    "mars_anchored": FIVE,
+    "mars_no_sft": THREE,
+    "mars_no_sft_weighted": THREE,
+    "block_diffusion": THREE,
+}
+SWEPT = {
+    "mars": TAUS,
+    "mars_no_sft": TAUS,
+    "mars_anchored": TAUS,
+    "mars_b8": WIDE_TAUS,
+    "mars_b16": WIDE_TAUS,
+    "mars_no_sft_b8": WIDE_TAUS,
+    "mars_no_sft_b16": WIDE_TAUS,
+}
+
+
+def stages() -> Iterator[tuple[Stage, int]]:
+    """What to train beside the recipe, the most wanted first."""
+    recipe = {stage.name: stage for stage in RECIPES["tiny"]}
+    weighted = Mars(block_size=4, ar_weight=0.0, timestep_weight=True)  # the ablation as the release has it
+    recipe["mars_no_sft_weighted"] = replace(recipe["mars_no_sft"], name="mars_no_sft_weighted", objective=weighted)
+    for seed in FIVE:
+        for arm, seeds in SEEDS.items():
+            if seed in seeds and (seed != FIRST or arm == "mars_no_sft_weighted"):
+                yield replace(recipe[arm], settings=replace(recipe[arm].settings, seed=seed)), seed
+
+
+def make(root: Path, stage: Stage, seed: int, out: Path) -> str:
+    """Train one stage, score it, and say so. What is there already is left alone."""
+    import torch
+
+    torch.set_num_threads(1)
+    if not out.is_dir():
+        train_stage(root, stage, out)
+    told = root / "scores" / f"{stage.name}.{seed}.json"
+    if not told.is_file():
+        told.parent.mkdir(exist_ok=True)
+        told.write_text(json.dumps(score(out, stage.name, seed), indent=1) + "\n")
+    return told.name
+
+
+def train_stage(root: Path, stage: Stage, out: Path) -> None:
+    """One stage of the recipe, from the checkpoint it made in `root`."""
+    from mtbench.train import train
+
+    assert stage.objective is not None
+    assert stage.examples is not None
+    count = stage.examples + stage.settings.held_out
+    train(stage.objective, str(root / str(stage.base)), stage.data, count, stage.settings, out)
+
+
+def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
+    """Decode the suite's first problems in every way that suits the checkpoint."""
+    from mtbench.decoding import decode
+    from mtbench.engine import ENGINES
+    from mtbench.method import Lanes
+    from mtbench.models import load
+    from mtbench.plan import Request
+    from mtbench.planning import make_plan, open_suite
+    from mtbench.registry import METHODS
+
+    request = Request(limit=ITEMS, batch_size=(1,), method=("ar",))
+    plan = make_plan(request)
+    suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
+    order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))
+    engine = ENGINES["graph"]()
+    lane = engine.lane(load(str(checkpoint)))
+    record = json.loads((checkpoint / "mtbench_training.json").read_text())
+    block = record["options"].get("block_size", 0)
+    if name == "block_diffusion":
+        kind = METHODS["block-diffusion"]
+        ways = {"1.0": kind(block_size=block), "0.95": kind(block_size=block, tau=0.95)}
+    else:
+        ways = {"1.0": METHODS["ar"]()}  # which tau = 1 equals, token for token
+        if block:
+            taus = SWEPT.get(name, TAUS[:1]) if seed == FIRST else TAUS[:1]
+            ways |= {str(tau): METHODS["mars"](block_size=block, tau=tau) for tau in taus}
+    told = {}
+    for tau, method in ways.items():
+        prompts = [items[i].prompt_ids for i in order]
+        budget = plan.suites[0].max_new_tokens
+        answers, timing = decode(method, Lanes("it", {"it": lane}), prompts, budget, rows=256, make=engine.batch)
+        by_item = dict(zip(order, answers, strict=True))
+        scores = suite.score({items[i].item: answer.text for i, answer in by_item.items()})
+        told[tau] = {
+            "right": "".join(str(int(scores[item.item])) for item in items),
+            "accuracy": sum(scores.values()) / len(scores),
+            "tokens": [len(by_item[i].token_ids) for i in range(len(items))],
+            "forwards": [by_item[i].forwards for i in range(len(items))],
+            "wall_s": round(timing.wall_s, 1),
+        }
+    return {"arm": name, "seed": seed, "block_size": block, "tau": told, "evaluation": record.get("evaluation")}
+
+
+def main(root: Path, workers: int = 2) -> None:
+    """So many at a time, a thread each: the recipe's checkpoints are scored, further seeds trained and scored."""
+    made = [(stage, stage.settings.seed, root / stage.name) for stage in RECIPES["tiny"] if stage.name not in UNSCORED]
+    jobs = [job for job in made if job[2].is_dir()]
+    jobs += [(stage, seed, root / f"{stage.name}.{seed}") for stage, seed in stages()]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(make, root, *job) for job in jobs]):
+            print(future.result(), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -1,0 +1,162 @@
+"""The tables of this report, from the scores that study.py stored: `python tables.py FOLDER/scores`."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mtbench.statistics import paired_difference, ratio_of_totals, seeds_verdict, wilson
+
+Scores = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> what study.py told
+CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
+    ("mars", "ar_long", 5),
+    ("mars_anchored", "mars", 5),
+    ("mars", "ar", 5),
+    ("ar_long", "ar", 5),
+    ("mars", "mars_no_sft", 3),
+    ("mars_b8", "mars_no_sft_b8", 3),
+    ("mars_b16", "mars_no_sft_b16", 3),
+    ("mars_b16", "mars", 3),
+    ("mars_no_sft_b16", "mars_no_sft", 3),
+    ("mars_no_sft_weighted", "mars_no_sft", 3),
+    ("block_diffusion", "ar_long", 3),
+    ("block_diffusion", "mars", 3),
+)
+
+
+def read(folder: Path) -> Scores:
+    told = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    return {(one["arm"], one["seed"]): one for one in told}
+
+
+def points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def signed(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:+.1f}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def baseline_of(scores: Scores, baseline: str, seed: int) -> Mapping[str, Any] | None:
+    """The baseline trained with the same seed, or the one there is."""
+    return scores.get((baseline, seed), scores.get((baseline, 42)))
+
+
+def arms(scores: Scores) -> list[str]:
+    return list(dict.fromkeys(arm for arm, _ in scores))
+
+
+def accuracies(scores: Scores, arm: str, tau: str) -> list[float]:
+    return [one["tau"][tau]["accuracy"] for (name, _), one in scores.items() if name == arm and tau in one["tau"]]
+
+
+def one_token_mode(scores: Scores) -> None:
+    rows = []
+    for arm in arms(scores):
+        found = accuracies(scores, arm, "1.0")
+        first = next(one for (name, _), one in scores.items() if name == arm)
+        if not found:
+            continue
+        right, n = first["tau"]["1.0"]["right"].count("1"), len(first["tau"]["1.0"]["right"])
+        around = wilson(right, n)
+        rows.append(
+            (
+                f"`{arm}`",
+                str(len(found)),
+                points(sum(found) / len(found)),
+                f"{points(min(found))}–{points(max(found))}" if len(found) > 1 else "–",
+                f"{points(right / n)} [{points(around.ci_low)}, {points(around.ci_high)}]",
+                f"{first['evaluation']['loss']:.4f}",
+            )
+        )
+    table(("arm", "seeds", "mean accuracy, %", "over seeds", "first seed [95 %, items]", "its evaluation loss"), rows)
+
+
+def contrasts(scores: Scores, tau: str, wanted: Sequence[tuple[str, str, int]] = CONTRASTS) -> None:
+    rows = []
+    for arm, baseline, needed in wanted:
+        differences, told = [], []
+        for (name, seed), one in scores.items():
+            other = baseline_of(scores, baseline, seed)
+            if name != arm or other is None or tau not in one["tau"] or tau not in other["tau"]:
+                continue
+            mine, theirs = one["tau"][tau]["right"], other["tau"][tau]["right"]
+            gained = sum(a > b for a, b in zip(mine, theirs, strict=True))
+            lost = sum(a < b for a, b in zip(mine, theirs, strict=True))
+            d = paired_difference(gained, lost, len(mine))
+            differences.append(d.value)
+            told.append(f"{signed(d.value)} [{signed(d.ci_low)}, {signed(d.ci_high)}]")
+        if differences:
+            known = [d for d in differences if d is not None]
+            verdict = seeds_verdict(known, needed)
+            rows.append((f"`{arm}` − `{baseline}`", "; ".join(told), between(known), str(verdict.word)))
+    table(("contrast", "by seed, points [95 %, items]", "mean over seeds [95 %, seeds]", "verdict"), rows)
+
+
+def between(differences: Sequence[float]) -> str:
+    """Mean and t interval over seeds."""
+    from scipy.stats import t
+
+    n, mean = len(differences), sum(differences) / len(differences)
+    if n < 2:
+        return f"{signed(mean)} (one seed: no interval)"
+    se = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    reach = float(t.ppf(0.975, n - 1)) * se
+    return f"{signed(mean)} [{signed(mean - reach)}, {signed(mean + reach)}]"
+
+
+def windows(scores: Scores, keep: Callable[[str, int], bool]) -> None:
+    """Accuracy and tokens per forward at every threshold."""
+    taus = ("1.0", "0.95", "0.9", "0.8", "0.7", "0.6", "0.5")
+    rows = []
+    for (arm, seed), one in scores.items():
+        if keep(arm, seed):
+            cells = []
+            for tau in taus:
+                if tau not in one["tau"]:
+                    cells.append("–")
+                    continue
+                told = one["tau"][tau]
+                rate = ratio_of_totals([told["tokens"]], [told["forwards"]], unit="item")
+                cells.append(
+                    f"{points(told['accuracy'])} / {rate.value:.2f} ± {(rate.ci_high - rate.ci_low) / 2:.2f}"
+                    if rate.ci_high is not None and rate.ci_low is not None
+                    else f"{points(told['accuracy'])} / {rate.value:.2f}"
+                )
+            rows.append((f"`{arm}` seed {seed}", *cells))
+    table(("arm", *(f"tau {tau}" for tau in taus)), rows)
+
+
+def learned(scores: Scores) -> None:
+    """Accuracy by how far ahead, and how right predictions beyond the next token are that are at least .95 sure."""
+    rows = []
+    for (arm, seed), one in scores.items():
+        if seed in (42, 43):
+            ahead = {point["ahead"]: point["accuracy"] for point in one["evaluation"]["ahead"]}
+            sure = [b for b in one["evaluation"]["calibration"] if b["low"] >= 0.95]
+            n, right = sum(b["n"] for b in sure), sum(b["n"] * b["accuracy"] for b in sure)
+            shown = [points(ahead.get(k)) for k in range(1, 6)]
+            rows.append((f"`{arm}`", *shown, f"{n}: {points(right / n)}" if n else "–"))
+    table(("arm", *(f"{k} ahead" for k in range(1, 6)), "predictions ≥ .95 sure: share right"), rows)
+
+
+if __name__ == "__main__":
+    found = read(Path(sys.argv[1]))
+    print("## One token per forward (tau = 1)\n")
+    one_token_mode(found)
+    contrasts(found, "1.0")
+    print("## tau = 0.95\n")
+    contrasts(found, "0.95", [("mars_anchored", "mars", 5), ("mars", "mars_no_sft", 3)])
+    print("## Accuracy, % / tokens per forward\n")
+    windows(found, lambda arm, seed: seed == 43 or arm == "block_diffusion")
+    print("## What was learned\n")
+    learned(found)
