@@ -46,13 +46,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from mtbench import crossentropy, machine, models, roofline, statistics, train
+from mtbench import crossentropy, loss, machine, models, roofline, statistics
 from mtbench.lane import ATTENTION
 from mtbench.layout import PADDING, Example, Packed, Sees
+from mtbench.loss import hidden_states, learns
 from mtbench.objectives import Ar, Mars, Objective, Special, losses
 from mtbench.schedule import Schedule
 from mtbench.statistics import INCONCLUSIVE, Ratio
 from mtbench.stopwatch import Stopwatch
+from mtbench.trainer import PACKED, ROWS, ObjectiveTrainer
 
 WEIGHTS = "random:qwen2.5-0.5b"
 WORDS = 4000  # token ids in use, so that a toy's head may be small
@@ -163,12 +165,12 @@ def random_model(config: Any, device: torch.device, attention: str = ATTENTION) 
 
 
 class Training:
-    """A model that learns an objective, as `mtbench.train.fit` has it, without the Trainer around it."""
+    """A model that learns an objective, as `mtbench.trainer.fit` has it, without the Trainer around it."""
 
     def __init__(self, objective: Objective, config: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.model = random_model(config, device)
-        train.learns(self.model, objective)
+        learns(self.model, objective)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
 
     def compiled(self, **options: Any) -> "Training":
@@ -257,7 +259,7 @@ def counted(objective: Objective, batch: Batch, config: Any) -> int:
         model = random_model(config, torch.device("cpu"))
         fed = Packed(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
         with FlopCounterMode(display=False) as counter:
-            losses(objective, model, train.hidden_states(model, fed), fed).total.backward()
+            losses(objective, model, hidden_states(model, fed), fed).total.backward()
     per_operation = counter.get_flop_counts()["Global"]
     return sum(flops for operation, flops in per_operation.items() if str(operation) in ("aten.mm", "aten.addmm"))
 
@@ -328,17 +330,15 @@ def peak_of(arm: str, device: str, conversations_: int, layers: int | None) -> i
             model=random_model(shape(layers), there, "sdpa"), args=args, train_dataset=examples, data_collator=padded
         )
     else:
-        packed = train.PACKED if on_gpu else 0
+        packed = PACKED if on_gpu else 0
         rows = len(Schedule._rows(one := schedule(ARMS[arm], examples, rows=1, packed=packed, steps=2), 0))
         plan = dataclasses.replace(one, rows=rows)
         model = random_model(shape(layers), there)
-        train.learns(model, ARMS[arm])
+        learns(model, ARMS[arm])
         if on_gpu:
             for layer in model.base_model.layers:
                 layer.compile(dynamic=False)
-        trainer = train.ObjectiveTrainer(
-            model=model, args=args, train_dataset=plan, data_collator=lambda items: items[0]
-        )
+        trainer = ObjectiveTrainer(model=model, args=args, train_dataset=plan, data_collator=lambda items: items[0])
         trainer.watch(plan, {}, None)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -391,7 +391,7 @@ def memory(bench: Bench) -> None:
 def recompile(bench: Bench) -> None:
     """Graphs that are compiled after two steps of warm-up, in steps of other data."""
     options: dict[str, Any]
-    config, options, packed, rows, steps = shape(), {}, train.PACKED, train.ROWS, STEPS
+    config, options, packed, rows, steps = shape(), {}, PACKED, ROWS, STEPS
     context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if not bench.on_gpu:
         config = shape(FEW)
@@ -401,7 +401,7 @@ def recompile(bench: Bench) -> None:
         # FlexAttention refuses gradients on a CPU, for want of a kernel; its unfused definition has them.
         context = contextlib.ExitStack()
         context.enter_context(patch("torch.nn.attention.flex_attention._validate_device", lambda *_: None))
-        context.enter_context(patch.object(train, "Sees", Tiled))
+        context.enter_context(patch.object(loss, "Sees", Tiled))
     found: dict[str, Any] = {}
     with context:
         for arm, objective in ARMS.items():
@@ -457,7 +457,7 @@ def same(bench: Bench) -> None:
             training = Training(objective, shape(4), bench.device, torch.float32)
             if kind is Sees:
                 training.compiled()
-            with patch.object(train, "Sees", kind):
+            with patch.object(loss, "Sees", kind):
                 training.differentiate(batch)
             told.append([p.grad.double() for p in training.model.parameters()])
             del training
@@ -564,7 +564,7 @@ def time_gpu(bench: Bench) -> None:
     steps: dict[str, Callable[[], None]] = {}
     ratios: dict[str, float] = {}
     for arm, objective in ARMS.items():
-        forwards = batches(schedule(objective, examples, rows=train.ROWS, packed=train.PACKED))
+        forwards = batches(schedule(objective, examples, rows=ROWS, packed=PACKED))
         ratios[arm] = float(cost_of(forwards, config).packed)
         training = Training(objective, config, bench.device, torch.bfloat16).compiled()
         steps[arm] = partial(training.step, forwards)
@@ -601,7 +601,7 @@ def time_cpu(bench: Bench) -> None:
 
 def _pass(training: Training, batch: Batch, objective: Objective) -> None:
     fed = Packed(**batch)
-    losses(objective, training.model, train.hidden_states(training.model, fed), fed).total.backward()
+    losses(objective, training.model, hidden_states(training.model, fed), fed).total.backward()
     training.model.zero_grad(set_to_none=False)
 
 

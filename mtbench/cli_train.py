@@ -187,7 +187,7 @@ def _objective_commands() -> Mapping[str, Any]:
 def _command(objective: type[Any]) -> Callable[..., None]:
     """The command of an objective: `common`, the objective's options and those of every training."""
     from mtbench.recipes import Stage
-    from mtbench.train import Settings
+    from mtbench.trainer import Settings
 
     def command(**given: Any) -> None:
         stage = Stage(

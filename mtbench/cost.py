@@ -37,7 +37,7 @@ from mtbench.recipes import Stage
 from mtbench.registry import SUITES
 from mtbench.shapes import SHAPES
 from mtbench.suite import Source
-from mtbench.train import PACKED
+from mtbench.trainer import PACKED
 from mtbench.untrained import learn_tokenizer
 
 SAMPLE = 200  # conversations that are laid

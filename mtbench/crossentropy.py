@@ -37,7 +37,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient.to(hidden.dtype)
             grad_hidden[part] = gradient @ weights
             if grad_head is not None and grad_head.dtype == gradient.dtype:
-                grad_head.addmm_(gradient.T, hidden[part])  # with no second tensor of the head's size
+                torch.addmm(grad_head, gradient.T, hidden[part], out=grad_head)  # no second tensor of the head's size
             elif grad_head is not None:
                 grad_head += gradient.T @ hidden[part]
             del gradient  # before the next chunk's logits are made

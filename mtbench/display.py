@@ -126,7 +126,7 @@ class RunProgress:
 class TrainingProgress:
     """Shows a training's step n/m, the loss and its parts, tokens/s, time left; lines where nobody watches live.
 
-    What `mtbench.train.Progress` asks for. Time left is at the pace since this process began.
+    What `mtbench.trainer.Progress` asks for. Time left is at the pace since this process began.
     """
 
     def __init__(self, console: Console) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mtbench.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
-from mtbench.train import Settings
+from mtbench.trainer import Settings
 
 HELD_OUT = 512
 

@@ -14,7 +14,7 @@ from mtbench.objectives import OBJECTIVES, Mars
 from mtbench.options import options_of
 from mtbench.recipe_run import arguments, needs
 from mtbench.recipes import RECIPES, Stage
-from mtbench.train import Settings
+from mtbench.trainer import Settings
 
 STAGES = [(stages, stage) for stages in RECIPES.values() for stage in stages]
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

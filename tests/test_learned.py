@@ -14,9 +14,9 @@ from mtbench import crossentropy
 from mtbench.lane import ATTENTION
 from mtbench.layout import Example, Laid
 from mtbench.learned import EDGES, calibration, evaluate
+from mtbench.loss import learns
 from mtbench.objectives import Mars, Medusa, Objective, Special
 from mtbench.schedule import Schedule
-from mtbench.train import learns
 
 MASK, END, VOCABULARY = 20, 21, 24
 

@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.lane import ATTENTION
 from mtbench.layout import Example, Laid, Sees, pack
+from mtbench.loss import hidden_states, taught
 from mtbench.objectives import (
     LEAST_TIME,
     OBJECTIVES,
@@ -26,7 +27,6 @@ from mtbench.objectives import (
     Special,
     losses,
 )
-from mtbench.train import hidden_states, taught
 
 VOCAB, MASK, END = 23, 20, 21
 BLOCKS = (2, 3, 4, 8, 16)

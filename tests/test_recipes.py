@@ -21,7 +21,7 @@ from mtbench.layout import Example
 from mtbench.objectives import Ar, Mars, Medusa, Objective
 from mtbench.recipes import RECIPES, Stage
 from mtbench.shapes import SHAPES
-from mtbench.train import Settings
+from mtbench.trainer import Settings
 
 # In place of `mtbench`: notes when it begins and ends; `bad` fails, `long` waits to be interrupted.
 FAKE = """

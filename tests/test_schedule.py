@@ -13,9 +13,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.lane import ATTENTION
 from mtbench.layout import PADDING, Example, Packed
+from mtbench.loss import hidden_states
 from mtbench.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special, losses
 from mtbench.schedule import Schedule, best_fit, dice
-from mtbench.train import hidden_states
 
 VOCAB, MASK, END = 23, 20, 21
 SPECIAL = Special(mask=MASK, end=END)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, MistralConfig
 
-from mtbench import checkpoint, layout
+from mtbench import checkpoint, layout, loss, trainer
 from mtbench import train as training
 from mtbench.conversations import prepare
 from mtbench.errors import UserError
@@ -23,7 +23,8 @@ from mtbench.families import RECORD
 from mtbench.layout import PADDING
 from mtbench.objectives import Ar, BlockDiffusion, Draft, Losses, Mars, Medusa, Objective, Special, losses
 from mtbench.schedule import Schedule
-from mtbench.train import Settings, train
+from mtbench.train import train
+from mtbench.trainer import Settings
 from mtbench.untrained import initialise
 
 SHAPE = {
@@ -347,7 +348,8 @@ import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
 from mtbench.objectives import Mars
-from mtbench.train import Settings, train
+from mtbench.train import train
+from mtbench.trainer import Settings
 
 torch.set_num_threads(1)
 base, rows, out, settings, options = json.loads(sys.argv[1])
@@ -409,8 +411,8 @@ def broken_after(function: Any, times: int) -> Any:
     [
         (torch, "save", 0),  # the first checkpoint's optimizer
         (torch, "save", 4),  # that of a later one
-        (training, "write_record", 0),
-        (training, "write_record", 2),
+        (trainer, "write_record", 0),
+        (trainer, "write_record", 2),
         (Path, "rename", 0),
         (Path, "rename", 2),
         (shutil, "rmtree", 0),
@@ -553,7 +555,7 @@ def test_a_gradient_that_is_no_number_stops_before_it_is_saved(
             total = total + (total - total.detach()).sqrt()  # 0, with an infinite slope
         return Losses(total, parts)
 
-    monkeypatch.setattr(training, "losses", steep)
+    monkeypatch.setattr(loss, "losses", steep)
     with pytest.raises(UserError, match=f"the gradient of step {step} is (inf|nan), at a learning rate of") as error:
         train(Ar(), base, [rows], None, replace(USUAL, save_steps=save_steps), out)
     assert f"on conversations {', '.join(map(str, schedule.conversations(step - 1)))};" in str(error.value)
@@ -591,7 +593,7 @@ def test_out_of_memory_says_what_to_halve(
     advice: str,
 ) -> None:
     """First what changes no loss; a packed row still holds the longest conversation."""
-    monkeypatch.setattr(training, "hidden_states", broken_by(error))
+    monkeypatch.setattr(loss, "hidden_states", broken_by(error))
     with pytest.raises(UserError, match="out of memory") as told:
         train(Mars(block_size=2), base, [rows], None, replace(USUAL, **changes), tmp_path / "out")
     assert advice in str(told.value)
@@ -608,7 +610,7 @@ def test_another_error_is_not_taken_for_want_of_memory(
     base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes through as it is."""
-    monkeypatch.setattr(training, "hidden_states", broken_by(RuntimeError("shapes differ")))
+    monkeypatch.setattr(loss, "hidden_states", broken_by(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         train(Ar(), base, [rows], None, USUAL, tmp_path / "out")
 
@@ -617,7 +619,7 @@ def test_after_want_of_memory_the_advice_is_taken_and_nothing_lost(
     base: str, rows: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The training goes on with fewer rows a forward, on the same curve, and its record says so."""
-    out, forward = tmp_path / "out", training.hidden_states
+    out, forward = tmp_path / "out", loss.hidden_states
     calls = iter(range(1000))
 
     def short(model: Any, batch: Any) -> Any:
@@ -625,7 +627,7 @@ def test_after_want_of_memory_the_advice_is_taken_and_nothing_lost(
             raise OUT_OF_MEMORY[0]
         return forward(model, batch)
 
-    monkeypatch.setattr(training, "hidden_states", short)
+    monkeypatch.setattr(loss, "hidden_states", short)
     with pytest.raises(UserError, match="--rows 1`"):
         train(MARS, base, [rows], None, USUAL, out)
     watch = Watch()

@@ -16,7 +16,8 @@ from mtbench.errors import UserError
 from mtbench.families import RECORD
 from mtbench.learned import EDGES
 from mtbench.objectives import Mars
-from mtbench.train import Settings, train
+from mtbench.train import train
+from mtbench.trainer import Settings
 from mtbench.training_page import THRESHOLDS, calibration_error, passing, write_training_page
 from mtbench.untrained import initialise
 
