@@ -102,6 +102,11 @@ def block_start(place: Tensor, first: int, size: int) -> Tensor:
     return (place - first) // size * size + first
 
 
+def blocks_of(length: int, size: int) -> int:
+    """The tokens of so many, once the last block is full."""
+    return -(-length // size) * size
+
+
 def filled(ids: Tensor, first: int, size: int, end: int) -> Tensor:
     """End tokens, to be learned, up to the end of a block: as the release does."""
     return torch.nn.functional.pad(ids, (0, (first - len(ids)) % size), value=end)
@@ -163,7 +168,12 @@ class Mars(Objective):
         return ("mask", "ar") if self.ar_weight else ("mask",)
 
     def size(self, length: int, prompt: int) -> int:
-        return length + (length - prompt) + 2 * self.block_size
+        start, shift = max(prompt, 1), int(self.random_offset)
+        if self.layout == "anchored":
+            behind = length - 1 - start
+            return length - 1 + behind - behind // self.block_size + shift
+        full = blocks_of(length, self.block_size) + shift * (self.block_size - 1)
+        return full - 1 + full - 1 - start
 
     def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
         """Masks stand where a target's predecessor is not known; every other target is the clean stream's to predict.
@@ -229,7 +239,8 @@ class BlockDiffusion(Objective):
         return ("mask",)
 
     def size(self, length: int, prompt: int) -> int:
-        return length + (length - prompt) + 3 * self.block_size
+        full, before = blocks_of(length, self.block_size), (max(prompt, 1) - 1) // self.block_size * self.block_size
+        return full - self.block_size + full - before
 
     def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
         assert special.mask is not None

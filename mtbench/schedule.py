@@ -86,8 +86,12 @@ class Schedule(Dataset[dict[str, Tensor]]):
         return sum(self.objective.share(*self._length(turn)) for turn in self._turns(step))
 
     def _length(self, turn: int) -> tuple[int, int]:
-        ids, prompt = self.examples[self._example(turn)]
-        return len(ids), prompt
+        return self._lengths[self._example(turn)]
+
+    @cached_property
+    def _lengths(self) -> list[tuple[int, int]]:
+        """Of every example, gone through once: tokens, and those of its prompt."""
+        return [(len(ids), prompt) for ids, prompt in self.examples]
 
     def _part(self, step: int, forward: int) -> list[list[int]]:
         """The rows of one forward; none where the step has fewer than its forwards could hold."""

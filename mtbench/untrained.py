@@ -22,8 +22,10 @@ def initialise(conversations: Iterable[Messages], out: Path, *, seed: int, data:
     `num_key_value_heads` and `max_position_embeddings`; `data` says where the conversations came from.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from transformers.utils import logging
 
     refuse_existing(out)
+    logging.disable_progress_bar()
     tokenizer = learn_tokenizer(conversations, shape["vocab_size"])
     set_seed(seed)
     config = Qwen2Config(

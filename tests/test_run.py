@@ -381,7 +381,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
     "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
     "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
-    "role": (["--method", "ar:on=draft"], "has no checkpoint in the role 'draft'"),
+    "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
     "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
     "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
     "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not ROLE=PATH_OR_ID"),
