@@ -22,28 +22,33 @@ ROWS = 64  # of a batch
 
 def write_answers(
     teacher: str, conversations: Iterable[Messages], out: Path, *, max_new_tokens: int, offline: bool = False
-) -> int:
+) -> tuple[int, int]:
     """Write the conversations to `out`, a JSONL of `messages`, with the teacher's last turn in place of theirs.
 
-    An answer that its budget cut short is left out: nobody should learn to stop there. Returns how many are written.
-    Raises UserError if there is something at `out`.
+    An answer that its budget cut short is left out: nobody should learn to stop there. Returns how many are written and
+    how many left out. Raises UserError if there is something at `out`.
     """
     refuse_existing(out)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
     partial = out.with_name(out.name + ".partial")
-    written = 0
+    written = left_out = 0
     with partial.open("w", encoding="utf-8") as file:
         for turns in answered(checkpoint, conversations, max_new_tokens):
+            if turns is None:
+                left_out += 1
+                continue
             file.write(json.dumps({"messages": turns}, ensure_ascii=False) + "\n")
             written += 1
     os.replace(partial, out)
-    return written
+    return written, left_out
 
 
-def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int) -> Iterator[Messages]:
-    """The conversations as the checkpoint would have ended them."""
+def answered(
+    checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int
+) -> Iterator[Messages | None]:
+    """The conversations as the checkpoint would have ended them; None for one it did not end."""
     engine = ENGINES["graph"]()
     lanes = Lanes("teacher", {"teacher": engine.lane(checkpoint)})
     reference = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)()
@@ -57,5 +62,5 @@ def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
         answers, _ = decode(reference, lanes, prompts, max_new_tokens, make=engine.batch)
         for turns, answer in zip(asked, answers, strict=True):
-            if answer.finish_reason == "end":
-                yield [*turns, {"role": "assistant", "content": answer.text}]
+            ended = answer.finish_reason == "end"
+            yield [*turns, {"role": "assistant", "content": answer.text}] if ended else None

@@ -24,10 +24,12 @@ def write_checkpoint(
     dtype: str,
     record: Mapping[str, Any],
     beside: Mapping[str, Any] | None = None,
+    whole: Mapping[str, Any] | None = None,
 ) -> None:
     """Model in `dtype`, tokenizer and training record, written aside and then renamed.
 
-    `beside`: file name -> tensors that stand beside the model (the heads of Medusa).
+    `beside`: file name -> tensors that stand beside the model (the heads of Medusa). `whole`: the weights, where the
+    model at hand holds only its process's part of them.
     """
     import torch
     from safetensors.torch import save_file
@@ -35,7 +37,8 @@ def write_checkpoint(
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     kind = getattr(torch, dtype)
-    model.to(kind).save_pretrained(partial)
+    state = whole and {name: tensor.to(kind) for name, tensor in whole.items()}
+    model.to(kind).save_pretrained(partial, state_dict=state)
     for file, tensors in (beside or {}).items():
         save_file({name: tensor.to(kind).contiguous() for name, tensor in tensors.items()}, partial / file)
     tokenizer.save_pretrained(partial)

@@ -141,8 +141,10 @@ def answers(
     from mtbench.conversations import read_conversations
 
     read = (read_conversations(d, examples, seed, data_dir=data_dir, offline=offline) for d in data)
-    count = write_answers(teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline)
-    err.print(f"{count:,} answers", highlight=False)
+    written, left_out = write_answers(
+        teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline
+    )
+    err.print(f"{written:,} answers; {left_out:,} left out, cut by {max_new_tokens} tokens", highlight=False)
     _print_path(file)
 
 
@@ -168,6 +170,7 @@ def common(
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,
+    report_to: Annotated[str, Option("--report-to", help="Where losses go beside the record, such as wandb.")] = "none",
 ) -> None:
     """Never called: its signature is the table of what every objective's command takes beside options."""
 
@@ -199,7 +202,7 @@ def _command(objective: type[Any]) -> Callable[..., None]:
             settings=_chosen(Settings, given, objective.name),
             teacher=given["teacher"],
         )
-        _train(stage, **{name: given[name] for name in ("directory", "data_dir", "offline", "dry_run")})
+        _train(stage, **{name: given[name] for name in ("directory", "data_dir", "offline", "dry_run", "report_to")})
 
     parameters = [
         *inspect.signature(common).parameters.values(),
@@ -246,7 +249,9 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
     return holder(**values)
 
 
-def _train(stage: "Stage", directory: Path, data_dir: Path | None, offline: bool, dry_run: bool) -> None:
+def _train(
+    stage: "Stage", directory: Path, data_dir: Path | None, offline: bool, dry_run: bool, report_to: str
+) -> None:
     from mtbench import cost
     from mtbench.display import TrainingProgress
     from mtbench.train import train
@@ -268,6 +273,7 @@ def _train(stage: "Stage", directory: Path, data_dir: Path | None, offline: bool
         data_dir=data_dir,
         offline=offline,
         progress=TrainingProgress(err),
+        report_to=report_to,
     )
     if _speaks():
         err.print(f"its page: {write_training_page([directory])}", soft_wrap=True, markup=False, highlight=False)

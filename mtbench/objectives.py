@@ -264,7 +264,7 @@ class BlockDiffusion(Objective):
             at=len(shown) + masked - 1 - first,
             target=ids[masked],
             weight=torch.full((len(masked), 1), 1 / (time * len(labelled)), dtype=EXACT),
-            ahead=(masked % size + 1) * (masked < len(example.ids)),
+            ahead=(masked + 1 - block_start(masked, 0, size).clamp(min=start)) * (masked < len(example.ids)),
         )
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,6 +23,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.checkpoint import weights_sha256
 from mtbench.display import clock
 from mtbench.errors import UserError, unknown
 from mtbench.families import RECORD
@@ -107,14 +109,21 @@ def is_complete(stage: Stage, folder: Path) -> bool:
     if not out.exists():
         return False
     objective = stage.objective
-    wanted = {"objective": objective and objective.name, "options": asdict(objective) if objective else {}}
+    wanted: dict[str, Any] = {"objective": None, "options": {}}
+    if objective:
+        wanted = {"objective": objective.name, "options": asdict(objective), "settings": asdict(stage.settings)}
+        wanted["base_sha256"] = weights_sha256(folder / str(stage.base))
     try:
         record = json.loads((out / RECORD).read_text())
-        found = {name: record[name] for name in wanted}
-    except (OSError, ValueError, KeyError, TypeError):
-        found = {}
-    if found != wanted:
-        raise UserError(f"{out} is not the stage {stage.name!r} of this recipe; remove it or choose another `--out`.")
+        odd = [name for name, value in wanted.items() if value is not None and record.get(name, value) != value]
+        odd += [name for name in ("objective", "options") if name not in record]
+    except (OSError, ValueError, AttributeError):
+        odd = [RECORD]
+    if odd:
+        raise UserError(
+            f"{out} is not the stage {stage.name!r} of this recipe: its {odd[0]} is another; "
+            "remove it or choose another `--out`."
+        )
     return True
 
 
@@ -154,7 +163,8 @@ class Run:
 
     def _start(self, stage: Stage) -> None:
         threads = str(max(1, cores() // self.workers))
-        command = [*self.launch, *arguments(stage, self.stages, self.folder), *self.session]
+        launch = self.launch if stage.objective else [sys.executable, "-m", "mtbench"]  # `init` is one process's work
+        command = [*launch, *arguments(stage, self.stages, self.folder), *self.session]
         with self._log(stage.name).open("wb") as log:
             self.processes[stage.name] = subprocess.Popen(
                 command,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mtbench.conversations import Examples
 from mtbench.layout import Example, Laid, pack
 from mtbench.objectives import Objective, Special
 
@@ -33,7 +34,7 @@ class Schedule(Dataset[dict[str, Tensor]]):
     batch_size: int  # conversations per step
     epochs: float
     seed: int
-    rows: int  # of a forward
+    rows: int  # of a forward, at most
     packed: int  # tokens of a row that holds several conversations; 0: one conversation a row
     processes: int = 1
 
@@ -47,10 +48,19 @@ class Schedule(Dataset[dict[str, Tensor]]):
         return math.ceil(self.turns / self.batch_size)
 
     @cached_property
+    def _most(self) -> int:
+        """Rows of the fullest step."""
+        return max(len(self._rows(step)) for step in range(self.steps)) if self.packed else self.batch_size
+
+    @cached_property
     def forwards(self) -> int:
         """Per step, of all processes together: as many as the fullest step needs."""
-        most = max(len(self._rows(step)) for step in range(self.steps)) if self.packed else self.batch_size
-        return math.ceil(most / self.rows / self.processes) * self.processes
+        return math.ceil(self._most / self.rows / self.processes) * self.processes
+
+    @cached_property
+    def _height(self) -> int:
+        """Rows of each forward: the limit, or fewer where that many are shared out evenly."""
+        return math.ceil(self._most / self.forwards)
 
     def __len__(self) -> int:
         return self.steps * self.forwards
@@ -60,7 +70,7 @@ class Schedule(Dataset[dict[str, Tensor]]):
         step, forward = divmod(number, self.forwards)
         rows = self._part(step, forward)
         if self.packed:  # every forward has the same shape, the idle end of a step too
-            rows = rows + [[]] * (self.rows - len(rows))
+            rows = rows + [[]] * (self._height - len(rows))
         laid = [[self._lay(turn) for turn in row] for row in rows or [[]]]
         longest = max(1, max(sum(len(one.ids) for one in row) for row in laid))
         batch = pack(laid, self.packed or math.ceil(longest / TILE) * TILE, len(self.objective.parts))
@@ -77,7 +87,7 @@ class Schedule(Dataset[dict[str, Tensor]]):
 
     def _example(self, turn: int) -> int:
         epoch, place = divmod(turn, len(self.examples))
-        return int(order(len(self.examples), self.seed + epoch)[place])
+        return int(order(len(self.examples), self.seed, epoch)[place])
 
     def _lay(self, turn: int) -> Laid:
         return self.objective.lay(self.examples[self._example(turn)], self.special, dice(self.seed, turn))
@@ -91,11 +101,13 @@ class Schedule(Dataset[dict[str, Tensor]]):
     @cached_property
     def _lengths(self) -> list[tuple[int, int]]:
         """Of every example, gone through once: tokens, and those of its prompt."""
+        if isinstance(self.examples, Examples):
+            return list(zip(self.examples.lengths.tolist(), self.examples.prompts.tolist(), strict=True))
         return [(len(ids), prompt) for ids, prompt in self.examples]
 
     def _part(self, step: int, forward: int) -> list[list[int]]:
         """The rows of one forward; none where the step has fewer than its forwards could hold."""
-        return self._rows(step)[forward * self.rows : (forward + 1) * self.rows]
+        return self._rows(step)[forward * self._height : (forward + 1) * self._height]
 
     def _rows(self, step: int) -> list[list[int]]:
         """The step's conversations, longest first, each alone in a row or where it fits best."""
@@ -124,9 +136,9 @@ def best_fit(turns: Sequence[int], sizes: dict[int, int], capacity: int) -> list
 
 
 @cache
-def order(count: int, seed: int) -> Tensor:
+def order(count: int, seed: int, epoch: int) -> Tensor:
     """The order in which an epoch goes through `count` examples."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(count, generator=dice(seed, -epoch) if epoch else torch.Generator().manual_seed(seed))
 
 
 def dice(seed: int, turn: int) -> torch.Generator:

@@ -42,6 +42,7 @@ def train(
     data_dir: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    report_to: str = "none",
 ) -> Path:
     """Train the checkpoint `base` on `count` conversations of `data` (None: all) and write the result to `out`.
 
@@ -83,6 +84,8 @@ def train(
         progress.note(prepared.summary)
     model = _load(base, offline)
     _refuse_odd_head(model, base)
+    if not hasattr(model.base_model, "layers"):
+        raise UserError(f"checkpoint {base!r} keeps its layers elsewhere than mtbench trains; give another `--base`.")
     guide = None if teacher is None else _load(teacher, offline)
     if teacher is not None:
         _refuse_odd_head(guide, teacher)
@@ -95,6 +98,7 @@ def train(
         "data": {**prepared.description, "sha256": prepared.sha256},
         "base": base,
         "base_sha256": weights_sha256(Path(base)),
+        "base_revision": getattr(model.config, "_commit_hash", None),  # of the hub
         "teacher": teacher,
         "teacher_sha256": teacher and weights_sha256(Path(teacher)),
     }
@@ -103,12 +107,13 @@ def train(
         _same_request(kept, request)
     processes.wait_for_everyone()
     special = Special(found.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
-    figures = fit(model, objective, prepared, settings, special, kept, request, guide, progress)
-    if figures is None:  # another process writes
+    trained = fit(model, objective, prepared, settings, special, kept, request, guide, progress, report_to)
+    if trained is None:  # another process writes
         return out
+    figures, whole = trained
     heads = objective.detach(model)
     beside = {f"{objective.name}.safetensors": heads} if heads else {}
-    write_checkpoint(out, model, tokenizer, settings.dtype, {**request, **figures}, beside)
+    write_checkpoint(out, model, tokenizer, settings.dtype, {**request, **figures}, beside, whole)
     shutil.rmtree(kept)
     return out
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,6 +29,7 @@ from mtbench.objectives import Model, Objective, Special
 from mtbench.options import option
 from mtbench.schedule import Schedule
 
+SELDOM = 20  # steps between two points of a curve, at most
 LOGGED = 50  # points of a curve, at least, where a training has as many steps
 PACKED = 4096  # tokens of a packed row
 ROWS = 8  # of a forward
@@ -76,8 +78,12 @@ def fit(
     request: Mapping[str, Any],
     teacher: Model | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any] | None:
-    """Train `model` in place, going on from what is in `kept`; the figures of the record, for the main process."""
+    report_to: str = "none",
+) -> tuple[dict[str, Any], Mapping[str, Tensor] | None] | None:
+    """Train `model` in place, going on from what is in `kept`.
+
+    For the main process: the figures of the record, and the weights where processes hold parts of them.
+    """
     on_gpu = torch.cuda.is_available()
     args = TrainingArguments(
         output_dir=str(kept),
@@ -93,7 +99,7 @@ def fit(
         remove_unused_columns=False,
         logging_nan_inf_filter=False,
         disable_tqdm=True,
-        report_to="none",
+        report_to=report_to,
         use_cache=True,  # what the checkpoint's config will say; training asks for none
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
@@ -114,15 +120,15 @@ def fit(
     args.max_steps = schedule.steps
     args.warmup_steps = math.ceil(settings.warmup * schedule.steps)
     args.gradient_accumulation_steps = schedule.forwards // args.world_size
-    args.logging_steps = max(1, schedule.steps // LOGGED)
-    wanted = settings.save_steps or math.ceil(schedule.steps / 10)
-    args.save_steps = math.ceil(wanted / args.logging_steps) * args.logging_steps
+    args.logging_steps = min(SELDOM, max(1, schedule.steps // LOGGED))
+    tenth = math.ceil(schedule.steps / 10 / args.logging_steps) * args.logging_steps
+    args.save_steps = settings.save_steps or tenth
     learns(model, objective, teacher and teacher.to(args.device))
-    if on_gpu:
+    if on_gpu and packed:  # rows of one length: nothing is compiled twice
         for layer in model.base_model.layers:
             layer.compile(dynamic=False)
     trainer = ObjectiveTrainer(
-        model=model, args=args, train_dataset=schedule, data_collator=lambda items: items[0], callbacks=[]
+        model=model, args=args, train_dataset=schedule, data_collator=itemgetter(0), callbacks=[]
     )
     trainer.watch(schedule, request, progress)
     shutil.rmtree(kept / "writing", ignore_errors=True)
@@ -146,7 +152,9 @@ def fit(
         trainer.model_wrapped.eval()
         figures["evaluation"] = evaluate(trainer.model_wrapped, aside, args.device)
     del model.forward
-    return figures if trainer.is_world_process_zero() else None
+    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+    whole = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None  # all processes give theirs
+    return (figures, whole) if trainer.is_world_process_zero() else None
 
 
 def _less(settings: Settings, packed: int, largest: int) -> str:
@@ -156,6 +164,11 @@ def _less(settings: Settings, packed: int, largest: int) -> str:
     if packed // 2 >= largest:
         return f"halve the row with `--pack {packed // 2}`"
     return f"{'' if settings.checkpointing else 'add `--checkpointing`, or '}halve `--max-length {settings.max_length}`"
+
+
+def _some(numbers: Sequence[int], most: int = 16) -> str:
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
 
 
 def _last_checkpoint(kept: Path) -> str | None:
@@ -241,7 +254,7 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         rows = self.schedule.conversations(step, forward)
         raise UserError(
             f"the {what} of step {step + 1} is {value.item()}, at a learning rate of {rates[lost]:.2g}, "
-            f"on conversations {', '.join(map(str, rows))}; lower `--learning-rate`, or look at those"
+            f"on conversations {_some(rows)}; lower `--learning-rate`, or look at those"
         )
 
     def figures(self) -> dict[str, Any]:

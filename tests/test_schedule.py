@@ -151,7 +151,9 @@ def test_all_forwards_together_are_the_whole_training(
         assert sorted(told) == sorted(plan.conversations(step))
         assert predictions(parts) == predictions([one[step]])
         if packs:
-            assert {tuple(part["ids"].shape) for part in parts} == {(rows, largest + 7)}
+            [(height, length)] = {tuple(part["ids"].shape) for part in parts}
+            assert height <= rows
+            assert length == largest + 7
 
 
 def predictions(batches: list[dict[str, Tensor]]) -> Counter[Any]:

@@ -678,7 +678,7 @@ def test_layers_with_a_sliding_window_learn_under_it(base: str, rows: str, tmp_p
 def test_a_row_too_short_for_a_conversation_is_refused(base: str, rows: str, tmp_path: Path) -> None:
     """Before anything is read, with the least that would do."""
     with pytest.raises(
-        UserError, match="cannot hold a conversation of 48, for which mars feeds up to 104; give `--pack 104`"
+        UserError, match="cannot hold a conversation of 48, for which mars feeds up to 93; give `--pack 93`"
     ):
         train(Mars(), base, [rows], None, replace(USUAL, pack=64), tmp_path / "out")
     assert not list(tmp_path.iterdir())
