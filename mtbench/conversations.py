@@ -6,32 +6,25 @@ code of MARS does (arXiv 2604.07023). `datasets` is needed for the hub, pyarrow 
 """
 
 import gzip
-import hashlib
 import json
-import os
 import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any
 
 import numpy
 import torch
 from jinja2 import TemplateError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from mtbench.errors import UserError, first_line
-from mtbench.layout import Example
 from mtbench.suite import Messages, Source
+from mtbench.tokens import Counts, Examples, joined, lined_up, load, store, token_file
 
 CHUNK = 1000  # conversations tokenised at once
-FORMAT = 1  # of the stored tokens; a new one makes all of them anew
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # question, answer
 SCHEMAS = "messages; prompt and completion; question and answer; instruction and output (or instances), maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
@@ -40,76 +33,33 @@ TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a file or of a folder i
 Row = tuple[str, Messages | None]  # where it stands, for people; its turns, None if one of them is empty
 
 
-class Counts(NamedTuple):
-    """What became of the conversations that were read."""
-
-    read: int
-    empty: int  # dropped: a turn has no content
-    long: int  # dropped: the prompt fills the length by itself
-    cut: int  # kept, with the end of the answer cut off
-
-    @property
-    def dropped(self) -> int:
-        return self.empty + self.long
-
-    def summary(self, max_length: int) -> str:
-        """A line for people.
-
-        >>> Counts(7473, 0, 12, 3).summary(512)
-        '7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut'
-        """
-        reasons = {f"prompt of {max_length:,} tokens or more": self.long, "a turn without content": self.empty}
-        dropped = [f"{count:,} dropped ({reason})" for reason, count in reasons.items() if count]
-        return f"{self.read:,} conversations: {', '.join([*(dropped or ['0 dropped']), f'{self.cut:,} cut'])}"
-
-
-class Examples(Sequence[Example]):
-    """Tokenised conversations, n of them, over one flat tensor of tokens that `take` shares."""
-
-    def __init__(self, ids: Tensor, starts: Tensor, lengths: Tensor, prompts: Tensor) -> None:
-        self.ids = ids  # (tokens,) int32, maybe in a mapped file
-        self.starts = starts  # (n,) where in them each begins
-        self.lengths = lengths  # (n,) its tokens
-        self.prompts = prompts  # (n,) its leading tokens without loss
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Examples": ...
-    def __getitem__(self, index: int | slice) -> "Example | Examples":
-        if isinstance(index, slice):
-            return self.take(index)
-        start = int(self.starts[index])
-        return Example(self.ids[start : start + int(self.lengths[index])].long(), int(self.prompts[index]))
-
-    def take(self, indices: Sequence[int] | Tensor | slice) -> "Examples":
-        """Some of them, in that order. Copies no tokens."""
-        if isinstance(indices, slice):
-            indices = range(*indices.indices(len(self)))
-        chosen = torch.as_tensor(indices, dtype=torch.long)
-        return Examples(self.ids, self.starts[chosen], self.lengths[chosen], self.prompts[chosen])
-
-    @cached_property
-    def sha256(self) -> str:
-        """Of lengths, prompts and token ids, in order."""
-        digest = hashlib.sha256(self.lengths.numpy().tobytes() + self.prompts.numpy().tobytes())
-        tokens = self.ids.numpy().data
-        for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
-            digest.update(tokens[start : start + length])
-        return digest.hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Tokenised conversations, and what the training record and people are told of them."""
 
     examples: Examples
+    sources: tuple[int, ...]  # how many of them are of each source, in order
     description: Mapping[str, Any]
     sha256: str
     summary: str
+
+    def split(self, held_out: int) -> tuple[Examples, Examples]:
+        """Those to learn from, and `held_out` of them (at most a tenth) that are only evaluated on.
+
+        Every source gives up its end, in proportion to its size, so that both are of one kind. By largest remainder:
+        within one of the exact share, and with one source the end of the data.
+        """
+        total = len(self.examples)
+        held_out = min(held_out, total // 10)
+        shares = [held_out * size // total for size in self.sources]
+        by_remainder = sorted(range(len(shares)), key=lambda n: -(held_out * self.sources[n] % total))
+        for n in by_remainder[: held_out - sum(shares)]:
+            shares[n] += 1
+        learned, apart = [], []
+        for source, share in zip(torch.arange(total).split(self.sources), shares, strict=True):
+            learned.append(source[: len(source) - share])
+            apart.append(source[len(source) - share :])
+        return self.examples.take(torch.cat(learned)), self.examples.take(torch.cat(apart))
 
 
 def prepare(
@@ -124,28 +74,33 @@ def prepare(
 ) -> Data:
     """Read and tokenise, or take the tokens kept from the last time the same was asked.
 
-    `count` is how many conversations to read of each of `data` (see `read`); None: all there are.
+    `count` is how many conversations to read of each of `data` (see `read`); None: all there are. Each of them is
+    tokenised and kept on its own, so that another beside it costs nothing.
+
     Raises UserError if nothing is left to train on, and whatever `read` and `tokenise` raise.
     """
     if not tokenizer.chat_template:
         raise UserError("the tokenizer has no chat template, so conversations cannot be written; choose another base")
     names = [data] if isinstance(data, str) else list(data)
     source = Source(data_dir=data_dir, offline=offline, seed=seed)
-    # They are gone through twice. Few are kept; many, of files, are cheaper to read again than to hold.
-    held = None if count is None else [row for name in names for row in read(name, count, source)]
-
-    def rows() -> Iterable[Row]:
-        return chain.from_iterable(read(name, None, source) for name in names) if held is None else held
-
-    file = _folder() / f"{_key(rows(), tokenizer, max_length)}.safetensors"
-    kept = _load(file)
-    if kept is None:
-        kept = tokenise(rows(), tokenizer, max_length)
-        _store(file, *kept)
-    examples, counts = kept
+    sources = [_rereadable(name, count, source) for name in names]
+    # All are read before the first is tokenised: a mistake in the last shows early.
+    files = [token_file((turns for _, turns in rows()), tokenizer, max_length) for rows in sources]
+    parts = []
+    for rows, file in zip(sources, files, strict=True):
+        kept = load(file)
+        if kept is None:
+            kept = tokenise(rows(), tokenizer, max_length)
+            store(file, *kept)
+        parts.append(kept)
+    examples = joined([part for part, _ in parts])
+    counts = Counts(*map(sum, zip(*(told for _, told in parts), strict=True)))
     summary = counts.summary(max_length)
     if not examples:
-        raise UserError(f"{', '.join(names)} holds no conversation shorter than max_length {max_length} ({summary})")
+        raise UserError(
+            f"{', '.join(names)} holds no conversation shorter than max_length {max_length} ({summary}); "
+            + ("give a larger one with `--max-length N`" if counts.long else "give other conversations with `--data`")
+        )
     description = {
         "data": names,
         "examples": len(examples),
@@ -155,7 +110,16 @@ def prepare(
         "dropped_empty": counts.empty,
         "cut": counts.cut,
     }
-    return Data(examples=examples, description=description, sha256=examples.sha256, summary=summary)
+    sizes = tuple(len(part) for part, _ in parts)
+    return Data(examples=examples, sources=sizes, description=description, sha256=examples.sha256, summary=summary)
+
+
+def _rereadable(name: str, count: int | None, source: Source) -> Callable[[], Iterable[Row]]:
+    """Rows that can be gone through twice. Few are held; many, of files, are cheaper to read again than to hold."""
+    if count is None:
+        return lambda: read(name, None, source)
+    rows = list(read(name, count, source))
+    return lambda: rows
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------
@@ -346,7 +310,7 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
             lengths.append(min(len(ids), max_length))
             prompts.append(len(prompt))
     columns = (torch.from_numpy(numpy.asarray(column)) for column in (tokens, lengths, prompts))
-    return _examples(*columns), Counts(read, empty, long, cut)
+    return lined_up(*columns), Counts(read, empty, long, cut)
 
 
 def _write(where: str, turns: Messages, tokenizer: Any) -> tuple[str, str]:
@@ -396,64 +360,3 @@ def _encode(written: Sequence[tuple[str, str]], tokenizer: Any) -> Iterator[tupl
             # A token reaches over the border (an answer that begins with a newline). A model asked for an answer gets
             # the prompt's tokens as they are, so it learns to go on from them.
             yield head + begun, encode([text[len(opening) :]])[0]
-
-
-def _examples(tokens: Tensor, lengths: Tensor, prompts: Tensor) -> Examples:
-    """Conversations that lie one behind the other."""
-    return Examples(tokens, lengths.cumsum(0) - lengths, lengths, prompts)
-
-
-# --- Tokens that are kept -----------------------------------------------------------------------------------------
-
-
-def _folder() -> Path:
-    """Where tokens are kept. It can be deleted at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mtbench" / "tokens"
-
-
-def _key(rows: Iterable[Row], tokenizer: Any, max_length: int) -> str:
-    """Of all that the tokens depend on."""
-    digest = hashlib.sha256(json.dumps([FORMAT, max_length, _identity(tokenizer)], sort_keys=True).encode())
-    for _, turns in rows:
-        plain = None if turns is None else [[turn["role"], turn["content"]] for turn in turns]
-        digest.update(json.dumps(plain).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _identity(tokenizer: Any) -> list[Any]:
-    """What a tokenizer makes of texts and turns, apart from cutting and filling, which it is not asked for."""
-    try:
-        rules = json.loads(tokenizer.backend_tokenizer.to_str())
-        rules = {name: rule for name, rule in rules.items() if name not in ("truncation", "padding")}
-    except AttributeError:  # one written in Python
-        rules = tokenizer.get_vocab()
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return [type(tokenizer).__qualname__, rules, tokenizer.chat_template, special]
-
-
-def _load(file: Path) -> tuple[Examples, Counts] | None:
-    """What was kept, mapped from its file; None if there is nothing or it is not what was written."""
-    try:
-        with safe_open(file, "pt") as stored:
-            about = stored.metadata()
-            examples = _examples(*(stored.get_tensor(name) for name in ("ids", "lengths", "prompts")))
-        counts = Counts(*(int(about[name]) for name in Counts._fields))
-        return (examples, counts) if examples.sha256 == about["sha256"] else None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _store(file: Path, examples: Examples, counts: Counts) -> None:
-    """Written aside, then renamed. Where that cannot be done, the tokens are made again the next time."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    about = {name: str(value) for name, value in counts._asdict().items()} | {"sha256": examples.sha256}
-    tensors = {"ids": examples.ids, "lengths": examples.lengths, "prompts": examples.prompts}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file(tensors, partial, metadata=about)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
-    except (OSError, SafetensorError):
-        pass

@@ -30,7 +30,8 @@ class Stage:
     def to_read(self) -> int | None:
         """How many conversations to read of each of `data` (None: all), so that as many as asked for are trained on.
 
-        `train` holds out a tenth of what is read, or `held_out` if that is less.
+        `train` holds out a tenth of what is read, or `held_out` if that is less, of each of `data` in proportion. So
+        of each as many are trained on, of some one more; fewer of one that holds fewer, or drops some.
         """
         if self.examples is None:
             return None

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from mtbench.conversations import Examples
 from mtbench.layout import Example, Laid, pack
 from mtbench.objectives import Objective, Special
+from mtbench.tokens import Examples
 
 TILE = 8  # rows that are not packed are padded to a multiple of so many tokens
 

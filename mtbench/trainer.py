@@ -53,7 +53,7 @@ class Settings:
     )
     checkpointing: bool = option(False, "compute activations again in the backward pass, do not keep them")
     save_steps: int | None = option(None, "between resumable checkpoints; unless said ten in all", low=1)
-    held_out: int = option(512, "conversations at the data's end, only evaluated on; at most a tenth", low=0)
+    held_out: int = option(512, "conversations only evaluated on, from the end of each --data; at most a tenth", low=0)
 
 
 class Progress(Protocol):
@@ -106,12 +106,12 @@ def fit(
         dataloader_num_workers=2 if on_gpu else 0,
     )
     args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes, never one with replicas
-    held_out = min(settings.held_out, len(data.examples) // 10)
+    learned, apart = data.split(settings.held_out)
     largest = objective.size(settings.max_length, 0)
     packed = (max(PACKED, largest) if on_gpu else 0) if settings.pack is None else settings.pack
     plan = partial(Schedule, objective=objective, special=special, rows=settings.rows, packed=packed)
     schedule = plan(
-        examples=data.examples[: len(data.examples) - held_out],
+        examples=learned,
         batch_size=settings.batch_size,
         epochs=settings.epochs,
         seed=settings.seed,
@@ -147,8 +147,8 @@ def fit(
         if watched:
             watched.end()
     figures = trainer.figures()
-    if held_out:
-        aside = plan(examples=data.examples[len(data.examples) - held_out :], batch_size=held_out, epochs=1, seed=0)
+    if apart:
+        aside = plan(examples=apart, batch_size=len(apart), epochs=1, seed=0)
         trainer.model_wrapped.eval()
         figures["evaluation"] = evaluate(trainer.model_wrapped, aside, args.device)
     del model.forward

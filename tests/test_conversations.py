@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from transformers import AddedToken
 
-from mtbench.conversations import Counts, as_conversation, prepare, read, read_conversations, tokenise
+from mtbench.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
 from mtbench.errors import UserError
 from mtbench.suite import Messages, Source
+from mtbench.tokens import Counts, lined_up
 from mtbench.untrained import learn_tokenizer
 
 CHAT = [
@@ -289,8 +292,59 @@ def test_several_data_follow_one_another(rows: str, tokenizer: Any) -> None:
     prepared = prepare([rows, "arithmetic"], 3, tokenizer, max_length=512, seed=0)
     first, second = (prepare(data, 3, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
     assert prepared.description["data"] == [rows, "arithmetic"]
+    assert prepared.sources == (3, 3)
+    assert (prepared.description["read"], prepared.summary) == (6, "6 conversations: 0 dropped, 0 cut")
     both = [*first.examples, *second.examples]
     assert [(e.ids.tolist(), e.prompt) for e in prepared.examples] == [(e.ids.tolist(), e.prompt) for e in both]
+
+
+def of_sizes(sizes: Sequence[int]) -> Data:
+    """Conversations of one token each, 0, 1, 2, …, from sources of these sizes."""
+    total = sum(sizes)
+    ones = torch.ones(total, dtype=torch.long)
+    examples = lined_up(torch.arange(total, dtype=torch.int32), ones, ones * 0)
+    return Data(examples=examples, sources=tuple(sizes), description={}, sha256=examples.sha256, summary="")
+
+
+def numbers(examples: Sequence[Any]) -> list[int]:
+    return [int(example.ids) for example in examples]
+
+
+@given(some.lists(some.integers(0, 60), min_size=1, max_size=5).filter(any), some.integers(0, 40))
+def test_every_source_is_evaluated_on_in_proportion(sizes: list[int], held_out: int) -> None:
+    """All is in one of the two parts, in order; of a source its end is held out, within one of its exact share."""
+    total = sum(sizes)
+    learned, apart = map(numbers, of_sizes(sizes).split(held_out))
+    assert len(apart) == min(held_out, total // 10)
+    assert sorted([*learned, *apart]) == list(range(total))
+    assert (learned, apart) == (sorted(learned), sorted(apart))
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        of_it = [n for n in apart if begin <= n < end]
+        assert of_it == list(range(end - len(of_it), end))
+        assert abs(len(of_it) - len(apart) * size / total) < 1
+
+
+@given(some.integers(1, 200), some.integers(0, 40))
+def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None:
+    """Nothing else: the embedded checkpoints are trained anew bit for bit."""
+    data = of_sizes([size])
+    border = size - min(held_out, size // 10)
+    parts = data.split(held_out)
+    assert [part.sha256 for part in parts] == [data.examples[:border].sha256, data.examples[border:].sha256]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"), [((90, 10), (9, 1)), ((10, 90), (1, 9)), ((95, 5), (10, 0)), ((40, 0, 60), (4, 0, 6))]
+)
+def test_a_small_source_is_learned_wherever_it_stands(sizes: Sequence[int], shares: Sequence[int]) -> None:
+    """Ten of a hundred are held out, and a source of ten beside one of ninety gives one of them."""
+    learned, apart = of_sizes(sizes).split(10)
+    source = [n for n, size in enumerate(sizes) for _ in range(size)]
+    of = [source[number] for number in numbers(apart)]
+    assert [of.count(n) for n in range(len(sizes))] == list(shares)
+    assert len(learned) == 90
 
 
 # --- Tokens -------------------------------------------------------------------------------------------------------
@@ -315,7 +369,8 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
     assert (counts.long, counts.cut) == (0, 2)
     none, counts = tokenise([("here", CHAT)], tokenizer, max_length=prompt)
     assert (len(none), counts.long, counts.cut) == (0, 1, 0)
-    with pytest.raises(UserError, match=r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped"):
+    reason = r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped.*; give .* `--max-length N`"
+    with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=3, seed=0)
 
 
@@ -442,6 +497,19 @@ def test_whatever_the_tokens_depend_on_makes_them_anew(
     second = prepare(rows, count, tokenizer, max_length=max_length, seed=0)
     assert calls
     assert (second.sha256 == first.sha256) == (change == "special")
+
+
+def test_each_source_is_kept_on_its_own(rows: str, tokenizer: Any, calls: list[int], kept: Path) -> None:
+    """Another source beside one, or another order, makes nothing anew that was tokenised before."""
+    first, second = (prepare(data, 5, tokenizer, max_length=64, seed=0) for data in (rows, "arithmetic"))
+    calls.clear()
+    for order in ([rows, "arithmetic"], ["arithmetic", rows], [rows, rows]):
+        both = prepare(order, 5, tokenizer, max_length=64, seed=0)
+        parts = [first if name == rows else second for name in order]
+        assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
+        assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
+    assert not calls
+    assert len(list(kept.iterdir())) == 2
 
 
 def test_names_and_places_do_not_matter(rows: str, tokenizer: Any, calls: list[int], tmp_path: Path) -> None:

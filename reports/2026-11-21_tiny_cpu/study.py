@@ -30,6 +30,7 @@ SEEDS = {
     "mars_anchored": FIVE,
     "mars_no_sft": THREE,
     "mars_no_sft_weighted": THREE,
+    "mars_anchored_no_sft": range(FIRST, FIRST + 1),
     "block_diffusion": THREE,
 }
 SWEPT = {
@@ -46,11 +47,15 @@ SWEPT = {
 def stages() -> Iterator[tuple[Stage, int]]:
     """What to train beside the recipe, the most wanted first."""
     recipe = {stage.name: stage for stage in RECIPES["tiny"]}
-    weighted = Mars(block_size=4, ar_weight=0.0, timestep_weight=True)  # the ablation as the release has it
-    recipe["mars_no_sft_weighted"] = replace(recipe["mars_no_sft"], name="mars_no_sft_weighted", objective=weighted)
+    others = {
+        "mars_no_sft_weighted": Mars(block_size=4, ar_weight=0.0, timestep_weight=True),  # as the release has it
+        "mars_anchored_no_sft": Mars(block_size=4, ar_weight=0.0, layout="anchored"),
+    }
+    for arm, objective in others.items():
+        recipe[arm] = replace(recipe["mars_no_sft"], name=arm, objective=objective)
     for seed in FIVE:
         for arm, seeds in SEEDS.items():
-            if seed in seeds and (seed != FIRST or arm == "mars_no_sft_weighted"):
+            if seed in seeds and (seed != FIRST or arm in others):
                 yield replace(recipe[arm], settings=replace(recipe[arm].settings, seed=seed)), seed
 
 
@@ -64,7 +69,9 @@ def make(root: Path, stage: Stage, seed: int, out: Path) -> str:
     told = root / "scores" / f"{stage.name}.{seed}.json"
     if not told.is_file():
         told.parent.mkdir(exist_ok=True)
-        told.write_text(json.dumps(score(out, stage.name, seed), indent=1) + "\n")
+        partial = told.with_suffix(".partial")
+        partial.write_text(json.dumps(score(out, stage.name, seed), indent=1) + "\n")
+        partial.rename(told)
     return told.name
 
 
@@ -73,9 +80,7 @@ def train_stage(root: Path, stage: Stage, out: Path) -> None:
     from mtbench.train import train
 
     assert stage.objective is not None
-    assert stage.examples is not None
-    count = stage.examples + stage.settings.held_out
-    train(stage.objective, str(root / str(stage.base)), stage.data, count, stage.settings, out)
+    train(stage.objective, str(root / str(stage.base)), stage.data, stage.to_read(), stage.settings, out)
 
 
 def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t
+
 from mtbench.statistics import paired_difference, ratio_of_totals, seeds_verdict, wilson
 
+MARGIN = 0.02  # accuracy that counts as the same, as in mtbench
 Scores = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> what study.py told
 CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
     ("mars", "ar_long", 5),
@@ -21,6 +24,7 @@ CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
     ("mars_b16", "mars", 3),
     ("mars_no_sft_b16", "mars_no_sft", 3),
     ("mars_no_sft_weighted", "mars_no_sft", 3),
+    ("mars_anchored_no_sft", "mars_no_sft", 3),
     ("block_diffusion", "ar_long", 3),
     ("block_diffusion", "mars", 3),
 )
@@ -75,10 +79,9 @@ def one_token_mode(scores: Scores) -> None:
                 points(sum(found) / len(found)),
                 f"{points(min(found))}–{points(max(found))}" if len(found) > 1 else "–",
                 f"{points(right / n)} [{points(around.ci_low)}, {points(around.ci_high)}]",
-                f"{first['evaluation']['loss']:.4f}",
             )
         )
-    table(("arm", "seeds", "mean accuracy, %", "over seeds", "first seed [95 %, items]", "its evaluation loss"), rows)
+    table(("arm", "seeds", "mean accuracy, %", "over seeds", "first seed [95 %, items]"), rows)
 
 
 def contrasts(scores: Scores, tau: str, wanted: Sequence[tuple[str, str, int]] = CONTRASTS) -> None:
@@ -93,25 +96,42 @@ def contrasts(scores: Scores, tau: str, wanted: Sequence[tuple[str, str, int]] =
             gained = sum(a > b for a, b in zip(mine, theirs, strict=True))
             lost = sum(a < b for a, b in zip(mine, theirs, strict=True))
             d = paired_difference(gained, lost, len(mine))
-            differences.append(d.value)
-            told.append(f"{signed(d.value)} [{signed(d.ci_low)}, {signed(d.ci_high)}]")
+            differences.append(d.difference)
+            told.append(f"{signed(d.difference)} [{signed(d.ci_low)}, {signed(d.ci_high)}]")
         if differences:
             known = [d for d in differences if d is not None]
             verdict = seeds_verdict(known, needed)
-            rows.append((f"`{arm}` − `{baseline}`", "; ".join(told), between(known), str(verdict.word)))
-    table(("contrast", "by seed, points [95 %, items]", "mean over seeds [95 %, seeds]", "verdict"), rows)
+            rows.append((f"`{arm}` − `{baseline}`", "; ".join(told), between(known), str(verdict), within(known)))
+    header = (
+        "contrast",
+        "by seed, points [95 %, items]",
+        "mean over seeds [95 %, seeds]",
+        "verdict",
+        "within 2 points",
+    )
+    table(header, rows)
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % t interval over seeds; without bounds for one seed."""
+    n, mean = len(differences), sum(differences) / len(differences)
+    if n < 2:
+        return mean, -math.inf, math.inf
+    se = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
+    reach = float(t.ppf(0.975, n - 1)) * se
+    return mean, mean - reach, mean + reach
 
 
 def between(differences: Sequence[float]) -> str:
-    """Mean and t interval over seeds."""
-    from scipy.stats import t
+    mean, low, high = interval(differences)
+    bounds = "one seed: no interval" if math.isinf(low) else f"{signed(low)}, {signed(high)}"
+    return f"{signed(mean)} [{bounds}]"
 
-    n, mean = len(differences), sum(differences) / len(differences)
-    if n < 2:
-        return f"{signed(mean)} (one seed: no interval)"
-    se = math.sqrt(sum((d - mean) ** 2 for d in differences) / (n - 1) / n)
-    reach = float(t.ppf(0.975, n - 1)) * se
-    return f"{signed(mean)} [{signed(mean - reach)}, {signed(mean + reach)}]"
+
+def within(differences: Sequence[float]) -> str:
+    """Do the seeds show that it matters less than the margin?"""
+    _, low, high = interval(differences)
+    return "yes" if max(-low, high) < MARGIN else "no" if low > MARGIN or high < -MARGIN else "cannot tell"
 
 
 def windows(scores: Scores, keep: Callable[[str, int], bool]) -> None:
