@@ -21,8 +21,10 @@ from transformers import AddedToken
 
 from mtbench.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
 from mtbench.errors import UserError
+from mtbench.recipes import Stage
 from mtbench.suite import Messages, Source
 from mtbench.tokens import Counts, lined_up
+from mtbench.trainer import Settings
 from mtbench.untrained import learn_tokenizer
 
 CHAT = [
@@ -347,6 +349,17 @@ def test_a_small_source_is_learned_wherever_it_stands(sizes: Sequence[int], shar
     assert len(learned) == 90
 
 
+@given(some.integers(1, 200), some.integers(1, 4), some.integers(0, 60))
+def test_of_each_source_as_many_are_learned_as_asked_for(examples: int, kinds: int, held_out: int) -> None:
+    """`--examples N` of several sources: N of each, or one more."""
+    settings = Settings(held_out=held_out)
+    read = Stage(name="x", objective=None, data=("x",) * kinds, examples=examples, settings=settings).to_read()
+    assert read is not None
+    learned, _ = of_sizes([read] * kinds).split(held_out)
+    of = [number // read for number in numbers(learned)]
+    assert {of.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
+
+
 # --- Tokens -------------------------------------------------------------------------------------------------------
 
 
@@ -501,10 +514,10 @@ def test_whatever_the_tokens_depend_on_makes_them_anew(
 
 def test_each_source_is_kept_on_its_own(rows: str, tokenizer: Any, calls: list[int], kept: Path) -> None:
     """Another source beside one, or another order, makes nothing anew that was tokenised before."""
-    first, second = (prepare(data, 5, tokenizer, max_length=64, seed=0) for data in (rows, "arithmetic"))
+    first, second = (prepare(data, 5, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
     calls.clear()
     for order in ([rows, "arithmetic"], ["arithmetic", rows], [rows, rows]):
-        both = prepare(order, 5, tokenizer, max_length=64, seed=0)
+        both = prepare(order, 5, tokenizer, max_length=512, seed=0)
         parts = [first if name == rows else second for name in order]
         assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
         assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
