@@ -48,6 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(out=out, seed=seed, data=data, shape=shape)
 
     monkeypatch.setattr("mtbench.train.train", train)
+    monkeypatch.setattr("mtbench.training_page.write_training_page", lambda folders: folders)
     monkeypatch.setattr("mtbench.untrained.initialise", initialise)
     return seen
 

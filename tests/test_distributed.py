@@ -47,4 +47,4 @@ def test_two_processes_have_the_losses_of_one(base: Path, tmp_path: Path, object
     assert one["tokens"] == two["tokens"]
     assert launched.stdout.split() == [str(tmp_path / "two")]
     assert launched.stderr.count("step 4/4") == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"one", "two"}
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "one.training.html", "two", "two.training.html"}

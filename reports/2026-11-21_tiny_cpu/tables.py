@@ -1,4 +1,4 @@
-"""The tables of this report, from the scores that study.py stored: `python tables.py FOLDER/scores`."""
+"""The tables of this report, from the scores of study.py: `python tables.py scores.json`, or FOLDER/scores."""
 
 import json
 import math
@@ -30,8 +30,10 @@ CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
 )
 
 
-def read(folder: Path) -> Scores:
-    told = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+def read(place: Path) -> Scores:
+    """A folder of scores as study.py leaves them, or all of them in one file."""
+    files = sorted(place.glob("*.json"))
+    told = [json.loads(file.read_text()) for file in files] if place.is_dir() else json.loads(place.read_text())
     return {(one["arm"], one["seed"]): one for one in told}
 
 
