@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from mtbench.decoding import Batch, decode
+from mtbench.decoding import Batch, Shape, decode
 from mtbench.generation import Generation, Timing
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
@@ -37,10 +37,10 @@ Found = dict[str, list[Outcome]]  # arm -> by round and block
 class Recorded(Batch):
     """A batch that remembers the shape of every step."""
 
-    def advance(self, pending: int, view: int) -> None:
+    def advance(self, shape: Shape) -> None:
         self.shapes: list[tuple[int, int]] = getattr(self, "shapes", [])
-        self.shapes.append((pending + self.window.guesses, view))
-        super().advance(pending, view)
+        self.shapes.append((shape.pending + self.windows[shape.variant].guesses, shape.view))
+        super().advance(shape)
 
 
 def measure(lab: Lab, plan: Plan, rounds: int, seed: int) -> Found:

@@ -46,6 +46,7 @@ SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, the paper's at 7B
 SIMULATED = f"simulated: random weights, scripted acceptance ({simulated.Acceptance(ACCEPT).note})"
 MARS = "mars:tau=0.95"
+LOSSLESS = ("speculative", "prompt-lookup", "jacobi", "lookahead", "mars-speculative", "mars-selfspec")
 STATIC, REFILL = BATCHINGS
 BLOCKS = statistics.UNITS_NEEDED["block"]
 RESERVE_S = 25.0  # before the end: no block of prompts begins that would not be done by then
@@ -365,10 +366,17 @@ def micros(device: torch.device, calls: Sequence[Call], repetitions: int = 5) ->
 
 
 def equality(bench: Bench) -> None:
-    """In float32, on the embedded model: every engine, batch size and batching says the same, token for token."""
+    """In float32, on the embedded model: every engine, batch size and batching says the same, token for token.
+
+    So does whatever is lossless, on its checkpoint.
+    """
     engines = "engine=eager|graph|invariant"
+    drafting = [f"{name}:on=mars,{engines}" for name in LOSSLESS]
     request = Request(
-        method=(f"ar:on=mars,{engines}", f"mars:tau=1|0.8,{engines}", "mars:tau=0.8,cache=block,engine=eager|graph"),
+        method=(
+            *(f"ar:on=mars,{engines}", f"mars:tau=1|0.8,{engines}", "mars:tau=0.8,cache=block,engine=eager|graph"),
+            *(*drafting, f"ar:on=medusa,{engines}", f"medusa:{engines}"),
+        ),
         family="tiny",
         batch_size=(1, 4),
         batching=BATCHINGS,
@@ -388,7 +396,7 @@ def equality(bench: Bench) -> None:
             for begin in range(0, len(prompts), together)
             for generation in lab.decode(cell, prompts[begin : begin + together], 48, room=256)[0]
         ]
-        policy = "several tokens per forward" if cell.options.get("tau", 1) < 1 else "one token per forward"
+        policy = f"{cell.claims} on {cell.on}"
         if cell.options.get("cache") == "block":  # what it says depends on the company: only engines are compared
             policy = f"block cache, batch {cell.batch_size}, {cell.batching}"
         said.setdefault(policy, []).append(answers)
@@ -413,7 +421,9 @@ def grade(bench: Bench) -> None:
             said.append([g.token_ids for g in answers])
         judge = lab.lane(cell.on, cell.checkpoints[cell.on], "eager")
         short = [
-            v for pair in zip(prompts, said[1], strict=True) for v in lossless.shortfalls(judge, *pair, 64).values()
+            short
+            for pair in zip(prompts, said[1], strict=True)
+            for short in lossless.shortfalls(judge, lossless.Answer(*pair), 64).values()
         ]
         found[engine] = {
             "identical alone and in a batch": sum(a == b for a, b in zip(*said, strict=True)) / len(prompts),
@@ -450,6 +460,12 @@ def refill(bench: Bench, size: int) -> None:
     # Whole blocks of few tokens: the prefill of a lone row is warm then too.
     done, [ar, mars] = bench.race(f"7B b{size} refill", plan, warm_tokens=8)
     bench.ratio_bar(f"MARS over AR 7B, batch {size}, refill", MARS_ASKED[REFILL][size], done, mars, ar)
+
+
+def selfspec(bench: Bench, weights: str, size: int) -> None:
+    """What the width of self-speculation costs: the same scripted acceptance at every K, beside AR and MARS."""
+    plan = bench.plan(weights, ("ar", MARS, "mars-selfspec:ahead=1|2|3|4"), size)
+    bench.race(f"{weights} b{size} self-speculation", plan)
 
 
 def small(bench: Bench) -> None:
@@ -510,6 +526,8 @@ PARTS: dict[str, Callable[[Bench], None]] = {  # in order of worth
     "static-8": partial(static, size=8),
     "hf-dynamic": partial(outside, cache="dynamic", asked=5.0),
     "prefill": prefill,
+    "selfspec-1": partial(selfspec, weights=LARGE, size=1),
+    "selfspec-8": partial(selfspec, weights=LARGE, size=8),
     "small": small,
     "equality": equality,
     "grade": grade,

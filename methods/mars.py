@@ -3,6 +3,7 @@
 Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 3.4.
 The last known token predicts the next one and B − 1 masks predict those behind it. Predictions are accepted from
 the left while the model's confidence reaches τ; the first, which stands on real text alone, always is.
+`block_size=auto` widens and narrows the window as recent acceptance calls for (the paper's future work, section 5).
 
 Cache policies (section 4.5 of the paper and its stated future work):
 - `cursor`: accepted tokens are fed once more, in the same forward as the next masks, so that their keys and
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from mtbench import rules
 from mtbench.errors import UserError
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -31,7 +32,9 @@ class Mars(Method):
     """Masks behind the text, accepted from the left while the model is sure."""
 
     tau: float = option(1.0, "threshold of the confidence; 1 = exactly one token per forward", low=0.0, high=1.0)
-    block_size: int = option(4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True)
+    block_size: int = option(
+        4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True, widths=(2, 4, 8)
+    )
     confidence: rules.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
     cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards", same_output=("none",))
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
@@ -42,6 +45,8 @@ class Mars(Method):
     showcase = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")
 
     def __post_init__(self) -> None:
+        if self.cache == "block" and self.block_size == AUTO:
+            raise UserError("mars: block_size=auto needs cache=cursor or none: a block's window is what is left of it.")
         if self.cache == "block" and self.extra:
             raise UserError(
                 "mars: extra=true needs cache=cursor or cache=none: a block has no place for one mask more."

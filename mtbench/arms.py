@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mtbench.errors import UserError, unknown
+from mtbench.errors import UserError, first_line, unknown
 from mtbench.method import Method
-from mtbench.options import common, options_of, parse_option, show
+from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
 from mtbench.registry import METHODS
 
 ENGINES = ("graph", "eager", "invariant")  # as mtbench/engine.py has them; the first is the default
@@ -36,7 +36,17 @@ class Arm:
 
         Arms that differ in it differ in more than in how they decode.
         """
-        return (self.engine,) if self.engine else (self.method, *self.changed)
+        return (self.engine,) if self.engine else (self.method, *(o for o in self.changed if o[0] not in self.decoding))
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of the checkpoints it runs on, the target's first."""
+        return (self.on, *roles_of(METHODS[self.method], self.options))
+
+    @property
+    def decoding(self) -> list[str]:
+        """The options given that say how it decodes: all but those of an outside engine's own machinery."""
+        return decoding_options(METHODS[self.method], self.options)
 
     @property
     def changed(self) -> list[tuple[str, str]]:
@@ -106,14 +116,27 @@ def _parse(spec: str, engine: str) -> list[Arm]:
     for combination in itertools.product(*values.values()):
         options = dict(zip(values, combination, strict=True))
         on, by = options.pop("on"), options.pop("engine")
-        method(**options)  # a combination of values that is not allowed is refused here
+        _try(method, options)
         arms.append(Arm(name, {k: v for k, v in options.items() if k not in same or v != same[k]}, on, by))
     return arms
 
 
+def _try(method: type[Method], options: Mapping[str, Any]) -> None:
+    """Raise UserError for a combination of values that the method does not take."""
+    try:
+        method(**options)
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's method says so in its own way
+        said = ",".join(f"{name}={show(value)}" for name, value in options.items())
+        raise UserError(
+            f"{method.name}:{said} is refused: {type(error).__name__}: {first_line(error)}. See `mtbench ls methods`."
+        ) from error
+
+
 def _references(arms: Sequence[Arm]) -> list[Arm]:
-    """Those that others are compared with: as they come, except that an outside engine counts with its options."""
-    return [a for a in arms if METHODS[a.method].reference and a.copy == 1 and not (a.engine and a.changed)]
+    """Those that others are compared with: as they come, except that an outside engine counts however it is set."""
+    return [a for a in arms if METHODS[a.method].reference and a.copy == 1 and not a.decoding]
 
 
 def _near(arm: Arm, references: Sequence[Arm]) -> list[str]:

@@ -270,13 +270,14 @@ def _estimate(planned: "Plan") -> str:
 
 def _list_methods() -> None:
     from mtbench.arms import ENGINES
-    from mtbench.options import options_of, show
+    from mtbench.options import options_of, roles_of, show
     from mtbench.registry import METHODS
 
     table = Table("method", "option", "default", "allowed", "what it is")
     for name in METHODS:
         method = METHODS[name]
-        needs = f"needs: {', '.join(method.roles)} checkpoint{'s' if len(method.roles) > 1 else ''}"
+        roles = [*method.roles, *roles_of(method, {})]
+        needs = f"needs: {', '.join(roles)} checkpoint{'s' if len(roles) > 1 else ''}"
         table.add_row(f"[bold]{name}[/]", "", "", needs, escape(_about(method)))
         for o in options_of(method):
             table.add_row("", o.name, show(o.default), escape(o.kind), escape(o.help))
@@ -285,9 +286,9 @@ def _list_methods() -> None:
         f"every method also takes on=ROLE, and engine={'|'.join(ENGINES)} where the loop is ours; "
         "'a|b' are two arms: quote it in a shell"
     )
-    out.print(table)
     for name, why in METHODS.broken.items():
-        err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
+        table.add_row(f"[bold]{escape(name)}[/]", "", "", "broken", escape(why))
+    out.print(table)
 
 
 def _list_suites() -> None:
@@ -298,9 +299,9 @@ def _list_suites() -> None:
         suite = SUITES[name]
         row = (name, suite.family, str(suite.max_new_tokens), suite.metric or "–", _about(suite))
         table.add_row(*map(escape, row))
-    out.print(table)
     for name, why in SUITES.broken.items():
-        err.print(f"plugin {name!r} could not be imported: {why}", markup=False)
+        table.add_row(escape(name), "broken", "", "", escape(why))
+    out.print(table)
 
 
 def _list_families() -> None:

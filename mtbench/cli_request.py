@@ -49,7 +49,10 @@ def options(
     max_new_tokens: Annotated[int | None, Option("--max-new-tokens", help="Default: the suite's.")] = None,
     dtype: Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")] = "auto",
     device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
-    seed: Annotated[int, Option("--seed", help="Of blocks, orders and drawn data.")] = 0,
+    seed: Annotated[int, Option("--seed", help="Of blocks, orders, drawn data and sampling.")] = 0,
+    temperature: Annotated[
+        float, Option("--temperature", help="0: greedy. Above: sampled, with the same dice for every arm.")
+    ] = 0.0,
     data_dir: DataOption = None,
     offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
     fixed_length: Annotated[

@@ -1,5 +1,5 @@
-"""How the arms of a group compare: speed, accuracy, agreement with their baselines; and from which batch size on an
-arm no longer pays.
+"""How the arms of a group compare: speed, accuracy, agreement with their baselines; and across batch sizes, how far an
+arm agrees with itself, and from which on it no longer pays.
 
 Baselines by the same engine say what decoding gains, or what deployment would. Baselines by another engine stand in
 entries marked `includes_engine`, each beside the same ratio for the plain reference by the arm's own engine, so that
@@ -7,7 +7,7 @@ an engine's gain is never taken for a method's.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mtbench import statistics
 from mtbench.measured import Measured
@@ -89,6 +89,21 @@ def _where_it_stops(verdicts: Mapping[int, str]) -> Record:
     known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
     reason = None if known else f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
     return {"batch_size": statistics.stops_paying(known), "reason": reason}
+
+
+def floor(cells: Iterable[Measured]) -> Record | None:
+    """What batching alone does to an arm's tokens: its items at the smallest batch size against those at the largest.
+
+    cells: of one suite and arm. Static batches are taken where there are any, for nothing is refilled at batch size 1.
+    None where no two sizes have an item in common.
+    """
+    sound = [m for m in cells if m.lines and not m.error]
+    sized = {m.cell.batch_size: m for m in sorted(sound, key=lambda m: m.cell.batching == "static")}
+    if len(sized) < 2:
+        return None
+    sizes = [min(sized), max(sized)]
+    agreement = _agreement(*(sized[size] for size in sizes))
+    return {"arm": sound[0].cell.arm, "batch_sizes": sizes, **agreement} if agreement["items"] else None
 
 
 def ratio(value: Ratio | None) -> Record:

@@ -118,9 +118,10 @@ def between(
     return x, enter(x, following, cos, sin, keys, values, index)
 
 
-def head(x: Tensor, layer: Layer, weight: Tensor, lm_head: Tensor) -> Tensor:
-    """Logits (N, V) of the last layer's hidden states (N, C)."""
-    return layer.product(layer.normed(x, weight, layer.eps), lm_head)
+def head(x: Tensor, layer: Layer, weight: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the last layer's hidden states (N, C): logits (N, V), and what they are read from, (N, C)."""
+    read = layer.normed(x, weight, layer.eps)
+    return layer.product(read, lm_head), read
 
 
 @cache
@@ -167,8 +168,10 @@ class Decoder(nn.Module):
             self.cos, self.sin = cos[0][:, None], (sin[0] * sign)[:, None]
             self.epoch += 1
 
-    def forward(self, ids: Tensor, feed: Feed, cache: KeyValues, judged: int) -> Tensor:
-        """Logits of the last `judged` positions, (R, judged, V), for ids (R, W)."""
+    def forward(
+        self, ids: Tensor, feed: Feed, cache: KeyValues, judged: int, hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits (R, judged, V) of the last positions of ids (R, W); if `hidden`, also what they are read from."""
         rows, width = ids.shape
         layers, run = list(self.layers), self.run
         x = embedding(ids.flatten(), self.embedding)
@@ -192,8 +195,8 @@ class Decoder(nn.Module):
         x = x.view(rows, width, -1)[:, width - judged :].clone().view(rows * judged, -1)
         if run is compiled:
             _of_any_length(x)
-        logits: Tensor = run(head)(x, layers[-1], self.norm, self.lm_head)
-        return logits.view(rows, judged, -1)
+        logits, read = run(head)(x, layers[-1], self.norm, self.lm_head)
+        return logits.view(rows, judged, -1), read.view(rows, judged, -1) if hidden else None
 
 
 def _of_any_length(*tensors: Tensor) -> None:
@@ -242,7 +245,7 @@ def _disproof(kind: type[PretrainedConfig], configuration: str) -> str | None:
         decoder = Decoder(model, _listen(model), invariant=False, compile=False)
         decoder.reach(PROBE_TOKENS)
         with torch.inference_mode():
-            got = decoder(*_probe(model), PROBE_TOKENS)
+            got, _ = decoder(*_probe(model), PROBE_TOKENS)
     except Exception as error:  # whatever another architecture is missing or cannot do
         return first_line(error)
     apart = float((got - want).norm() / want.norm())

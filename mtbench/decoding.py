@@ -8,24 +8,26 @@ operations on tensors that keep their place, so that a step can be captured once
 looks: on a CPU, where looking is free and every position costs, at once, and it feeds no more than needed; on a GPU
 some steps late. What came after a stop is cut from tokens, text and counts.
 
-Requests sit in rows. Where there are more requests than rows, a finished row is refilled from the queue.
+Requests sit in rows. Where there are more requests than rows, a finished row is refilled from the queue. A method of
+several widths is as many variants, which share rows and state: each step is by one of them.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mtbench import rules
+from mtbench.contract import check_commit, check_guess
 from mtbench.errors import UserError
 from mtbench.generation import Generation, Timing, finish, text_of
-from mtbench.lane import Feed
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State
+from mtbench.lane import Feed, causal
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.stopwatch import Stopwatch
 
 PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
@@ -33,6 +35,12 @@ PREFILL_WIDTH = 64
 READ_EVERY = 8  # steps between two readings of the text for stop strings
 ALIGNED = 16  # slots: kernels read the mask in words where its rows have a round length
 LATE = 2  # steps a GPU's host looks late: it always has the next ones queued, and overshoots by no more than these
+CHECKED = 8  # steps of which the host reads what a method hands over: it would cost time in all of them
+RECENT = 8  # forwards: how far back a row remembers what was accepted, to choose among several widths
+EXPECTED = 0.7  # share of guesses accepted, before a row has seen any
+# Positions whose arithmetic takes as long as reading the weights. A GPU (an H200 in bfloat16) does both at once, so
+# they come for free; a CPU does one after the other.
+EVEN = {"cuda": 184, "cpu": 24}
 
 
 class Stuck(RuntimeError):
@@ -47,6 +55,8 @@ class Requests:
     budgets: Sequence[int]
     stop: Sequence[Sequence[str]]
     fixed_length: bool  # end tokens and stop strings are ignored
+    seeds: Sequence[int]  # of each request's dice
+    temperature: float  # 0: greedy
 
     @property
     def slots(self) -> int:
@@ -61,7 +71,16 @@ class Look(NamedTuple):
     cached: list[int]
     known: list[int]
     done: list[int]
+    wanted: list[int]  # which of the variants
     tokens: list[list[int]] | None  # read where stop strings are due
+
+
+class Shape(NamedTuple):
+    """Of a step; what is captured is captured for one."""
+
+    variant: int
+    pending: int  # P
+    view: int  # slots in view
 
 
 Maker = Callable[[Method, Lanes, int, int], "Batch"]
@@ -78,16 +97,20 @@ def decode(
     stop: Sequence[Sequence[str]] | None = None,
     fixed_length: bool = False,
     room: int = 0,
+    temperature: float = 0.0,
+    seeds: Sequence[int] | None = None,
     make: "Maker | None" = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue each prompt by at most `max_new_tokens` tokens (one number, or one per prompt).
 
     All at once, or in `rows` rows that are refilled; up to an end token or one of the prompt's stop strings, unless
-    `fixed_length`. `room`: positions a row shall have at least (so that many calls share a shape). `make` gives the
-    batch: an engine's. Raises Stuck if the method stops committing.
+    `fixed_length`. `room`: positions a row shall have at least (so that many calls share a shape). With a `temperature`
+    tokens are sampled; what comes out is a function of the prompt and its seed (by default its number). `make` gives
+    the batch: an engine's. Raises Stuck if the method stops committing.
     """
     budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-    requests = Requests(prompts, budgets, stop or [()] * len(prompts), fixed_length)
+    stop, seeds = stop or [()] * len(prompts), seeds or range(len(prompts))
+    requests = Requests(prompts, budgets, stop, fixed_length, seeds, temperature)
     _check_fit(method, lanes, requests)
     slots = max(room, requests.slots)
     return (make or Batch)(method, lanes, min(rows or len(prompts), len(prompts)), slots).run(requests)
@@ -95,9 +118,10 @@ def decode(
 
 def _check_fit(method: Method, lanes: Lanes, requests: Requests) -> None:
     shortest = min(map(len, requests.prompts))
-    if shortest < method.block:
+    block = method.variants[-1].block
+    if shortest < block:
         raise UserError(
-            f"{method.name} needs prompts of at least one block, here {method.block} tokens, and one has {shortest}; "
+            f"{method.name} needs prompts of at least one block, here {block} tokens, and one has {shortest}; "
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
     for role, lane in lanes.items():
@@ -121,11 +145,19 @@ class Batch:
 
     def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int, *, tight: bool | None = None) -> None:
         """`tight`: look between any two steps and feed no more than needed; by default on a CPU only."""
-        self.method, self.lanes, self.target = method, lanes, lanes.target
+        self.lanes, self.target = lanes, lanes.target
         self.device = device = self.target.device
-        self.window = window = method.window().to(device)
-        self.tight = (device.type == "cpu" if tight is None else tight) or window.pending is None
-        self.slots = -(-(positions + max(window.guesses, window.commits)) // ALIGNED) * ALIGNED
+        self.variants = method.variants
+        self.windows = [variant.window().to(device) for variant in self.variants]
+        self.method, self.window = self.variants[-1], self.windows[-1]  # the widest one's state serves all
+        self.capacity = torch.tensor([w.commits for w in self.windows], dtype=torch.float32, device=device)
+        # What a lossy row says depends on its widths, so company must not change those.
+        counted = 1 if self.method.claims == "lossy" else rows
+        self.cost = torch.tensor([self._cost(window, counted) for window in self.windows], device=device)
+        most = [w.pending for w in self.windows]
+        self.pending = None if None in most else max(filter(None, most))
+        self.tight = (device.type == "cpu" if tight is None else tight) or self.pending is None
+        self.slots = -(-(positions + max(self.window.guesses, self.window.commits)) // ALIGNED) * ALIGNED
         self.arange = torch.arange(self.slots, device=device)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
@@ -140,12 +172,16 @@ class Batch:
             cached=zeros(rows),
             limit=zeros(rows),
             done=zeros(rows, dtype=torch.bool),
+            seed=zeros(rows),
         )
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)
         self.forwards = zeros(rows)  # of the request in each row
         # By forward, of the request in each row. A row may wait, done, for as long again as the slowest takes.
         self.commits = zeros(rows, 2 * (_patience(self.slots) + LATE))
+        self.offered = torch.zeros_like(self.commits)  # likewise: what could have been committed beyond the first
+        self.accepted = zeros(rows, dtype=torch.float32)  # lately: guesses, of those tried, up to the first refused
+        self.tried = zeros(rows, dtype=torch.float32)
 
     def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
         """Serve the requests, row by row as they come free."""
@@ -155,17 +191,18 @@ class Batch:
         look = self.begin(requests)
         prefilled = clock.now()
         prefill_s, model_s = prefilled - began, -self._host_s()
+        draft_s, beside_s = -self._draft_s(), -self._beside_s()
         steps, patience = 0, _patience(max(requests.budgets) + self.method.block - 1)
         while self.live:
             if steps > patience and steps - min(self.began[row] for row in self.live) > patience:
                 raise Stuck(f"{self.method.name} made {steps} forwards for {max(requests.budgets)} tokens")
             clock.mark()
-            pending, view = self.shape(look)
-            self.advance(pending, view)
+            shape, drafts = self.shape(look), self._draft_forwards()
+            self.advance(shape)
             clock.mark()
             steps += 1
-            self.fed.append(self.fed[-1] + pending + self.window.guesses)
-            self.drafted.append(self._draft_forwards())
+            self.fed.append(self.fed[-1] + shape.pending + self.windows[shape.variant].guesses)
+            self.drafts.append(self.drafts[-1] + self._draft_forwards() - drafts)
             due = steps % READ_EVERY == 0 and any(requests.stop) and not requests.fixed_length
             self.seen.append(self._read(tokens=due))
             if len(self.seen) <= (0 if self.tight else LATE):
@@ -174,7 +211,7 @@ class Batch:
             finished = self._finished(look)
             self.live -= set(finished)
             if finished and self.queue:
-                pause, inside = clock.now(), self._host_s()
+                pause, inside, inside_draft = clock.now(), self._host_s(), self._draft_s()
                 also = self._finished(self._look(self._read()))  # the device has caught up: see who else is done
                 self.live -= set(also)
                 finished = sorted([*finished, *also])
@@ -184,8 +221,11 @@ class Batch:
                 look = self._look(self._read())
                 prefill_s += clock.now() - pause
                 model_s -= self._host_s() - inside
+                draft_s -= self._draft_s() - inside_draft
         ended = clock.now()
         model_s += self._host_s()
+        draft_s += self._draft_s()
+        beside_s += self._beside_s()
         laps = clock.laps()
         self._collect(sorted(self.begun))
         generations = self._generations()
@@ -205,6 +245,8 @@ class Batch:
             device_s=model_s if not clock.cuda else sum(laps[0::2]) if self.one_launch and not self.tight else None,
             ttft_s=prefilled - began + sum(spans[:first]),
             step_s=spans,
+            draft_s=None if clock.cuda and len(self.lanes) > 1 else draft_s,
+            head_s=None if clock.cuda and beside_s else beside_s,
             preparation_s=self.preparation_s,
             kv_bytes=self.target.cache.bytes_per_slot * self.width * (requests.slots + self.window.guesses),
             miscounted=self._calls() - self._forwards() - counted,
@@ -216,28 +258,41 @@ class Batch:
         self._refill(list(range(self.width)))
         return self._look(self._read())
 
-    def shape(self, look: Look) -> tuple[int, int]:
-        """The next step's pending positions and slots in view: tight, the least that serves every live row."""
+    def shape(self, look: Look) -> Shape:
+        """The next step's: the variant that any live row wants; tight, the least that serves every live row."""
+        variant = max(look.wanted[row] for row in self.live)
         if not self.tight:
-            assert self.window.pending is not None
-            return self.window.pending, self.slots
+            assert self.pending is not None
+            return Shape(variant, self.pending, self.slots)
         pending = max(look.base[row] - look.cached[row] for row in self.live)
-        return pending, max(look.base) + self.window.guesses
+        return Shape(variant, pending, max(look.base) + self.windows[variant].guesses)
 
-    def advance(self, pending: int, view: int) -> None:
+    def advance(self, shape: Shape) -> None:
         """Execute one step."""
-        self.step(pending, view)
+        self.step(shape)
 
-    def step(self, pending: int, view: int) -> None:
+    def step(self, shape: Shape) -> None:
         """One forward. No host synchronisation."""
-        guess = self.method.guess(self.state, self.rows, self.lanes)
-        ids, feed = self._feed(guess, pending, view)
-        judged = Judged(self.target.forward(ids, feed, judged=guess.shape[1] + 1))
-        self._commit(self.method.accept(self.state, self.rows, judged))
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        self.lanes.view, self.lanes.tight = shape.view, self.tight
+        guess = method.guess(self.state, self.rows, self.lanes)
+        self._check(check_guess, guess, method, window)
+        ids, feed = self._feed(guess, window, shape)
+        judged = slice(shape.pending - 1, None)
+        out = self.target.forward(ids, feed, guess.shape[1] + 1, hidden=window.hidden)
+        judgement = Judged(self.rows, guess, feed.positions[:, judged] + 1, *out)
+        commit = method.accept(self.state, self.rows, judgement)
+        self._check(check_commit, commit, method, window)
+        self._commit(commit, window)
 
-    def _feed(self, guess: Tensor, pending: int, view: int) -> tuple[Tensor, Feed]:
+    def _check(self, check: Callable[..., None], handed: Tensor | Commit, method: Method, window: Window) -> None:
+        """Hold a method to its contract; of the first steps, where the host may, the values too."""
+        look = self.tight and len(self.fed) <= CHECKED
+        check(handed, method, window, self.width, self.target.checkpoint.vocabulary, look=look)
+
+    def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, Feed]:
         """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
-        rows, window, guesses = self.rows, self.window, guess.shape[1]
+        rows, guesses, (_, pending, view) = self.rows, guess.shape[1], shape
         base = rows.base[:, None]
         slots = torch.maximum(base + (self.arange[:pending] - pending), rows.cached[:, None])
         ids = rows.tokens.gather(1, slots)
@@ -250,10 +305,19 @@ class Batch:
         full = self.tight and not guesses and self.width == 1
         return ids, Feed(slots, positions, rows.base, view, full, self.method.visible, window.sees)
 
-    def _commit(self, commit: Commit) -> None:
+    def _commit(self, commit: Commit, window: Window) -> None:
         """Cut at end token and budget, write the tokens, move the cursors."""
         rows, method = self.rows, self.method
-        count, ended = rules.keep(commit.tokens, commit.count, rows.limit - rows.known, self.ends)
+        offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
+        most = commit.count
+        if len(self.variants) > 1:
+            if method.claims == "lossy":  # a wider neighbour's window must not change what a row says
+                own = self.capacity[self._wanted()].long()
+                most, offered = torch.minimum(most, own), torch.minimum(offered, own - 1)
+            accepted = (most - 1).clamp(min=0)
+            self.accepted.mul_(1 - 1 / RECENT).add_(accepted)
+            self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
+        count, ended = rules.keep(commit.tokens, most, rows.limit - rows.known, self.ends)
         # What is written beyond the kept tokens lies beyond `known` and is overwritten before anyone reads it.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
         if commit.path is not None:
@@ -267,6 +331,7 @@ class Batch:
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)
         torch.minimum(final_guesses, final, out=rows.cached)
         self.commits.scatter_(1, self.forwards[:, None], count[:, None])
+        self.offered.scatter_(1, self.forwards[:, None], offered[:, None])
         self.forwards.add_(1)
 
     @property
@@ -280,11 +345,12 @@ class Batch:
         self.live: set[int] = set()  # rows that decode
         self.begun: dict[int, int] = {}  # row -> request in it
         self.began: dict[int, int] = {}  # row -> steps made before it
-        self.answers: dict[int, tuple[list[int], list[int], int]] = {}  # request -> tokens, commits, steps before it
+        self.answers: dict[int, _Answer] = {}  # by request
         self.seen: deque[_Seen] = deque()
         self.fed = [0]  # positions fed, up to each forward
-        self.drafted = [self._draft_forwards()]  # forwards of other lanes, up to each forward
+        self.drafts = [0]  # forwards of other lanes, up to each forward
         self.said: dict[int, int] = {}  # row -> tokens searched for stop strings
+        self.rows = replace(self.rows, temperature=requests.temperature)
         self.ends.zero_()
         if not requests.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True
@@ -309,10 +375,12 @@ class Batch:
             (rows.known, lengths),
             (rows.base, lengths),
             (rows.limit, limits),
+            (rows.seed, [self.requests.seeds[request] for request in taken]),
         ):
             cursor[at] = torch.tensor(values, device=self.device)
         for fresh in (rows.cached, rows.done, self.forwards):
             fresh[at] = 0
+        self.accepted[at], self.tried[at] = EXPECTED, 1.0
         for name, start in method.start(rows, self.lanes).items():
             self.state.setdefault(name, start.clone())[at] = start[at]
         rows.base[at] = method.base(self.state, rows)[at]
@@ -326,18 +394,22 @@ class Batch:
         self.said |= zip(free, lengths, strict=True)
 
     def _prefill(self, at: Tensor) -> None:
-        """Feed what may be cached of the rows `at`, right-aligned, in chunks."""
+        """Feed what may be cached of the rows `at`, right-aligned, in chunks; to other lanes all but the last token."""
         rows = self.rows
-        cached, base = rows.cached[at], rows.base[at]
-        length = int(cached.max())
-        slots = (cached[:, None] + self.arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
-        width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
-        width = -(-width // self.method.block) * self.method.block
-        for begin in range(0, length, width):
-            chunk = slots[:, begin : begin + width]
-            some = None if len(at) == self.width else at
-            feed = Feed(chunk, chunk, base, min(begin + width, length), visible=self.method.visible, rows=some)
-            self.target.forward(rows.tokens[at].gather(1, chunk), feed, judged=1)
+        for lane in self.lanes.values():
+            if lane is self.target:
+                cached, block, visible = rows.cached[at], self.method.block, self.method.visible
+            else:
+                cached, block, visible = rows.known[at] - 1, 1, causal
+            length = int(cached.max())
+            slots = (cached[:, None] + self.arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
+            width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
+            width = -(-width // block) * block
+            for begin in range(0, length, width):
+                chunk = slots[:, begin : begin + width]
+                some = None if len(at) == self.width else at
+                feed = Feed(chunk, chunk, rows.base[at], min(begin + width, length), visible=visible, rows=some)
+                lane.forward(rows.tokens[at].gather(1, chunk), feed, judged=1)
 
     def _finished(self, look: Look) -> list[int]:
         """Live rows that are done, by end token or budget as the step saw, or by a stop string found here."""
@@ -362,12 +434,13 @@ class Batch:
     def _collect(self, finished: list[int]) -> None:
         """Take what was said in some rows."""
         at = torch.tensor(finished, device=self.device)
-        rows, commits = self.rows, self.commits[at, : len(self.fed) - 1].tolist()
+        rows, logged = self.rows, slice(len(self.fed) - 1)
+        commits, offered = self.commits[at, logged].tolist(), self.offered[at, logged].tolist()
         tokens, known = rows.tokens[at].tolist(), rows.known[at].tolist()
-        for row, ids, until, counts in zip(finished, tokens, known, commits, strict=True):
+        for row, ids, until, counts, possible in zip(finished, tokens, known, commits, offered, strict=True):
             request = self.begun.pop(row)
             prompt = len(self.requests.prompts[request])
-            self.answers[request] = (ids[prompt:until], counts, self.began.pop(row))
+            self.answers[request] = _Answer(ids[prompt:until], counts, possible, self.began.pop(row))
 
     def _generations(self) -> list[Generation]:
         """Every request's answer, cut at its stop strings; counts end with its last kept token."""
@@ -375,7 +448,7 @@ class Batch:
         end_ids = () if requests.fixed_length else checkpoint.end_ids
         generations = []
         for request in range(len(requests.prompts)):
-            ids, counts, began = self.answers[request]
+            ids, counts, offered, began = self.answers[request]
             stop = () if requests.fixed_length else requests.stop[request]
             ids, text, reason = finish(checkpoint.tokenizer, ids, end_ids, stop)
             commits, left = [], len(ids)
@@ -390,7 +463,8 @@ class Batch:
                     text=text,
                     commits=commits,
                     positions_fed=self.fed[began + len(commits)] - self.fed[began],
-                    draft_forwards=self.drafted[began + len(commits)] - self.drafted[began],
+                    draft_forwards=self.drafts[began + len(commits)] - self.drafts[began],
+                    drafted=sum(offered[: len(commits)]),
                     finish_reason=reason,
                 )
             )
@@ -399,12 +473,21 @@ class Batch:
     def _read(self, *, tokens: bool = False) -> "_Seen":
         """Begin to read the cursors, and the tokens if asked for."""
         rows = self.rows
-        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long()))
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self._wanted()))
         return _Seen(cursors, rows.tokens if tokens else None, wait=self.tight)
 
     def _look(self, seen: "_Seen") -> Look:
-        [base, cached, known, done], tokens = seen.get()
-        return Look(base, cached, known, done, tokens)
+        [base, cached, known, done, wanted], tokens = seen.get()
+        return Look(base, cached, known, done, wanted, tokens)
+
+    def _wanted(self) -> Tensor:
+        """The variant that suits each row, (R,)."""
+        return rules.best_width(self.accepted / self.tried, self.capacity, self.cost)
+
+    def _cost(self, window: Window, rows: int) -> float:
+        """Of a forward, about, against one of a single position."""
+        share = rows * ((window.pending or 1) + window.guesses) / EVEN[self.device.type]
+        return max(1.0, share) if self.device.type == "cuda" else 1 + share
 
     def _forwards(self) -> int:
         return sum(lane.forwards for lane in self.lanes.values())
@@ -415,9 +498,24 @@ class Batch:
     def _host_s(self) -> float:
         return sum(lane.host_s for lane in self.lanes.values())
 
+    def _draft_s(self) -> float:
+        return self._host_s() - self.target.host_s
+
+    def _beside_s(self) -> float:
+        return sum(lane.beside_s for lane in self.lanes.values())
+
     def _calls(self) -> int:
         """Forwards that the models themselves have seen."""
         return sum(calls.n for calls in {lane.checkpoint.calls for lane in self.lanes.values()})
+
+
+class _Answer(NamedTuple):
+    """What a row said before it was collected."""
+
+    token_ids: list[int]
+    commits: list[int]
+    offered: list[int]
+    began: int  # steps made before it
 
 
 class _Seen:

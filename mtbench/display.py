@@ -206,8 +206,12 @@ def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
     """One table per suite, batch size and batching, a row per arm; 95 % intervals and verdicts stand under the values.
 
     Where `width` columns are too few, the least important ones go; what other engines come to is then said below.
+    A suite of several tasks has a second table, of these, where it is wide enough.
     """
-    return [_results_table(place, cells, width) for place, cells in sections(results["cells"]).items()]
+    tables = []
+    for place, cells in sections(results["cells"]).items():
+        tables += [_results_table(place, cells, width), _task_table(place, cells, width)]
+    return [table for table in tables if table is not None]
 
 
 def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table:
@@ -227,10 +231,46 @@ def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any
             columns.pop(heading, None)
     caption = reservations(cells)
     caption += [] if ENGINE in columns else _over_engines(cells)
-    caption += _inconclusive(cells, on)
+    caption += _inconclusive(cells, on) + floors(cells)
     caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
+    title = f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"
+    return _framed(title, caption, names, columns, width)
+
+
+def _task_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table | None:
+    """Each task apart; None where a suite has one, or where there is no room for them all."""
+    on = {c["arm"]: c["on"] for c in cells}
+    tasks = list(dict.fromkeys(part["task"] for c in cells for part in c["tasks"]))
+    columns: dict[str, list[str]] = {re.sub("(?<=[_-])", "\n", task): [] for task in tasks}
+    for cell in cells:
+        apart = {part["task"]: part for part in cell["tasks"]}
+        for values, task in zip(columns.values(), tasks, strict=True):
+            values.append(_task_text(apart.get(task), _own_and_deployed(cell, on)[0]))
+    names = [BREAKS.split(cell["arm"]) for cell in cells]
+    if not tasks or _room(columns, width) < max(len(piece) for name in names for piece in name):
+        return None
+    said = "tokens per forward; speedup over the same model"
+    return _framed(f"{place[0]}, {batches(*place[1:])}, by task: {said}", reservations(cells), names, columns, width)
+
+
+def _task_text(part: Mapping[str, Any] | None, baseline: str | None) -> str:
+    if part is None:
+        return "–"
+    entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
+    speed = None if entry is None or entry["value"] is None else f"×{entry['value']:.2f}"
+    return stacked(number(part["tokens_per_forward"], 2), speed, _word(entry["verdict"]) if entry and speed else None)
+
+
+def _framed(
+    title: str,
+    caption: Sequence[str],
+    names: Sequence[Sequence[str]],
+    columns: Mapping[str, Sequence[str]],
+    width: int,
+) -> Table:
+    """A table of arms, whose names are given in the pieces they may be broken into."""
     table = Table(
-        title=escape(f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"),
+        title=escape(title),
         caption=escape("\n".join(caption)),
         title_justify="left",
         caption_justify="left",
@@ -325,7 +365,7 @@ def _row(cell: Mapping[str, Any], on: Mapping[str, str]) -> tuple[str, ...]:
             accuracy and percent_bounds(accuracy),
             _word(verdicts.get(same)),
         ),
-        stacked(number(cell["tokens_per_forward"], 2), bounds(cell["tokens_per_forward_ci"], 2)),
+        stacked(number(cell["tokens_per_forward"], 2), bounds(cell["tokens_per_forward_ci"], 2), _accepted(cell)),
         stacked(number(cell["tokens_per_s"]["value"], 0)),
         *(
             stacked(number(s["value"], 2), bounds(ci_of(s), 2), _word(s["verdict"])) if s else "–"
@@ -361,10 +401,37 @@ def strongest(cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def lossless_text(cell: Mapping[str, Any]) -> str:
-    """The grade, or why there is none."""
-    if cell["lossless"] is not None:
+    """The grade, or why there is none. One against a twin of its own is no promise of `ar`'s tokens, and not shown."""
+    if cell["lossless"] is not None and cell["claims"] == "lossless":
         return str(cell["lossless"]["grade"])
-    return "–" if cell["reference"] or cell["simulated"] else "unchecked" if cell["claims"] == "lossless" else "lossy"
+    if cell["reference"] or cell["simulated"]:
+        return "–"
+    return ungraded(cell).replace("not checked", "unchecked").replace(" ", "\n", 1)
+
+
+def ungraded(cell: Mapping[str, Any]) -> str:
+    """Why an arm has no grade."""
+    if cell["simulated"]:
+        return "not graded"
+    if cell["claims"] == "lossless" or cell["reference"]:
+        return "baseline" if cell["reference"] else "not checked"
+    return "same distribution" if cell["claims"] == "distribution" else "lossy by design"
+
+
+def floors(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How far the arms that others are held to agree with themselves: what no grade can be held to exceed."""
+    found = [c["lossless"]["floor"] for c in cells if c["lossless"] and c["lossless"]["floor"]]
+    said = [
+        f"{f['arm']} against itself, batch size {f['batch_sizes'][0]} and {f['batch_sizes'][1]}: "
+        f"{f['identical']:,} of {f['items']:,} items have the same tokens"
+        for f in found
+    ]
+    return list(dict.fromkeys(said))
+
+
+def _accepted(cell: Mapping[str, Any]) -> str | None:
+    taken = cell["acceptance"] and cell["acceptance"]["rate"]
+    return None if taken is None else f"{100 * taken:.0f}% accepted"
 
 
 def _word(verdict: str | None) -> str | None:

@@ -15,6 +15,7 @@ from mtbench.errors import first_line
 from mtbench.lab import Lab
 from mtbench.machine import Gpu
 from mtbench.plan import Cell, Plan
+from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
 
 WINDOW_S = 10.0
@@ -22,6 +23,7 @@ IDLE_S = 3.0
 NO_GPU = "no GPU: energy is read from a GPU's own counter"
 NO_NVML = "the GPU's driver library (NVML) does not answer"
 NO_COUNTER = "this GPU has no energy counter"
+ELSEWHERE = "the engine is a process of its own, on whatever GPU it may be"
 UNMEASURED = "not measured yet; `--resume` does it"
 
 
@@ -40,6 +42,10 @@ def measure(
         if not cells and known.get("reason") != reason:
             run.write_json("energy.json", {"reason": reason})
         return
+    weightless = [cell.cell for cell in plan.cells if METHODS[cell.method].weightless]
+    if not cells.keys() >= set(weightless):
+        cells |= dict.fromkeys(weightless, _unknown(ELSEWHERE))
+        run.write_json("energy.json", {"idle_power_w": known.get("idle_power_w"), "cells": cells})
     todo = [cell for cell in plan.cells if cell.cell not in cells and cell.cell not in failed]
     if not todo or time.monotonic() > deadline:
         return

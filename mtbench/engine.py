@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mtbench.decoder import Decoder, Unserved, build, compilations
-from mtbench.decoding import Batch, Requests
+from mtbench.decoding import Batch, Requests, Shape
 from mtbench.errors import UserError
 from mtbench.generation import Generation, Timing
 from mtbench.lane import Lane
@@ -108,15 +108,14 @@ class Captured(Batch):
 
     def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int) -> None:
         super().__init__(method, lanes, rows, positions, tight=False)
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._plain: dict[tuple[int, int], int] = {}
-        self._forwards_each: dict[tuple[int, int], list[int]] = {}
-        self._epochs: list[tuple[int, ...]] = []
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._plain: dict[Shape, int] = {}
+        self._forwards_each: dict[Shape, list[int]] = {}
+        self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
-    def advance(self, pending: int, view: int) -> None:
-        shape = (pending, view)
+    def advance(self, shape: Shape) -> None:
         if self.tight:  # shapes change from step to step
-            self.step(pending, view)
+            self.step(shape)
             return
         if shape not in self._graphs:
             began = time.perf_counter()
@@ -150,23 +149,24 @@ class Captured(Batch):
     def _reset(self, requests: Requests) -> None:
         super()._reset(requests)
         epochs = [lane.epoch for lane in self.lanes.values()]
-        if epochs != self._epochs:  # memory has moved: what was captured would write where nobody reads
+        setting = (epochs, requests.temperature)
+        if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
             self._graphs.clear()
             self._plain.clear()
-            self._epochs = epochs
+            self._setting = setting
 
-    def _prepare(self, shape: tuple[int, int]) -> None:
+    def _prepare(self, shape: Shape) -> None:
         """One plain step; or, after a few, capture a step and replay it."""
         made = self._plain.setdefault(shape, 0)
         if made < PLAIN_STEPS:
             self._plain[shape] += 1
-            self.step(*shape)
+            self.step(shape)
             torch.cuda.synchronize()
             return
         before = [lane.forwards for lane in self.lanes.values()]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool()):
-            self.step(*shape)
+            self.step(shape)
         self._forwards_each[shape] = [
             lane.forwards - count for lane, count in zip(self.lanes.values(), before, strict=True)
         ]  # counted now for the replay that follows

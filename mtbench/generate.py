@@ -15,13 +15,16 @@ from typing import Any, Protocol
 import torch
 
 from mtbench import energy, lossless, machine, memory, roofline
+from mtbench.contract import Faulty, whereabouts
 from mtbench.decoding import Stuck
 from mtbench.errors import UserError, first_line
 from mtbench.generation import Generation, Timing
 from mtbench.lab import Lab
 from mtbench.models import DTYPES
 from mtbench.plan import Cell, Group, Plan, SuitePlan
+from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
+from mtbench.server import ServerError
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
@@ -45,7 +48,10 @@ def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None 
     budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
-    failed = {f["cell"] for f in run.lines("failures.jsonl")}
+    broken = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
+    failed = {f["cell"] for f in run.lines("failures.jsonl") if f.get("stage") is None}
+    run.append("failures.jsonl", [{"cell": c, "error": why} for c, why in broken.items() if c not in failed])
+    failed |= broken.keys()
     stages = [Stage(run, plan, group, lab, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     progress.begin(len(plan.cells), work)
@@ -56,7 +62,7 @@ def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None 
             stage.run_blocks(session, deadline)
     for cell in plan.cells:
         if cell.cell not in failed:
-            lossless.check(run, cell, lab, progress.note)
+            lossless.check(run, cell, [i.item for i in plan.suite(cell.suite).items], lab, progress.note)
     energy.measure(run, plan, lab, failed, progress.note, deadline)
     memory.measure(run, plan, lab, failed, progress.note, deadline)
     lab.clear()
@@ -185,8 +191,11 @@ class Stage:
                 stop=[i.stop for i in items],
                 room=self.room,
             )
-        except UserError:
-            raise
+        except UserError as error:
+            where = whereabouts(error, METHODS[cell.method])
+            if not where:  # not of the method but of the request: no cell would fare better
+                raise
+            self._fail(cell, f"{error}{where}")
         except (torch.OutOfMemoryError, MemoryError) as error:
             longest = max(len(i.prompt_ids) for i in items)
             self._fail(
@@ -194,10 +203,11 @@ class Stage:
                 f"out of memory at batch size {len(items)}, prompts of up to {longest} tokens and {budget} new ones "
                 f"({first_line(error)})",
             )
-        except Stuck as error:
+        except (Stuck, Faulty, ServerError) as error:
             self._fail(cell, str(error))
-        except Exception as error:  # a method's own fault, whatever it is
-            self._fail(cell, f"{type(error).__name__}: {first_line(error)}")
+        except (Exception, SystemExit) as error:  # a method's own fault, whatever it is
+            where = whereabouts(error, METHODS[cell.method])
+            self._fail(cell, f"{type(error).__name__}: {first_line(error)}{where}")
         return None
 
     def _fail(self, cell: Cell, error: str) -> None:
@@ -232,6 +242,7 @@ def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generatio
         "commits": generation.commits,
         "positions_fed": generation.positions_fed,
         "draft_forwards": generation.draft_forwards,
+        "drafted": generation.drafted,
         "finish_reason": generation.finish_reason,
         "block": block,
     }

@@ -21,6 +21,7 @@ class Generation:
     commits: list[int] | None  # tokens committed by each forward, zeros included
     positions_fed: int | None
     draft_forwards: int | None  # by lanes other than the target's
+    drafted: int | None  # tokens beyond each forward's first that its forwards could have committed
     finish_reason: FinishReason
 
     @property
@@ -44,9 +45,16 @@ class Timing:
     device_s: float | None  # of decode_s; None where a step is many launches, whose gaps a GPU's events do not show
     ttft_s: float | None  # on the device: the host sees tokens some steps later
     step_s: list[float] | None  # per forward, from the end of the one before, on the device
+    draft_s: float | None  # of device_s, in forwards of lanes other than the target's
+    head_s: float | None  # of device_s, in what a method computes beside its models
     preparation_s: float  # capture and compilation that fell into it; 0 once a shape is warm
     kv_bytes: int | None  # keys and values that these rows need
     miscounted: int  # forwards seen by the models' hooks less forwards counted by the lanes
+    # what only an outside engine can tell of itself
+    counted: int | None = None  # tokens by its own count
+    drafts: int | None = None  # times it drafted
+    drafted: int | None = None  # tokens of those drafts
+    accepted: int | None = None  # of these
 
 
 def finish(

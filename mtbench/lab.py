@@ -13,7 +13,7 @@ from mtbench.errors import UserError
 from mtbench.generation import Generation, Timing
 from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
-from mtbench.models import DTYPES, Checkpoint, load
+from mtbench.models import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.outside import Outside, run_outside
 from mtbench.plan import Cell, Plan
 from mtbench.registry import METHODS
@@ -30,8 +30,10 @@ class Lab:
         self.device = resolve_device(request["device"])
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]
+        self.seed, self.temperature = request["seed"], request["temperature"]
         self.loading_s: float | None = None  # of the models, the proof of their decoders included
         self.checkpoints: dict[str, Checkpoint] = {}
+        self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
         # By role too: a draft of the same weights has its own cache.
@@ -42,6 +44,14 @@ class Lab:
         if source not in self.checkpoints:
             self.checkpoints[source] = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
         return self.checkpoints[source]
+
+    def known(self, method: Method, source: str) -> Checkpoint | Inspected:
+        """What a method gets to know of a checkpoint: the whole of it, or what there is without its weights."""
+        if not method.weightless:
+            return self.checkpoint(source)
+        if source not in self.inspected:
+            self.inspected[source] = inspect(source, offline=self.offline)
+        return self.inspected[source]
 
     def engine(self, name: str) -> Engine:
         """Made once, whoever asks."""
@@ -77,20 +87,20 @@ class Lab:
     ) -> tuple[list[Generation], Timing]:
         """Continue prompts as a cell says: its method, checkpoints, engine, rows and length.
 
-        `items`: which items of the suite the prompts are, for a cell whose acceptance is scripted; by default the
-        first. `fixed_length` overrules the cell's; `room`: positions a row shall have at least.
+        `items`: which items of the suite the prompts are, by default the first; an item has its own script and dice.
+        `fixed_length` overrules the cell's; `room`: positions a row shall have at least.
         """
         fixed = cell.length == "fixed" if fixed_length is None else fixed_length
         method = self.method(cell)
         budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+        items = range(len(prompts)) if items is None else items
         if cell.accept is not None:
-            items = range(len(prompts)) if items is None else items
             fixed, budgets = True, simulated.budgets(cell.accept, items, budgets)
             if isinstance(method, simulated.Scripted):
                 method.serve(items)
         if isinstance(method, Outside):
-            checkpoint = self.checkpoint(cell.checkpoints[cell.on])
-            return run_outside(method, checkpoint, prompts, budgets, stop=stop, fixed_length=fixed, room=room)
+            checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
+            return run_outside(method, checkpoints, prompts, budgets, stop=stop, fixed_length=fixed, room=room)
         return decode(
             method,
             self.lanes_of(cell),
@@ -100,16 +110,32 @@ class Lab:
             stop=stop,
             fixed_length=fixed,
             room=room,
+            temperature=self.temperature,
+            seeds=[self.seed_of(item) for item in items],
             make=self.engine(cell.engine or Engine.name).batch,
         )
 
+    def seed_of(self, item: int) -> int:
+        """Of the dice of a suite's n-th item, whatever decodes it."""
+        return int((self.seed << 32) + item)
+
     def load(self, plan: Plan) -> None:
-        """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other."""
+        """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other.
+
+        Raises UserError for a cell that needs the network, if that must not be touched.
+        """
         began = time.perf_counter()
         for cell in plan.cells:
-            self.lanes_of(cell)
+            method = method_of(cell)
+            if self.offline and isinstance(method, Outside) and method.host:
+                raise UserError(
+                    f"{cell.arm!r} asks {method.host}, which --offline forbids; leave one of the two out, or serve the "
+                    "model on this machine."
+                )
+            if not method.weightless:
+                self.lanes_of(cell)
         self.loading_s = time.perf_counter() - began
-        largest = max(checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values())
+        largest = max((checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values()), default=0)
         if self.device == "cpu" and largest < SMALL_MODEL:
             torch.set_num_threads(1)
 

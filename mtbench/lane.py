@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -208,6 +208,13 @@ class KeyValues:
         return store[: self.rows * self.slots].view(self.rows, self.slots, *store.shape[1:])
 
 
+class Forwarded(NamedTuple):
+    """What a forward gave at its last positions."""
+
+    logits: Tensor  # (R, judged, V); −∞ for ids no arm may emit: the mask, ids the tokenizer cannot decode
+    hidden: Tensor | None  # (R, judged, C) what the LM head read, if asked for
+
+
 class Lane:
     """A checkpoint that can be run, with its cache and its count of forwards.
 
@@ -220,6 +227,7 @@ class Lane:
         self.device: torch.device = checkpoint.model.device
         self.forwards = 0
         self.host_s = 0.0  # seconds spent in forwards; on a CPU that is their whole time
+        self.beside_s = 0.0  # of these, in what a method computes beside the model
         self.cache = KeyValues()
 
     def reserve(self, rows: int, slots: int) -> None:
@@ -233,25 +241,41 @@ class Lane:
         """Changes when memory that a forward uses was made anew."""
         return (self.cache.epoch, 0 if self.decoder is None else self.decoder.epoch)
 
-    def forward(self, ids: Tensor, feed: Feed, judged: int) -> Tensor:
-        """Run the model on (R, W) ids; logits of the last `judged` positions, (R, judged, vocabulary).
-
-        Ids that no arm may emit (the mask, ids the tokenizer cannot decode) have logit −∞.
-        """
+    def forward(self, ids: Tensor, feed: Feed, judged: int, *, hidden: bool = False) -> Forwarded:
+        """Run the model on (R, W) ids; what it gives at the last `judged` positions."""
         began = time.perf_counter()
         self.forwards += 1
         self.cache.aim(feed)
-        if self.decoder is not None:
-            logits: Tensor = self.decoder(ids, feed, self.cache, judged)
-        else:
-            logits = self.model(
-                input_ids=ids,
-                position_ids=feed.positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=judged,
-                feed=feed,
-            ).logits
-        logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        run = self._modules if self.decoder is None else self.decoder
+        out = Forwarded(*run(ids, feed, self.cache, judged, hidden))
+        out.logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
         self.host_s += time.perf_counter() - began
-        return logits
+        return out
+
+    def beside(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """What a method computes beside the model, such as heads of its own, on this lane's clock."""
+        began = time.perf_counter()
+        result = function(*tensors)
+        spent = time.perf_counter() - began
+        self.host_s += spent
+        self.beside_s += spent
+        return result
+
+    def _modules(
+        self, ids: Tensor, feed: Feed, cache: KeyValues, judged: int, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """By transformers' modules. What the LM head reads, a hook on it tells, whatever the architecture."""
+        read: list[Tensor] = []
+        head = self.model.get_output_embeddings()
+        hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])) if hidden else None
+        logits = self.model(
+            input_ids=ids,
+            position_ids=feed.positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=judged,
+            feed=feed,
+        ).logits
+        if hook is not None:
+            hook.remove()
+        return logits, read[0] if read else None

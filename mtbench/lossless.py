@@ -17,11 +17,12 @@ computes something else excuse itself; in float32 and float64 it is a constant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from mtbench import rules
 from mtbench.errors import first_line
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
@@ -32,10 +33,20 @@ from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSI
 JUDGED_AT_ONCE = 256  # positions
 
 
-def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) -> None:
+class Answer(NamedTuple):
+    """What was emitted, and by which dice."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    seed: int = 0
+    temperature: float = 0.0
+
+
+def check(run: RunDirectory, cell: Cell, items: Sequence[str], lab: Lab, note: Callable[[str], None]) -> None:
     """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once.
 
-    The judge is fed at the arm's width too; `epsilon` is None for too few positions.
+    `items`: the suite's, in order, for the dice of sampled tokens. The judge is fed at the arm's width too; `epsilon`
+    is None for too few positions.
     """
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")
@@ -45,14 +56,15 @@ def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) 
         return
     source = cell.checkpoints[cell.on]
     judge = lab.lane(cell.on, source, None)
-    answers = [(g["prompt_ids"], g["token_ids"]) for g in lines]
+    number = {item: i for i, item in enumerate(items)}
+    answers = [Answer(g["prompt_ids"], g["token_ids"], lab.seed_of(number[g["item"]]), lab.temperature) for g in lines]
     try:
         if lab.dtype in EXACT_EPSILON:
             width, noise = JUDGED_AT_ONCE, []
         else:
             width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
             noise = logit_noise(judge, lab.lane(cell.on, source, cell.engine), answers, width)
-        short = {g["item"]: shortfalls(judge, *answer, width) for g, answer in zip(lines, answers, strict=True)}
+        short = {g["item"]: shortfalls(judge, answer, width) for g, answer in zip(lines, answers, strict=True)}
     except (torch.OutOfMemoryError, MemoryError) as error:
         note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
         return
@@ -60,28 +72,31 @@ def check(run: RunDirectory, cell: Cell, lab: Lab, note: Callable[[str], None]) 
 
 
 @torch.inference_mode()
-def shortfalls(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: int) -> dict[str, float]:
+def shortfalls(lane: Lane, answer: Answer, width: int) -> dict[str, float]:
     """Index -> how far the emitted token's logit lies under the largest, for the tokens that are not the argmax."""
-    emitted, largest = forced_logits(lane, prompt, tokens, width)
+    emitted, largest = forced_logits(lane, answer, width)
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 
 @torch.inference_mode()
-def logit_noise(
-    judge: Lane, own: Lane, answers: Sequence[tuple[Sequence[int], Sequence[int]]], width: int
-) -> list[float]:
+def logit_noise(judge: Lane, own: Lane, answers: Sequence[Answer], width: int) -> list[float]:
     """What engine and window do to emitted tokens' logits: `judge` at width 1 minus `own` at `width`, same prefixes."""
     differences: list[float] = []
-    for prompt, tokens in answers:
-        plain, ours = (forced_logits(lane, prompt, tokens, w)[0] for lane, w in ((judge, 1), (own, width)))
+    for answer in answers:
+        plain, ours = (forced_logits(lane, answer, w)[0] for lane, w in ((judge, 1), (own, width)))
         differences += (plain - ours).tolist()
         if len(differences) >= EPSILON_POSITIONS_NEEDED:
             break
     return differences
 
 
-def forced_logits(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], width: int) -> tuple[Tensor, Tensor]:
-    """Of each token after `prompt`, its own logit and the largest, (tokens,), fed `width` positions at a time."""
+def forced_logits(lane: Lane, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
+    """Of each token of an answer, its own logit and the largest, (tokens,), fed `width` positions at a time.
+
+    Of sampled tokens, the logit over the temperature with the noise of their dice.
+    """
+    prompt, tokens, seed, temperature = answer
+    dice = torch.tensor([seed], device=lane.device)
     ids = torch.tensor([[*prompt, *tokens[:-1]]], device=lane.device)
     lane.reserve(1, ids.shape[1])
     base = torch.tensor([ids.shape[1]], device=lane.device)
@@ -89,7 +104,10 @@ def forced_logits(lane: Lane, prompt: Sequence[int], tokens: Sequence[int], widt
 
     def forward(chunk: Tensor, judged: int) -> Tensor:
         feed = Feed(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
-        return lane.forward(ids.gather(1, chunk), feed, judged)[0].float()
+        logits = lane.forward(ids.gather(1, chunk), feed, judged).logits
+        if not temperature:
+            return logits[0].float()
+        return rules.sampled(logits, temperature, dice, chunk[:, -judged:] + 1)[0].float()
 
     for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
         forward(chunk, judged=1)

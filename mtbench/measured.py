@@ -4,7 +4,7 @@ A block × round counts only if every arm of the group has a clean line for it; 
 is taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -40,8 +40,8 @@ class Measured:
         return statistics.mean_by([t["block"] for t in self.samples], [t[name] for t in self.samples])
 
     def total(self, name: str) -> float | None:
-        """A quantity over all blocks; None without a sample, or where it is hidden."""
-        if not self.samples or any(t[name] is None for t in self.samples):
+        """A quantity over all blocks; None without a sample, or where it is hidden, or not stored as in older lines."""
+        if not self.samples or any(t.get(name) is None for t in self.samples):
             return None
         return float(self.by_block(name).sum())
 
@@ -56,9 +56,8 @@ class Measured:
         return [sum(t[name] for t in self.samples if t["round"] == r and t["block"] in shared) for r in rounds]
 
     def counted(self, name: str) -> int | None:
-        """A quantity over all answers; None where it is hidden."""
-        counts = [line[name] for line in self.lines.values()]
-        return None if None in counts else sum(counts)
+        """A quantity over all answers; None where it is hidden, or not stored as in older lines."""
+        return add(line.get(name) for line in self.lines.values())
 
     @cached_property
     def totals(self) -> Totals | None:
@@ -76,6 +75,12 @@ class Measured:
         """Of the requests run again in later rounds, those with round 1's tokens, and all."""
         again = [t for t in self.timings if t["identical"] is not None]
         return sum(t["identical"] for t in again), sum(served(t) for t in again)
+
+
+def add(counts: Iterable[int | None]) -> int | None:
+    """Their sum; None if one of them is hidden."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 def served(timing: Mapping[str, Any]) -> int:

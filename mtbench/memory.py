@@ -21,17 +21,19 @@ import torch
 from mtbench.lab import Lab
 from mtbench.models import Checkpoint
 from mtbench.plan import Cell, Plan
+from mtbench.registry import METHODS
 from mtbench.rundir import RunDirectory
 
 
 def measure(
     run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
-    """Fill memory.json: cell -> bytes, None where the pass failed. What is there already stays.
+    """Fill memory.json: cell -> bytes, None where the pass failed or the models are elsewhere. What is there stays.
 
     Takes the lab apart. Stops at `deadline` (time.monotonic), between two cells.
     """
-    known = run.read_json("memory.json") if run.has("memory.json") else {}
+    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if METHODS[cell.method].weightless}
+    known |= run.read_json("memory.json") if run.has("memory.json") else {}
     todo = [cell for cell in plan.cells if cell.cell not in known and cell.cell not in failed]
     if todo and time.monotonic() <= deadline:
         note(f"peak memory: an untimed pass for {len(todo)} cells")

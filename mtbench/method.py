@@ -10,10 +10,11 @@ judge the first guess, so no logits are kept between steps.
 R = rows, G = guesses, N = most tokens one forward commits, S = slots, V = vocabulary.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +22,12 @@ from torch import Tensor
 from mtbench import kernels, rules
 from mtbench.lane import Lane, causal
 
+if TYPE_CHECKING:
+    from mtbench.models import Inspected
+
+Claims = Literal["lossless", "distribution", "lossy"]
+NONE = -1  # in place of a draft: there is none, no token is it
+AUTO: Any = "auto"  # value of an option with several widths: the loop takes the one that recent commits call for
 State = dict[str, Tensor]  # static tensors with leading dimension R
 
 
@@ -33,6 +40,7 @@ class Window:
     commits: int  # N: most tokens one forward can commit
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: as `visible` says
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
+    hidden: bool = False  # `accept` wants what the LM head reads
 
     def to(self, device: torch.device) -> "Window":
         """The same window with its patterns on a device."""
@@ -52,13 +60,34 @@ class Rows:
     cached: Tensor  # (R,) leading tokens whose keys and values are final
     limit: Tensor  # (R,) known never passes it; an end token brings it down
     done: Tensor  # (R,) bool: known has reached the limit
+    seed: Tensor  # (R,) of each request's dice
+    temperature: float = 0.0  # 0: greedy
+
+    def choose(self, logits: Tensor, position: Tensor) -> Tensor:
+        """The tokens that logits (R, n, V) say for positions (R, n): the one choice that every lane makes, (R, n)."""
+        if not self.temperature:
+            return rules.choose(logits)
+        return rules.choose(rules.sampled(logits, self.temperature, self.seed, position))
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """That choice's probabilities, of shape (R, n, V) like the logits."""
+        if not self.temperature:
+            return torch.zeros_like(logits).scatter_(-1, rules.choose(logits)[..., None], 1.0)
+        return (logits / self.temperature).softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The logits behind the last decided token and behind each guess: column g judges position base + g."""
+    """The logits behind the last decided token (column 0) and behind each guess (g in column g + 1).
 
+    Each column judges the position behind its own.
+    """
+
+    rows: Rows
+    guess: Tensor  # (R, G) the ids fed
+    position: Tensor  # (R, G+1) judged
     logits: Tensor  # (R, G+1, V); −∞ for ids no arm may emit
+    hidden: Tensor | None = None  # (R, G+1, C) what the LM head read, if the window asks for it
 
     @cached_property
     def _one_pass(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,15 +97,26 @@ class Judged:
     @cached_property
     def choice(self) -> Tensor:
         """The model's own token at each column, (R, G+1)."""
-        return self._one_pass[0] if self.logits.is_cuda else rules.choose(self.logits)
+        if self.logits.is_cuda and not self.rows.temperature:
+            return self._one_pass[0]
+        return self.rows.choose(self.logits, self.position)
 
     @cached_property
     def confidence(self) -> Tensor:
-        """That token's probability, (R, G+1) float32."""
+        """The largest probability at each column, (R, G+1) float32; greedy, that of the choice."""
         if not self.logits.is_cuda:
             return rules.confidence(self.logits)
         _, largest, logsumexp = self._one_pass
         return torch.exp(largest - logsumexp)
+
+    def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
+        """Which drafts are the model's own choice at their place? (R, K) to (R, K) bool; `NONE` never is.
+
+        `behind` (R, K): the guess that each stands behind, as in `mtbench.windows`. None: they are the first guesses,
+        each behind the one before.
+        """
+        choice = self.choice[:, : drafts.shape[1]] if behind is None else self.choice.gather(1, behind + 1)
+        return choice == drafts
 
     def sure(self, metric: rules.Metric, threshold: float) -> Tensor:
         """Is the model sure of its choice? (R, G+1) bool."""
@@ -92,11 +132,18 @@ class Commit:
     tokens: Tensor  # (R, N)
     count: Tensor  # (R,) 0 … N; 0: a block not yet full, a row waiting
     kept: Tensor  # (R,) leading guesses whose keys and values are already final
-    path: Tensor | None = None  # (R, D) columns of accepted guesses, where they are not contiguous (trees)
+    path: Tensor | None = None  # (R, D) accepted guesses by their number, where they are not contiguous (trees)
+    offered: Tensor | None = None  # (R,) tokens beyond the first that were really offered; None: all the window has
 
 
 class Lanes(dict[str, Lane]):
-    """Role -> lane. `target` is the lane that commits."""
+    """Role -> lane. `target` is the lane that commits.
+
+    The loop says before each step what a second lane needs to know of it too.
+    """
+
+    view: int  # slots in view
+    tight: bool  # the host may look, and as little is fed as serves
 
     def __init__(self, target: str, lanes: Mapping[str, Lane]) -> None:
         super().__init__(lanes)
@@ -107,16 +154,35 @@ class Method:
     """A decoding strategy: a frozen dataclass whose fields are its options (`mtbench.options`)."""
 
     name: ClassVar[str]
-    roles: ClassVar[tuple[str, ...]]  # checkpoints it needs; the first is the target's default role
+    roles: ClassVar[tuple[str, ...]]  # the target's default role; others it needs are options (`role=True`)
     reference: ClassVar[bool] = False  # the method that others are compared with
     outside: ClassVar[bool] = False  # its loop is not ours (mtbench/outside.py)
+    weightless: ClassVar[bool] = False  # nor are its models: it needs a checkpoint's tokenizer alone
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     showcase: ClassVar[tuple[str, ...]] = ()  # the arms it enters when a run names none
 
     @property
-    def claims(self) -> Literal["lossless", "lossy"]:
-        """Does it promise the reference's tokens on the same checkpoint? Then it is held to that."""
+    def claims(self) -> Claims:
+        """What it promises on the reference's checkpoint.
+
+        `lossless`: the reference's tokens, and it is held to that. `distribution`: other tokens of the same
+        distribution. `lossy`: nothing.
+        """
         raise NotImplementedError
+
+    @property
+    def variants(self) -> "Sequence[Method]":
+        """Itself; or with an option at `auto` what it is with each of that option's widths, narrow to wide.
+
+        They share the widest one's state. The loop steps with one of them, as recent commits call for.
+        """
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # methods are dataclasses by contract
+            if getattr(self, field.name) == AUTO:
+                return [replace(self, **{field.name: width}) for width in field.metadata["widths"]]  # type: ignore[type-var]
+        return (self,)
+
+    def refuse(self, checkpoints: "Mapping[str, Inspected]") -> None:
+        """Raise UserError if these checkpoints, by role, the target's first, cannot serve it."""
 
     @property
     def block(self) -> int:

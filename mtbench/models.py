@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -90,6 +91,8 @@ class Inspected:
     tokenizer: PreTrainedTokenizerBase
     config: Any
     mask_id: int | None
+    end_ids: tuple[int, ...]
+    offline: bool  # what else there is to know of it must be here already
 
     @property
     def max_positions(self) -> int:
@@ -119,7 +122,8 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
             f"checkpoint {source!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
             "all in use); give a checkpoint trained for it with `--checkpoint ROLE=PATH_OR_ID`."
         )
-    return Inspected(source, tokenizer, config, mask_id)
+    end_ids = () if random else _end_ids(_generation_settings(source, config, offline), tokenizer)
+    return Inspected(source, tokenizer, config, mask_id, end_ids, offline)
 
 
 def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
@@ -178,7 +182,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
         source=source,
         model=model,
         tokenizer=tokenizer,
-        end_ids=() if random else _end_ids(model, tokenizer),
+        end_ids=() if random else _end_ids(model.generation_config, tokenizer),
         mask_id=mask_id,
         suppressed=torch.tensor(suppressed, dtype=torch.long, device=model.device),
         max_positions=getattr(model.config, "max_position_embeddings", 1 << 30),
@@ -221,12 +225,20 @@ def refuse_unserved(config: Any, source: str) -> None:
         )
 
 
-def _end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def _generation_settings(source: str, config: Any, offline: bool) -> GenerationConfig:
+    """The checkpoint's generation settings, as its loaded model would have them."""
+    try:
+        return GenerationConfig.from_pretrained(source, local_files_only=offline)
+    except OSError:  # it has none
+        return GenerationConfig.from_model_config(config)
+
+
+def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every id that ends an answer: the tokenizer's, and those of the checkpoint's generation settings.
 
     Nothing else of those settings (repetition penalty, temperature …) ever reaches decoding.
     """
-    configured = getattr(model.generation_config, "eos_token_id", None)
+    configured = getattr(settings, "eos_token_id", None)
     ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
     return tuple(sorted(i for i in ids if i is not None))
 

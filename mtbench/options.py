@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal
 
 from mtbench.errors import UserError, unknown
-from mtbench.method import Method
+from mtbench.method import AUTO, Method
 
 
 def option(
@@ -18,14 +18,20 @@ def option(
     high: float | None = None,
     trained: bool = False,
     same_output: tuple[Any, ...] = (),
+    role: bool = False,
+    widths: tuple[int, ...] = (),
+    engine: bool = False,
 ) -> Any:
     """A field that is an option. `low` and `high` are inclusive.
 
     `trained`: the default is what the checkpoint was trained with (the entry of that name in its training record,
     `default` if it has none); another value is flagged. `same_output`: values that must give the default's tokens;
-    where both arms are in a run, one is held to the other.
+    where both arms are in a run, one is held to the other. `role`: it names a checkpoint of the family by its role, or
+    is None for none. `widths`: it may also be `auto`, which is whichever of these recent commits call for. `engine`: it
+    says how an outside engine runs, not how it decodes.
     """
     metadata = {"help": help, "low": low, "high": high, "trained": trained, "same_output": same_output}
+    metadata |= {"role": role, "widths": widths, "engine": engine}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -57,6 +63,19 @@ def options_of(holder: type[Any]) -> list[Option]:
     ]
 
 
+def roles_of(method: type[Method], chosen: Mapping[str, Any]) -> list[str]:
+    """The roles of the checkpoints that options name, of those chosen and the others at their defaults."""
+    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    roles = [chosen.get(f.name, f.default) for f in fields if f.metadata["role"]]
+    return [role for role in roles if role is not None]
+
+
+def decoding_options(method: type[Method], chosen: Mapping[str, Any]) -> list[str]:
+    """Those of the chosen options that differ from their defaults and say how it decodes."""
+    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    return [f.name for f in fields if not f.metadata["engine"] and chosen.get(f.name, f.default) != f.default]
+
+
 def common(method: type[Method]) -> list[str]:
     """The options that are not a method's own: which checkpoint, and which of our engines if the loop is ours."""
     return ["on"] if method.outside else ["on", "engine"]
@@ -79,6 +98,8 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
     """The value of the option `name`, written as `text`; raises ValueError with what is allowed and the default."""
     kind = typing.get_type_hints(holder)[name]
     field = next(f for f in dataclasses.fields(holder) if f.name == name)
+    if field.metadata["widths"] and text == AUTO:
+        return AUTO
     try:
         value = _parse(kind, text)
         low, high = field.metadata["low"], field.metadata["high"]
@@ -102,7 +123,10 @@ def build(method: type[Method], chosen: Mapping[str, Any], trained: Mapping[str,
 
 def show(value: Any) -> str:
     """A value as it is written on the command line."""
-    return str(value).lower() if isinstance(value, bool | NoneType) else str(value).removesuffix(".0")
+    text = str(value)
+    if isinstance(value, bool | NoneType):
+        return text.lower()
+    return text.removesuffix(".0") if isinstance(value, float) else text
 
 
 def _parse(kind: Any, text: str) -> Any:
@@ -127,6 +151,8 @@ def _allowed(kind: Any, bounds: Mapping[str, Any]) -> str:
         return "true|false"
     low, high = bounds["low"], bounds["high"]
     word = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+    if bounds["widths"]:
+        word = f"{AUTO} or {word}"
     if low is not None and high is not None:
         return f"{word} from {show(low)} to {show(high)}"
     return word if low is None else f"{word} of at least {show(low)}"

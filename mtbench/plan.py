@@ -45,6 +45,7 @@ class Request:
     weights: str | None = None
     accept: str | None = None
     seed: int = 0
+    temperature: float = 0.0
     data_dir: str | None = None
     offline: bool = False
     fixed_length: bool = False
@@ -98,6 +99,7 @@ class Cell:
     engine_baselines: list[str] = dataclasses.field(default_factory=list)  # references by another engine
     accept: dict[str, Any] | None = None  # the acceptance it is made to have
     simulated: dict[str, Any] | None = None  # what is not real about it
+    fault: str | None = None  # what its method broke in when it was planned: it is not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

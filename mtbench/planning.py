@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtbench import families
+from mtbench import contract, families
 from mtbench.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
 from mtbench.errors import UserError, unknown
 from mtbench.families import Family
 from mtbench.models import DTYPES, Inspected, inspect
-from mtbench.options import build
+from mtbench.options import build, roles_of
 from mtbench.plan import BATCHINGS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
 from mtbench.registry import METHODS, SUITES
 from mtbench.shapes import SHAPES
 from mtbench.simulated import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
-from mtbench.suite import Prompt, Source, Suite
+from mtbench.suite import Prompt, Source, Suite, answering
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
@@ -32,7 +32,7 @@ def make_plan(request: Request) -> Plan:
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     for spec, (family, arms) in contestants.items():
         suite = open_suite(spec, request)
-        sources = {role: family.checkpoint(role) for arm in arms for role in _roles(arm)}
+        sources = {role: family.checkpoint(role) for arm in arms for role in arm.roles}
         masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
         for source in sources.values():
             if source not in inspected:
@@ -44,10 +44,11 @@ def make_plan(request: Request) -> Plan:
             chosen = _batched(arms, size, batching)
             if not chosen:
                 continue
-            blocks = _blocks(len(suite_plan.items), size, request.seed, batching)
+            blocks = _blocks(suite_plan.items, size, request.seed, batching)
             blocks = blocks if size == largest else blocks[:SPEED_BLOCKS]
             of_group = [
-                _plan_cell(suite_plan, arm, chosen, family, size, batching, request, acceptance) for arm in chosen
+                _plan_cell(suite_plan, arm, chosen, family, inspected, size, batching, request, acceptance)
+                for arm in chosen
             ]
             cells += of_group
             groups.append(
@@ -78,7 +79,8 @@ def open_suite(spec: str, request: Request | Mapping[str, Any]) -> Suite:
     name, _, rest = spec.partition(":")
     data_dir = Path(asked["data_dir"]) if asked["data_dir"] else None
     source = Source(data_dir=data_dir, offline=asked["offline"], seed=asked["seed"])
-    suite: Suite = SUITES[name](rest, source)
+    with answering(spec):
+        suite: Suite = SUITES[name](rest, source)
     return suite
 
 
@@ -102,6 +104,8 @@ def _check(request: Request) -> None:
             f"{' and '.join(named)} each name the models; give one of them. (A single role's weights may be random "
             "too: `--checkpoint ROLE=random:SHAPE`.)"
         )
+    if not 0 <= request.temperature <= 10:
+        raise UserError(f"--temperature {request.temperature} is not allowed; 0 is greedy, 1 the model's distribution.")
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
@@ -129,19 +133,35 @@ def _contestants(spec: str, request: Request, acceptance: Acceptance | None) -> 
 
 def _family(request: Request, suite: type[Suite]) -> Family:
     """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
-    roles = dict.fromkeys(role for name in METHODS for role in METHODS[name].roles)
+    methods = [METHODS[name] for name in METHODS]
+    roles = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
     return families.family(
         request.family or suite.family, request.model, request.checkpoint, weights=request.weights, roles=roles
     )
 
 
 def _arms(request: Request, family: Family) -> list[Arm]:
-    """Those asked for; else every method's showcase, references first, as far as the family has the checkpoints."""
+    """Those asked for; else every method's showcase, references first, as far as the family has the checkpoints.
+
+    Raises UserError for an arm that drafts with its own target, or that cannot throw the dice all others throw.
+    """
     if request.method:
-        return parse_arms(request.method, request.engine)
+        arms = parse_arms(request.method, request.engine)
+        for arm in arms:
+            if arm.on in arm.roles[1:]:
+                raise UserError(
+                    f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its "
+                    f"checkpoint one more: `--checkpoint draft={family.checkpoint(arm.on)}`."
+                )
+            if request.temperature and METHODS[arm.method].outside:
+                raise UserError(
+                    f"{str(arm)!r} decodes greedily: its loop is not ours, and would sample by dice of its own; leave "
+                    "it or `--temperature` out."
+                )
+        return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.showcase], request.engine)
-    return [arm for arm in arms if all(role in family.roles for role in _roles(arm))]
+    return [arm for arm in arms if all(role in family.roles for role in arm.roles)]
 
 
 def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
@@ -149,10 +169,6 @@ def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
     if batching == "static":
         return list(arms)
     return [arm for arm in arms if arm.engine is not None] if size > 1 else []
-
-
-def _roles(arm: Arm) -> tuple[str, ...]:
-    return (arm.on, *METHODS[arm.method].roles[1:])
 
 
 def _plan_suite(
@@ -166,10 +182,11 @@ def _plan_suite(
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         return str(text)
 
-    prompts = suite.prompts(template, request.limit)
-    if not prompts:
+    with answering(spec):
+        prompts = suite.prompts(template, request.limit)
+        items = [Item(item=p.item, prompt_ids=_ids(p, checkpoints[0]), stop=list(p.stop)) for p in prompts]
+    if not items:
         raise UserError(f"suite {spec!r} has no items.")
-    items = [Item(item=p.item, prompt_ids=_ids(p, checkpoints[0]), stop=list(p.stop)) for p in prompts]
     if empty := [i.item for i in items if not i.prompt_ids]:
         raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
     for other in checkpoints[1:]:
@@ -216,25 +233,28 @@ def _plan_cell(
     arm: Arm,
     arms: Sequence[Arm],
     family: Family,
+    inspected: Mapping[str, Inspected],
     size: int,
     batching: str,
     request: Request,
     acceptance: Acceptance | None,
 ) -> Cell:
     """The cell of `arm`, one of the `arms` of its group."""
-    spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in _roles(arm)}
+    spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in arm.roles}
     trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
     method, untrained = build(METHODS[arm.method], arm.options, trained)
     shortest = min(suite.items, key=lambda i: len(i.prompt_ids))
-    if len(shortest.prompt_ids) < method.block:
+    fault = contract.fault(method, {role: inspected[source] for role, source in checkpoints.items()})
+    claims, block = ("lossy", 1) if fault else (method.claims, method.variants[-1].block)
+    if len(shortest.prompt_ids) < block:
         raise UserError(
-            f"{str(arm)!r} needs prompts of at least one block, here {method.block} tokens, and {shortest.item} has "
+            f"{str(arm)!r} needs prompts of at least one block, here {block} tokens, and {shortest.item} has "
             f"{len(shortest.prompt_ids)}; leave that `--method` out, or lengthen the prompts of `--suite {spec}`."
         )
     accept, simulated = None, mark(checkpoints, acceptance)
-    if simulated is not None:
+    if simulated is not None and fault is None:
         refuse_unmeant(spec, suite.metric, arm, method, simulated)
-    if acceptance is not None and simulated is not None:
+    if acceptance is not None and simulated is not None and fault is None:
         if acceptance.run is None:
             refuse_unmoved(arm, method)
         accept, note = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
@@ -257,22 +277,37 @@ def _plan_cell(
         flags=suite.flags + untrained + flags_of(simulated),
         baselines=baselines(arm, arms),
         engine_baselines=engine_baselines(arm, arms),
-        held_to=None if simulated else held_to(arm, method.claims, arms),
-        claims=method.claims,
+        held_to=None if simulated else held_to(arm, claims, arms),
+        claims=claims,
         demonstration=family.domain is not None,
         accept=accept,
         simulated=simulated,
+        fault=fault,
     )
 
 
-def _blocks(items: int, size: int, seed: int, batching: str = "static") -> list[list[int]]:
-    """Items in random order; static: as batches, the last one short; refilled: alike in size, none too short."""
-    order = list(range(items))
-    random.Random(seed).shuffle(order)
+def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:
+    """Items in random order, those of one task together, so that tasks can be timed apart; the tasks take turns.
+
+    Static: as batches, a task's last one short; refilled: alike in size, none too short.
+    """
+    chance = random.Random(seed)
+    order = list(range(len(items)))
+    chance.shuffle(order)
+    tasks: dict[str, list[int]] = {}
+    for index in order:
+        tasks.setdefault(items[index].item.partition("/")[0], []).append(index)
+    turns = itertools.zip_longest(*(_cut(of_task, size, batching) for of_task in tasks.values()))
+    taken = [[block for block in turn if block is not None] for turn in turns]
+    return [block for turn in taken for block in chance.sample(turn, len(turn))]
+
+
+def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
+    """The blocks of one task."""
     if batching == "static":
-        return [order[i : i + size] for i in range(0, items, size)]
-    blocks = max(1, items // (REFILLS * size))
-    return [order[i * items // blocks : (i + 1) * items // blocks] for i in range(blocks)]
+        return [list(items[i : i + size]) for i in range(0, len(items), size)]
+    blocks = max(1, len(items) // (REFILLS * size))
+    return [list(items[i * len(items) // blocks : (i + 1) * len(items) // blocks]) for i in range(blocks)]
 
 
 def _stem(spec: str) -> str:

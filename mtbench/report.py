@@ -45,6 +45,9 @@ class Section:
     facts: list[str]
     summary: list[str]
     table: Table
+    remarks: list[str]
+    acceptance: Table
+    tasks: Table
     cost: Table
     gaps: list[str]
     simulated: list[str]
@@ -58,6 +61,13 @@ class Section:
     def compared(self) -> bool:
         """Whether any arm has a baseline on its own checkpoint."""
         return bool(self.factors.rows)
+
+    @property
+    def for_papers(self) -> dict[str, Table]:
+        """What of a file's name -> the tables that go into papers; of the main one, what is claimed."""
+        last = [heading for heading, _ in self.table.columns].index("lossless")
+        found = {"": self.table.first(last + 1), ".acceptance": self.acceptance, ".tasks": self.tasks}
+        return {name: table for name, table in found.items() if table.rows}
 
     @property
     def batches(self) -> str:
@@ -75,7 +85,8 @@ def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
     numbers = {arm: i for i, arm in enumerate(dict.fromkeys(c["arm"] for c in results["cells"]), start=1)}
     sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
     for section in sections:
-        run.write_text(f"tables/{section.slug}.tex", _latex(section))
+        for name, table in section.for_papers.items():
+            run.write_text(f"tables/{section.slug}{name}.tex", _latex(section, table))
         for drawing in section.drawings:
             run.write_text(f"figures/{section.slug}.{drawing.name}.svg", drawing.svg)
             run.write_bytes(f"figures/{section.slug}.{drawing.name}.png", drawing.png)
@@ -118,6 +129,9 @@ def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Se
                 facts=sentences.facts(cells),
                 summary=sentences.summary(cells, own, shown, batches(batch_size, batching), margin),
                 table=tables.main_table(cells, numbers, own, deployed),
+                remarks=sentences.remarks(cells, own),
+                acceptance=tables.acceptance_table(cells, numbers),
+                tasks=tables.task_table(cells, numbers, own),
                 cost=tables.cost_table(cells, numbers),
                 gaps=tables.gaps(cells),
                 simulated=simulations(cells),
@@ -231,10 +245,14 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
         lines += _markdown_table(section.table)
         notes = [(row, text) for row in section.table.rows for _, text in row.notes]
         lines += [f"- {_plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
+        for remark in section.remarks:
+            lines += [_plain(remark), ""]
         for drawing in section.drawings:
             source = f"figures/{section.slug}.{drawing.name}.svg"
             lines += [f"![{_plain(drawing.alt)}]({source})", "", f"*{_plain(drawing.caption)}*", ""]
         for heading, table in (
+            ("By task", section.tasks),
+            ("Acceptance", section.acceptance),
             ("Where the speedup went", section.factors),
             ("Over another engine", section.engines),
             ("Accuracy, compared on the same items", section.accuracies),
@@ -252,7 +270,7 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
 
 
 def _markdown_table(table: Table) -> list[str]:
-    lines = ["| | arm | " + " | ".join(heading for heading, _ in table.columns) + " |"]
+    lines = ["| | arm | " + " | ".join(_plain(heading) for heading, _ in table.columns) + " |"]
     lines.append("|--:|:--|" + "--:|" * len(table.columns))
     for row in table.rows:
         places = [_plain(entry.line()) for entry in row.entries]
@@ -270,32 +288,29 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_|])", r"\\\1", text)
 
 
-def _latex(section: Section) -> str:
-    """The main table for a paper; needs booktabs."""
-    headings = [heading for heading, _ in section.table.columns]
-    kept = range(headings.index("lossless") + 1)
-    columns = [headings[i] for i in kept]
+def _latex(section: Section, table: Table) -> str:
+    """A table for a paper; needs booktabs."""
+    columns = [heading for heading, _ in table.columns]
     lines = [
         f"% {section.suite}, {section.batches}. {', '.join(section.facts)}.",
         *(f"% {text}" for text in section.summary),
-        f"\\begin{{tabular}}{{l{'r' * len(kept)}}}",
+        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
         " & ".join(["arm", *map(_tex, columns)]) + " \\\\",
         "\\midrule",
     ]
-    for row in section.table.rows:
+    for row in table.rows:
         if row.failed:
-            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(kept)}}}{{l}}{{{_tex(row.notes[0][1])}}} \\\\")
+            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(columns)}}}{{l}}{{{_tex(row.notes[0][1])}}} \\\\")
             continue
         places = []
-        for i in kept:
-            entry = row.entries[i]
+        for entry in row.entries:
             value = _tex(", ".join(filter(None, (f"{entry.value} {entry.interval or ''}".strip(), entry.detail))))
             places.append(f"{value} {_tex(f'({entry.verdict})')}" if entry.verdict else value)
         tags = "".join(f"\\,({tag})" for tag in row.tags)
         lines.append(" & ".join([_tex(row.arm) + tags, *places]) + " \\\\")
     for said in reservations(section.cells):
-        lines.append(f"\\midrule\n\\multicolumn{{{len(kept) + 1}}}{{l}}{{{_tex(said)}}} \\\\")
+        lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(said)}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 

@@ -1,23 +1,25 @@
 """results.json: what the stored lines add up to, cell by cell, with intervals and verdicts.
 
-Accuracy and speed come from the same generations. What counts is in mtbench/measured.py, how arms compare in
-mtbench/comparisons.py, every definition in mtbench/statistics.py. What an engine hides is null.
+Accuracy and speed come from the same generations. What counts is in mtbench/measured.py, what was accepted in
+mtbench/acceptance.py, tasks apart in mtbench/tasks.py, how arms compare in mtbench/comparisons.py, every definition in
+mtbench/statistics.py. What an engine hides is null.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mtbench import energy, lossless, roofline, statistics
-from mtbench.comparisons import bounds, compare, ratio, stops_paying
+from mtbench import acceptance, energy, lossless, roofline, statistics
+from mtbench.comparisons import compare, floor, stops_paying
 from mtbench.machine import POWER_CAP
 from mtbench.measured import Measured, read, served
+from mtbench.options import decoding_options
 from mtbench.plan import SCHEMA_VERSION, Group, Plan
 from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
+from mtbench.tasks import by_task, came_to
 
 ACCURACY_FLOOR = 0.05  # beneath it, speed is the speed of wrong answers
 
@@ -35,13 +37,15 @@ def assemble(run: RunDirectory) -> Record:
     cells = []
     for group in plan.groups:
         of_group = {measured[name].cell.arm: measured[name] for name in group.cells}
-        comparisons = compare(of_group, session.get("synchronisation_s") or 0.0, margin)
+        suite, synchronisation_s = plan.suite(group.suite), session.get("synchronisation_s") or 0.0
+        comparisons = compare(of_group, synchronisation_s, margin)
+        apart = by_task(of_group, suite.items, group.blocks, suite.metric, synchronisation_s, margin)
         for name in group.cells:
             one = measured[name]
             cells.append(
-                _cell_record(run, plan, group, one, of_group, session)
+                _cell_record(run, plan, group, one, measured, session)
                 | {"peak_memory_bytes": memory.get(name), **energy.of(joules, name, one.error)}
-                | {**_roofline(one, sessions), **comparisons[one.cell.arm]}
+                | {**_roofline(one, sessions), **comparisons[one.cell.arm], "tasks": apart[one.cell.arm]}
             )
             cells[-1]["flags"] += _late_flags(cells[-1])
     results = {
@@ -53,8 +57,8 @@ def assemble(run: RunDirectory) -> Record:
         "plan_sha256": digest,
         "statistics": {
             "method": "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); "
-            "Wilson; Bonett-Price; Holm over the arms of one suite, batch size and baseline decides the words, "
-            "intervals are pointwise",
+            "Wilson; Bonett-Price; Holm over the arms of one suite or task, batch size and baseline decides the "
+            "words, intervals are pointwise",
             "level": 0.95,
             "speed_margin": statistics.SPEED_MARGIN,
             "accuracy_margin": margin,
@@ -71,20 +75,16 @@ def _cell_record(
     plan: Plan,
     group: Group,
     one: Measured,
-    of_group: Mapping[str, Measured],
+    measured: Mapping[str, Measured],
     session: Mapping[str, Any],
 ) -> Record:
-    """What a cell is by itself; comparisons are added by the caller."""
+    """What a cell is by itself; comparisons are added by the caller. measured: every cell of the run."""
     cell, suite = one.cell, plan.suite(one.cell.suite)
     lines = list(one.lines.values())
-    tokens = [len(g["token_ids"]) for g in lines]
-    fed = one.counted("positions_fed")
+    tokens = sum(len(g["token_ids"]) for g in lines)
+    fed, draft_forwards = one.counted("positions_fed"), one.counted("draft_forwards")
     finish = Counter(g["finish_reason"] for g in lines)
-    per_forward = None
-    if one.counted("forwards") is not None:
-        per_forward = statistics.ratio_of_totals([tokens], [[g["forwards"] for g in lines]], unit="item")
     totals = one.totals
-    rate = statistics.ratio_of_totals([one.by_block("tokens")], [one.by_block("wall_s")]) if one.samples else None
     decode_s, device_s = one.total("decode_s"), one.total("device_s")
     prepared_s = [p["preparation_s"] for p in run.lines("preparation.jsonl") if p["cell"] == cell.cell]
     identical, repeated = one.repeated
@@ -108,18 +108,14 @@ def _cell_record(
         "batch_size": cell.batch_size,
         "length": cell.length,
         "batching": cell.batching,
-        "items": len(lines),
         "max_new_tokens": suite.max_new_tokens,
         "blocks": len({t["block"] for t in one.samples}),
         "rounds": len(group.rounds),
         "samples": {"used": len(one.samples), "dropped": dropped},
-        "accuracy": _accuracy(suite.metric, one.scores),
-        "tokens_per_forward": per_forward and per_forward.value,
-        "tokens_per_forward_ci": per_forward and bounds(per_forward),
-        "commit_histogram": _histogram(lines),
-        "tokens": sum(tokens),
+        **came_to(one, suite.metric),
+        "commit_histogram": acceptance.histogram([g["commits"] or () for g in lines]),
+        "tokens": tokens,
         "finish": {reason: finish[reason] for reason in ("end", "stop", "length")},
-        "tokens_per_s": ratio(rate),
         "decode_tokens_per_s": {"value": _over(one.total("tokens"), decode_s)},
         "wall_s": one.total("wall_s"),
         "prefill_s": one.total("prefill_s"),
@@ -131,17 +127,21 @@ def _cell_record(
         "commit_latency_s": _percentiles(_commit_gaps(one)),
         "parts": _named(statistics.parts(totals)) if totals else None,
         "positions_fed": fed,
-        "positions_fed_per_token": _over(fed, sum(tokens)),
+        "positions_fed_per_token": _over(fed, tokens),
         "positions_fed_per_forward": _over(fed, one.counted("forwards")),
-        "draft_forwards": one.counted("draft_forwards"),
+        "draft_forwards": draft_forwards,
+        "draft_forwards_per_token": _over(draft_forwards, tokens),
+        "draft_s": one.total("draft_s"),
+        "head_s": one.total("head_s"),
         "kv_bytes": max((t["kv_bytes"] for t in one.timings if t["kv_bytes"] is not None), default=None),
         "repeated_identical": identical / repeated if repeated else None,
         "claims": cell.claims,
-        "reference": METHODS[cell.method].reference,
-        "lossless": _lossless(run, one, of_group, session.get("dtype") or "float32"),
+        "reference": METHODS[cell.method].reference and not decoding_options(METHODS[cell.method], cell.options),
+        "lossless": _lossless(run, one, measured, session.get("dtype") or "float32"),
         "void": _void(one, dropped),
         "flags": list(cell.flags)
-        + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings),
+        + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings)
+        + _recounted(one),
         "error": one.error,
     }
 
@@ -149,20 +149,33 @@ def _cell_record(
 def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:
     """The share of the measured roofline, and where there is none, why."""
     cell = one.cell
-    judged = 1 if cell.engine is None else METHODS[cell.method](**cell.options).window().guesses + 1
+    judged = 1
+    if cell.engine is not None and not cell.fault:
+        variants = METHODS[cell.method](**cell.options).variants
+        if len(variants) > 1:
+            return {"roofline_fraction": None, "roofline_reason": "its width differs from forward to forward"}
+        judged = variants[0].window().guesses + 1
     value, reason = roofline.fraction(cell, judged, one.lines.values(), one.samples, sessions)
     return {"roofline_fraction": value, "roofline_reason": reason}
 
 
-def _lossless(run: RunDirectory, one: Measured, of_group: Mapping[str, Measured], dtype: str) -> Record | None:
-    """The grade of an arm that promises another's tokens; None for one that promises nothing."""
-    against = of_group.get(one.cell.held_to or "")
+def _lossless(run: RunDirectory, one: Measured, measured: Mapping[str, Measured], dtype: str) -> Record | None:
+    """The grade of an arm that promises another's tokens; None for one that promises nothing, or a distribution.
+
+    Beside it the floor: how far the arm it is held to agrees with itself.
+    """
+    cell = one.cell
+    if cell.held_to is None or cell.claims == "distribution":
+        return None
+    alike = [m for m in measured.values() if (m.cell.suite, m.cell.arm) == (cell.suite, cell.held_to)]
+    placed = {(m.cell.batch_size, m.cell.batching): m for m in alike}
+    against = placed.get((cell.batch_size, cell.batching))
     if against is None:
         return None
-    name = f"lossless/{one.cell.cell}.json"
+    name = f"lossless/{cell.cell}.json"
     rescored = run.read_json(name) if run.has(name) else None
     verdict = lossless.grade(one.lines, against.lines, rescored, dtype)
-    return None if verdict is None else {"against": one.cell.held_to, **verdict}
+    return None if verdict is None else {"against": cell.held_to, **verdict, "floor": floor(alike)}
 
 
 def _void(one: Measured, dropped: int) -> list[str]:
@@ -182,6 +195,15 @@ def _void(one: Measured, dropped: int) -> list[str]:
     return reasons
 
 
+def _recounted(one: Measured) -> list[str]:
+    """A flag where an outside engine counts other tokens than its answers have here."""
+    told = [t for t in one.timings if t.get("counted") is not None]
+    if all(t["counted"] == t["tokens"] for t in told):
+        return []
+    theirs, ours = (sum(t[name] for t in told) for name in ("counted", "tokens"))
+    return [f"the engine counts {theirs:,} tokens, its answers have {ours:,} here"]
+
+
 def _late_flags(record: Record) -> list[str]:
     """What to mind, once accuracy and lengths are known."""
     flags = []
@@ -196,17 +218,6 @@ def _late_flags(record: Record) -> list[str]:
     if any(a["verdict"].startswith(statistics.INCONCLUSIVE) for a in record["accuracy_vs"]):
         flags.append("accuracy inconclusive")
     return flags
-
-
-def _accuracy(metric: str | None, scores: Mapping[str, float]) -> Record | None:
-    if metric is None or not scores:
-        return None
-    return {"metric": metric, **statistics.wilson(round(sum(scores.values())), len(scores))._asdict()}
-
-
-def _histogram(lines: Sequence[Record]) -> dict[str, int]:
-    counted = Counter(itertools.chain.from_iterable(g["commits"] or () for g in lines))
-    return {str(size): counted[size] for size in sorted(counted)}
 
 
 def _commit_gaps(one: Measured) -> list[float]:

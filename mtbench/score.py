@@ -1,20 +1,28 @@
 """The third stage: what the suites say of the stored texts. Needs the suites' libraries, no model and no GPU."""
 
+from collections.abc import Mapping
+
+from mtbench.errors import first_line
 from mtbench.plan import Plan
 from mtbench.planning import open_suite
 from mtbench.rundir import RunDirectory
+from mtbench.suite import Suite
+
+STAGE = "score"  # of a failure that scoring anew may mend
 
 
 def score(run: RunDirectory, data_dir: str | None = None) -> None:
     """Write scores.json: cell -> item -> score in [0, 1].
 
-    Absent are cells of suites without a metric, and of fixed length, whose answers run on behind their end.
+    Absent are cells of suites without a metric, and of fixed length, whose answers run on behind their end. A suite
+    that breaks costs its own cells, until it is mended.
 
     `data_dir` is where this machine has the data, if elsewhere than the plan says. Raises UserError if a suite's
     data cannot be had.
     """
     plan = Plan.from_json(run.read_json("plan.json"))
     scores: dict[str, dict[str, float]] = {}
+    failures = [f for f in run.lines("failures.jsonl") if f.get("stage") != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
@@ -23,5 +31,21 @@ def score(run: RunDirectory, data_dir: str | None = None) -> None:
         for cell in natural:
             answers = {line["item"]: line["text"] for line in run.lines(f"generations/{cell}.jsonl")}
             if answers:
-                scores[cell] = suite.score(answers)
+                try:
+                    scores[cell] = _scores(suite, answers)
+                except Exception as error:  # a suite's own fault, whatever it is
+                    why = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
+                    failures.append({"cell": cell, "error": why, "stage": STAGE})
     run.write_json("scores.json", scores)
+    run.keep_lines("failures.jsonl", failures)
+
+
+def _scores(suite: Suite, answers: Mapping[str, str]) -> dict[str, float]:
+    """Raises ValueError unless every answer gets a score from 0 to 1."""
+    scores = {item: value for item, value in suite.score(answers).items() if item in answers}
+    for item in answers:
+        if item not in scores:
+            raise ValueError(f"no score of {item}")
+        if not isinstance(scores[item], float | int) or not 0 <= scores[item] <= 1:
+            raise ValueError(f"{item} has the score {scores[item]!r}, not 0 to 1")
+    return scores

@@ -1,16 +1,20 @@
 """What a report says in sentences: its title and summary, what it ran on, how to read it."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtbench.display import reservations
+from mtbench import statistics
+from mtbench.acceptance import OWNERS
+from mtbench.display import floors, reservations
 from mtbench.registry import METHODS
 from mtbench.tables import NONE, ci, interval, memory, number
 
 Cell = Mapping[str, Any]
 
+NOTED_BELOW = 0.95  # a factor that costs less is not worth a clause
 KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy within the margin
 
 
@@ -108,6 +112,60 @@ def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell
         f"{some} accuracy within {points} of the baseline's{named} {best['arm']}, "
         f"{_with_interval(own[best['arm']])} times as fast with {right} right against {right0}, at {gain}."
     )
+
+
+def remarks(cells: Sequence[Cell], own: Mapping[str, Cell]) -> list[str]:
+    """What the main table leaves to ask: where the gain of an arm went, and how far a baseline agrees with itself."""
+    by_arm = {c["arm"]: c for c in cells if c["status"] != "failed" and not c["void"]}
+    pairs = [(c, own[c["arm"]]) for c in by_arm.values() if c["arm"] in own]
+    said = [_unrewarded(c, by_arm[entry["baseline"]], entry) for c, entry in pairs if entry["baseline"] in by_arm]
+    return [*filter(None, said), *(f"{floor}." for floor in floors(cells))]
+
+
+def _unrewarded(cell: Cell, against: Cell, entry: Cell) -> str | None:
+    """Where the time went of an arm that commits more per forward than its baseline and is not faster."""
+    gain, plain = number(cell["tokens_per_forward"]), number(against["tokens_per_forward"])
+    more = (cell["tokens_per_forward"] or 0) > (against["tokens_per_forward"] or math.inf) and gain != plain
+    verdict = entry["verdict"]
+    if not more or verdict.startswith("faster") or statistics.withheld(verdict):
+        return None
+    words = {"slower": "is slower than", "same": "is no faster than"}
+    how = words.get(verdict, "is not shown to be faster than")
+    speed = f"{cell['arm']} commits {gain} tokens per forward ({plain} without it) and {how} {entry['baseline']}"
+    return f"{speed}: {'; '.join(_costs(cell, against, entry)) or 'where the time went was not measured'}."
+
+
+def _costs(cell: Cell, against: Cell, entry: Cell) -> list[str]:
+    """What an arm pays for its tokens per forward, as far as it was measured."""
+    factors = entry["factors"] or {}
+    said = []
+    slowed = 1 / factors["forward_time"] if factors else None
+    fed, fed0 = cell["positions_fed_per_forward"], against["positions_fed_per_forward"]
+    wider = f"{number(fed)} positions instead of {number(fed0)}" if fed and fed0 and fed > fed0 else None
+    if slowed is not None and slowed > 1:
+        said.append(f"a forward takes {number(slowed)} times as long" + (f" and feeds {wider}" if wider else ""))
+    elif wider:
+        said.append(f"a forward feeds {wider}")
+    drafts, decode_s = cell["draft_forwards_per_token"], cell["decode_s"]
+    if drafts:
+        share = (
+            f" and takes {100 * cell['draft_s'] / decode_s:.0f}% of decoding" if cell["draft_s"] and decode_s else ""
+        )
+        said.append(
+            f"drafting needs {number(drafts * cell['tokens_per_forward'])} forwards for each of the target's{share}"
+        )
+    if cell["head_s"] and decode_s:
+        said.append(f"heads take {100 * cell['head_s'] / decode_s:.0f}% of decoding")
+    for name, what in (
+        ("utilisation", "fewer rows are live in a forward"),
+        ("host", "less of decoding is spent in the model"),
+        ("decode_share", "less of the time is spent decoding"),
+    ):
+        if factors and factors[name] < NOTED_BELOW:
+            said.append(f"{what} (×{number(factors[name])})")
+    if entry["length_ratio"] and entry["length_ratio"] > 1 + statistics.LENGTH_RATIO_SHOWN_BEYOND:
+        said.append(f"its answers are {number(entry['length_ratio'])} times as long")
+    return said
 
 
 def _missing(cells: Sequence[Cell], own: Mapping[str, Cell]) -> str:
@@ -226,6 +284,22 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
             "nothing, so autoregressive decoding is at 1.00 exactly.",
         ),
         (
+            "Acceptance",
+            "Of what a forward commits, all but one token are accepted guesses. Length: tokens per forward that "
+            "committed any. Rate: accepted guesses over those offered. Per position: the share of those forwards that "
+            "accepted so many guesses at least. Others define acceptance in ways of their own; their figures stand "
+            "under their names, each by its owner's formula from the same commits, and compare with that owner's only: "
+            + "; ".join(f"{whose}: {formula}" for whose, formula in OWNERS.values())
+            + ".",
+        ),
+        *[
+            (
+                "By task",
+                "The same measures of each task's items and blocks alone. Words are adjusted for several arms, as in "
+                "the whole suite, and not for several tasks.",
+            )
+        ][: any(c["tasks"] for c in results["cells"])],
+        (
             "Where the speedup went",
             "Tokens per second over the baseline's is exactly the product of five factors: tokens per forward, time "
             "of a forward, live rows per forward, share of decoding spent in the model, share of the wall-clock spent "
@@ -250,8 +324,10 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
             "Lossless",
             "Graded by feeding every emitted token back to the plain model: exact (the same tokens), near-tie (other "
             "tokens, each within rounding of the best), divergent, inconclusive (other tokens, and nothing to judge "
-            "them by: too few positions to know what rounding does here, or re-scoring ran out of memory). Arms lossy "
-            "by design are not graded.",
+            "them by: too few positions to know what rounding does here, or re-scoring ran out of memory). The floor "
+            "beside a grade is what batching alone does: the arm that is promised, at the smallest batch size of the "
+            "run against the largest. Arms lossy by design, and those that promise the same distribution and not the "
+            "same tokens, are named so and not graded.",
         ),
         (
             "Same rules for all arms",

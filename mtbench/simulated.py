@@ -13,6 +13,7 @@ and nothing is graded; whatever comes of it is marked.
 R = rows, F = forwards of the longest script, N = most tokens one forward commits.
 """
 
+import copy
 import dataclasses
 import random
 import re
@@ -29,7 +30,7 @@ from mtbench import rules
 from mtbench.arms import Arm
 from mtbench.errors import UserError
 from mtbench.families import RANDOM
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.options import show
 from mtbench.registry import SUITES
 from mtbench.rundir import Record, RunDirectory
@@ -43,7 +44,10 @@ KINDS = {"accept": "acceptance", "weights": "weights"}  # of simulation, as Cell
 
 
 class Certain(Judged):
-    """The model's choices, all of which it is sure of. What it costs to find out is paid all the same."""
+    """The model's choices: it is sure of all, and all drafts are among them. Finding out is paid for all the same."""
+
+    def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
+        return torch.ones_like(super().agrees(drafts, behind))
 
     def sure(self, metric: rules.Metric, threshold: float) -> Tensor:
         return torch.ones_like(super().sure(metric, threshold))
@@ -74,8 +78,16 @@ class Scripted(Method):
         self.item[: len(items)] = torch.tensor(items, device=self.item.device)
 
     @property
-    def claims(self) -> Literal["lossless", "lossy"]:
+    def claims(self) -> Claims:
         return "lossy"
+
+    @property
+    def variants(self) -> Sequence[Method]:
+        scripted = []
+        for variant in self.method.variants:
+            scripted.append(copy.copy(self))
+            scripted[-1].method = variant
+        return scripted
 
     @property
     def block(self) -> int:
@@ -114,7 +126,7 @@ def scripted(method: Method, accept: Accept, device: torch.device) -> Method:
     """`method` with the acceptance of its cell; itself if it commits one token at a time anyway."""
     scripts = accept["scripts"]
     if accept["probabilities"] is not None:
-        most, seed = method.window().commits, accept["seed"]
+        most, seed = most_commits(method), accept["seed"]
         scripts = [draw(accept["probabilities"], most, n, f"{seed}/{i}") for i, n in enumerate(accept["lengths"])]
     return method if scripts is None else Scripted(method, scripts, device)
 
@@ -237,7 +249,7 @@ def cut(lengths: Sequence[int], whole: Sequence[int], scripts: Sequence[Sequence
 
 def most_commits(method: Method) -> int:
     """Tokens one forward can commit; of a loop that is not ours none is known to be more than one."""
-    return 1 if method.outside else method.window().commits
+    return 1 if method.outside else method.variants[-1].window().commits
 
 
 def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> dict[str, Any] | None:
@@ -282,7 +294,7 @@ def refuse_unmoved(arm: Arm, method: Method) -> None:
 
     Such an option is found by trying its other values: with one of them the method promises nothing.
     """
-    if method.block > 1:
+    if method.variants[-1].block > 1:
         raise UserError(
             f"{str(arm)!r} decides tokens out of order, which a script of leading runs cannot tell; "
             "leave that `--method` or `--accept` out."

@@ -4,12 +4,13 @@ A suite is one file in suites/. It never sees a model: it is asked for prompts b
 after it, so both can happen on a machine without a GPU (and generation on one without the suite's libraries).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 
 Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
 
@@ -71,3 +72,15 @@ class Suite:
 
         able = [name for name in SUITES if SUITES[name].examples is not Suite.examples]
         raise UserError(f"suite {self.name!r} has no training split; known: {', '.join(able)}")
+
+
+@contextmanager
+def answering(spec: str) -> Iterator[None]:
+    """What a suite's own code raises, other than its word to the user, as one line that names the suite."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"suite {spec!r} broke: {said}. Mend it, or leave `--suite {spec}` out.") from error

@@ -1,11 +1,12 @@
 """What a report's tables say: each arm's values, with interval, verdict and baseline, as text for every format."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mtbench import statistics
-from mtbench.display import strongest
+from mtbench.acceptance import OWNERS
+from mtbench.display import strongest, ungraded
 from mtbench.figures import FACTORS
 from mtbench.simulated import flags_of
 
@@ -18,6 +19,7 @@ TONES = {  # of a verdict's first words: good, bad; anything else says neither
 }
 SAID = "accuracy inconclusive"  # a flag whose row says so already, with the items needed
 SIGNS = {"good": "▲", "bad": "▼", "plain": "•"}
+POSITIONS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,10 @@ class Table:
     columns: list[tuple[str, str]]  # heading, and what it means
     rows: list[Row]
 
+    def first(self, n: int) -> "Table":
+        """The same with so many columns."""
+        return Table(self.columns[:n], [replace(row, entries=row.entries[:n]) for row in self.rows])
+
 
 def main_table(
     cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], deployed: Mapping[str, Cell]
@@ -107,7 +113,11 @@ def main_table(
                 "plain decoding by the arm's own engine comes to, which is the engine's part alone",
             )
         ][: len(engines)],
-        ("lossless", "are the tokens those of the arm it is held to?"),
+        (
+            "lossless",
+            "are the tokens those of the arm it is held to? floor: that arm against itself, at the smallest and the "
+            "largest batch size of the run",
+        ),
         ("cut by budget, %", "answers ended by the token budget"),
         ("between commits", "median and 95th percentile of the wait between two commits of a row"),
         ("first token", "median and 95th percentile of the time to the first token"),
@@ -138,6 +148,7 @@ def main_table(
 def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     """Where time and memory went, and how clean the measurement was."""
     probed = any(c["roofline_fraction"] is not None for c in cells)
+    drafts, draft_times, heads = (any(c[name] for c in cells) for name in ("draft_forwards", "draft_s", "head_s"))
     columns = [
         ("items", "answered items"),
         ("blocks × rounds", "blocks with a clean timing, and how often the first of them were timed"),
@@ -156,7 +167,9 @@ def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
             )
         ][:probed],
         ("positions per forward", "how wide the windows were"),
-        ("draft forwards", "of a second model"),
+        *[("draft forwards per token", "of other models; in all")][:drafts],
+        *[("draft time", "seconds in forwards of other models")][:draft_times],
+        *[("head time", "seconds in what a method computes beside the model")][:heads],
         ("K/V cache", "bytes at the longest batch"),
         ("energy per token", "of the whole GPU, prompts included and idle power not subtracted"),
         ("same tokens again", "repeated items whose tokens equalled round 1's"),
@@ -177,13 +190,62 @@ def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
             Entry(seconds(cell["preparation_s"] or None)),
             *[_share_entry(cell["roofline_fraction"])][:probed],
             Entry(number(cell["positions_fed_per_forward"])),
-            Entry(NONE if cell["draft_forwards"] is None else f"{cell['draft_forwards']:,}"),
+            *[_draft_entry(cell)][:drafts],
+            *[_time_entry(cell["draft_s"], cell["decode_s"])][:draft_times],
+            *[_time_entry(cell["head_s"], cell["decode_s"])][:heads],
             Entry(memory(cell["kv_bytes"])),
             Entry(joules(cell.get("j_per_token"))),
             Entry(NONE if repeated is None else f"{100 * repeated:.4g}%"),
         ]
 
     return _table(columns, cells, numbers, entries, notes=False)
+
+
+def acceptance_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
+    """What was accepted, in the field's words, of the arms that guess."""
+    guessing = [c for c in cells if not c["reference"] and c["acceptance"] and c["acceptance"]["offered"] != 0]
+    columns = [
+        ("acceptance length", "tokens per forward that committed any, the model's own one included"),
+        ("acceptance rate, %", "accepted guesses over those offered"),
+        ("offered", "guesses offered"),
+        ("per position, %", "forwards that accepted a first guess, a first and a second, and so on"),
+        *((whose, f"its own figure: {formula}") for whose, formula in OWNERS.values()),
+    ]
+
+    def entries(cell: Cell) -> list[Entry]:
+        told = cell["acceptance"]
+        return [
+            Entry(number(told["length"])),
+            _share_entry(told["rate"]),
+            Entry(NONE if told["offered"] is None else f"{told['offered']:,}"),
+            _positions_entry(told["per_position"]),
+            *(Entry(number(told["derived"][owner])) for owner in OWNERS),
+        ]
+
+    return _table(columns, guessing, numbers, entries, notes=False)
+
+
+def task_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
+    """Each task apart, where a suite has several: a column for each."""
+    items = {
+        part["task"]: max(p["items"] for c in cells for p in c["tasks"] if p["task"] == part["task"])
+        for c in cells
+        for part in c["tasks"]
+    }
+    columns = [("baseline", "what the speedups are over, on the same checkpoint")] + [
+        (
+            task,
+            f"{count:,} items: speedup, tokens per forward and what was accepted; of a baseline its tokens per second",
+        )
+        for task, count in items.items()
+    ]
+
+    def entries(cell: Cell) -> list[Entry]:
+        apart = {part["task"]: part for part in cell["tasks"]}
+        baseline = own[cell["arm"]]["baseline"] if cell["arm"] in own else None
+        return [Entry(baseline or NONE), *(_task_entry(apart.get(task), baseline) for task in items)]
+
+    return _table(columns, cells if items else [], numbers, entries, notes=False)
 
 
 def factor_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
@@ -364,13 +426,52 @@ def _plain_entry(plain: Cell | None) -> Entry:
 
 def _lossless_entry(cell: Cell) -> Entry:
     graded = cell["lossless"]
-    if graded is None and cell["simulated"]:
-        return Entry("not graded")
-    if graded is None and cell["claims"] == "lossless":
-        return Entry("baseline" if cell["reference"] else "not checked")
     if graded is None:
-        return Entry("lossy by design")
-    return Entry(f"{graded['identical']:,} of {graded['items']:,}", "the same", graded["grade"], graded["against"])
+        return Entry(ungraded(cell))
+    same = f"{graded['identical']:,} of {graded['items']:,}"
+    floor = graded["floor"] and f"floor {graded['floor']['identical']:,} of {graded['floor']['items']:,}"
+    if cell["claims"] != "lossless":  # held to a twin of itself
+        return Entry("lossy by design", f"{same} the same", graded["grade"], graded["against"], floor)
+    return Entry(same, "the same", graded["grade"], graded["against"], floor)
+
+
+def _draft_entry(cell: Cell) -> Entry:
+    total = cell["draft_forwards"]
+    return _part_entry(total, number(cell["draft_forwards_per_token"]), f"{total or 0:,} in all")
+
+
+def _time_entry(part_s: float | None, decode_s: float | None) -> Entry:
+    """Seconds, and their share of decoding."""
+    share = f"{100 * part_s / decode_s:.1f}% of decoding" if part_s and decode_s else None
+    return _part_entry(part_s, seconds(part_s), share)
+
+
+def _part_entry(total: float | None, value: str, detail: str | None) -> Entry:
+    """What an arm may have no part in, which is 0 without further words."""
+    return Entry(value, detail=detail) if total else Entry(NONE if total is None else "0")
+
+
+def _positions_entry(shares: Sequence[float] | None) -> Entry:
+    shown = [f"{100 * share:.0f}" for share in (shares or ())[:POSITIONS_SHOWN]]
+    more = ["…"] if shares and len(shares) > POSITIONS_SHOWN else []
+    return Entry(", ".join(shown + more) or NONE)
+
+
+def _task_entry(part: Cell | None, baseline: str | None) -> Entry:
+    if part is None:
+        return Entry()
+    taken = part["acceptance"] and part["acceptance"]["rate"]
+    beside = [
+        f"{number(part['tokens_per_forward'])} per forward" if part["tokens_per_forward"] else None,
+        f"{100 * taken:.0f}% accepted" if taken is not None else None,
+        f"{100 * part['accuracy']['value']:.1f}% right" if part["accuracy"] else None,
+    ]
+    detail = ", ".join(filter(None, beside)) or None
+    entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
+    if entry is None or entry["value"] is None:
+        speed = part["tokens_per_s"]["value"]
+        return Entry(NONE if speed is None else f"{number(speed)} tokens/s", detail=detail)
+    return Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], detail=detail)
 
 
 def _latency_entry(spread: Cell) -> Entry:

@@ -123,7 +123,7 @@ def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
         ("mars:tau=-0.1", "tau='-0.1' is not allowed; tau is a number from 0 to 1, default 1."),
         ("mars:tau=nan", "tau='nan' is not allowed"),
         ("mars:tau=", "tau='' is not allowed"),
-        ("mars:block_size=2.5", "block_size is a whole number of at least 1, default 4."),
+        ("mars:block_size=2.5", "block_size is auto or a whole number of at least 1, default 4."),
         ("mars:extra=yes", "extra is true|false, default false."),
         ("mars:confidence=logit", "confidence is probability|entropy|margin, default probability."),
         ("mars:tau", "'tau' is not `option=value`; options of mars: tau, block_size, confidence"),

@@ -159,12 +159,15 @@ def test_a_step_never_waits_for_the_host(lane: Lane, engine: str, monkeypatch: p
         lanes = Lanes("any", {"any": chosen.lane(lane.checkpoint)})
         batch = chosen.batch(method(tau=0.9), lanes, len(asked), 50)
         count = len(asked)
-        pending, view = batch.shape(batch.begin(Requests(asked, [BUDGET] * count, [()] * count, fixed_length=False)))
+        requests = Requests(
+            asked, [BUDGET] * count, [()] * count, fixed_length=False, seeds=range(count), temperature=0
+        )
+        shape = batch.shape(batch.begin(requests))
         for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
             monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
         with NoSynchronisation():  # type: ignore[no-untyped-call]
-            batch.step(pending, view)
-            batch.step(pending, view)
+            batch.step(shape)
+            batch.step(shape)
 
 
 def test_a_large_block_and_a_small_budget_are_no_stall(lane: Lane) -> None:

@@ -288,20 +288,24 @@ class NoSynchronisation(TorchDispatchMode):
         mars(tau=0.3, confidence="entropy", extra=True),
     ],
 )
+@pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_never_waits_for_the_host(
-    lane: Lane, method: Method, engine: str, monkeypatch: pytest.MonkeyPatch
+    lane: Lane, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guess, forward, accept and commit read nothing back: shapes are chosen between steps."""
     with torch.inference_mode():
         chosen = ENGINES[engine]()
         batch = chosen.batch(method, Lanes("any", {"any": chosen.lane(lane.checkpoint)}), len(PROMPTS), 50)
-        pending, view = batch.shape(batch.begin(Requests(PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False)))
+        requests = Requests(
+            PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=temperature
+        )
+        shape = batch.shape(batch.begin(requests))
         for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
             monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
         with NoSynchronisation():  # type: ignore[no-untyped-call]
-            batch.step(pending, view)
-            batch.step(max(2, pending), view + 2)
+            batch.step(shape)
+            batch.step(shape._replace(pending=max(2, shape.pending), view=shape.view + 2))
 
 
 def expected(script: list[int], sure: list[bool], at: int, budget: int, size: int) -> tuple[list[int], list[int]]:

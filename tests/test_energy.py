@@ -40,18 +40,18 @@ class Bench:
         return [], SimpleNamespace(tokens=TOKENS)
 
     def measure(
-        self, run: RunDirectory, *, failed: set[str] | None = None, deadline: float = FOREVER
+        self, run: RunDirectory, *, failed: set[str] | None = None, deadline: float = FOREVER, second: str = "ar"
     ) -> dict[str, Any]:
-        energy.measure(run, plan(), cast("Lab", self), failed or set(), self.notes.append, deadline)
+        energy.measure(run, plan(second), cast("Lab", self), failed or set(), self.notes.append, deadline)
         found: dict[str, Any] = run.read_json("energy.json") if run.has("energy.json") else {}
         return found
 
 
-def plan() -> Plan:
-    """Two cells on five items in blocks of two."""
+def plan(second: str) -> Plan:
+    """Two cells on five items in blocks of two, the second one's method as named."""
     items = [SimpleNamespace(prompt_ids=[1], stop=[]) for _ in range(5)]
     suite = SimpleNamespace(items=items, max_new_tokens=64)
-    cells = [SimpleNamespace(cell=name, suite="s") for name in ("one", "two")]
+    cells = [SimpleNamespace(cell=name, method=by, suite="s") for name, by in (("one", "ar"), ("two", second))]
     groups = [SimpleNamespace(cells=["one", "two"], blocks=[[0, 1], [2, 3], [4]])]
     return cast("Plan", SimpleNamespace(cells=cells, groups=groups, suite=lambda name: suite))
 
@@ -117,6 +117,14 @@ def test_a_method_that_breaks_costs_its_own_figure(bench: Bench, run: RunDirecto
     assert energy.of(found, "one") == {"energy_j": None, "j_per_token": None, "energy_reason": "RuntimeError: broken"}
     assert found["cells"]["two"]["tokens"] == 300
     assert energy.of({}, "three", "out of memory")["energy_reason"] == "out of memory"
+
+
+def test_an_engine_of_its_own_process_has_no_figure(bench: Bench, run: RunDirectory) -> None:
+    """Whose GPU that is on nobody knows; nor is it asked for anything."""
+    found = bench.measure(run, second="openai")
+    assert {name for name, _ in bench.decoded} == {"one"}
+    assert energy.of(found, "two") == {"energy_j": None, "j_per_token": None, "energy_reason": energy.ELSEWHERE}
+    assert bench.measure(run, second="openai") == found
 
 
 def test_a_window_shared_with_another_process_has_no_figure(bench: Bench, run: RunDirectory) -> None:

@@ -105,7 +105,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)
-    lab = Lab({"device": "cpu", "dtype": "float64", "offline": True})
+    lab = Lab({"device": "cpu", "dtype": "float64", "offline": True, "seed": 0, "temperature": 0})
     lab.checkpoints["model"], lab.dtype = checkpoint, "bfloat16"
     fed: list[tuple[Lane, int]] = []
     forced = lossless.forced_logits
@@ -124,11 +124,11 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     )
     lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
     run.append("generations/c.jsonl", lines)
-    lossless.check(run, cast("Cell", cell), lab, pytest.fail)
+    lossless.check(run, cast("Cell", cell), ["0", "1", "2"], lab, pytest.fail)
 
     found = run.read_json("lossless/c.json")
     judge, own, width = Lane(checkpoint), lab.lane("ar", "model", engine), 5 if engine else 2
-    logits = np.concatenate([forced(judge, prompt, tokens, 1)[0].detach() for prompt, tokens in answers])
+    logits = np.concatenate([forced(judge, lossless.Answer(*answer), 1)[0].detach() for answer in answers])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
     plain = lab.lane("ar", "model", "eager")

@@ -58,7 +58,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def measure(run: RunDirectory, deadline: float, *failed: str) -> tuple[Any, list[str]]:
-    plan = cast("Plan", SimpleNamespace(cells=[SimpleNamespace(cell=name) for name in CELLS]))
+    plan = cast("Plan", SimpleNamespace(cells=[SimpleNamespace(cell=name, method="ar") for name in CELLS]))
     notes: list[str] = []
     memory.measure(run, plan, cast("Lab", SimpleNamespace(device="cpu")), set(failed), notes.append, deadline)
     return run.read_json("memory.json") if run.has("memory.json") else {}, notes

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 from mtbench.decoding import decode
 from mtbench.errors import UserError
 from mtbench.families import EMBEDDED, RANDOM, family
-from mtbench.lane import Feed, Lane
+from mtbench.lane import Feed, Forwarded, Lane
 from mtbench.method import Lanes
 from mtbench.models import inspect, load, refuse_unserved
 from mtbench.registry import METHODS
@@ -138,10 +138,10 @@ def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> Non
     checkpoint = load(f"{RANDOM}{EMBEDDED}ar", dtype=torch.bfloat16)
 
     class Watched(Lane):
-        def forward(self, ids: Tensor, feed: Feed, judged: int) -> Tensor:
-            logits = super().forward(ids, feed, judged)
-            assert logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
-            return logits
+        def forward(self, ids: Tensor, feed: Feed, judged: int, *, hidden: bool = False) -> Forwarded:
+            out = super().forward(ids, feed, judged, hidden=hidden)
+            assert out.logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
+            return out
 
     generations, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Watched(checkpoint)}), [[30, 40, 50], [60]], 12)
     assert [len(g.token_ids) for g in generations] == [12, 12]

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from mtbench.display import DEMONSTRATION, simulations
+from mtbench.acceptance import OWNERS
+from mtbench.display import DEMONSTRATION, results_tables, simulations
 from mtbench.figures import MOST_TICKS, log_ticks
 from mtbench.report import write_report
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
-from mtbench.sentences import summary
+from mtbench.sentences import remarks, summary
 from mtbench.viewer import split
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -307,6 +309,187 @@ def test_one_arm_is_named_and_not_counted(run: RunDirectory) -> None:
         assert f"On arithmetic at batch size 2, {says}" in said[0]
 
 
+def sections_of(run: RunDirectory, results: Any) -> list[str]:
+    """The report's Markdown, written anew, in its sections of suite and batch size."""
+    write_report(run, results)
+    parts = (run.path / "report.md").read_text().split("\n## ")[1:]
+    return [part for part in parts if ", batch size " in part.splitlines()[0]]
+
+
+def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
+    found = (c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", batch_size))
+    return next(c for c in found if c["arm"].startswith(arm))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "says"),
+    [
+        (
+            "slower",
+            {"draft_forwards_per_token": 2.0, "draft_s": 0.3, "head_s": 0.06},
+            "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (1.00 without it) and is slower than "
+            "ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions instead of 1.00; drafting "
+            "needs 3.60 forwards for each of the target's and takes 50% of decoding; heads take 10% of decoding; fewer "
+            "rows are live in a forward (×0.80); its answers are 1.20 times as long.",
+        ),
+        (
+            "same",
+            {"positions_fed_per_forward": None},
+            "is no faster than ar@mars/graph: a forward takes 2.50 times as long; fewer",
+        ),
+        (
+            "inconclusive: faster alone, not among 4 arms",
+            {"draft_forwards_per_token": 2.0},
+            "is not shown to be faster than ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions "
+            "instead of 1.00; drafting needs 3.60 forwards for each of the target's; fewer",
+        ),
+        ("faster", {}, None),
+        ("inconclusive: 4 blocks, 6 needed", {}, None),
+        ("slower", {"tokens_per_forward": 1.0}, None),
+        ("slower", {"tokens_per_forward": None}, None),
+        ("slower", {"void": ["the device was shared"]}, None),
+    ],
+)
+def test_more_tokens_and_less_speed_explains_itself(
+    run: RunDirectory, verdict: str, changes: dict[str, Any], says: str | None
+) -> None:
+    """Where an arm's gain went, in a sentence; none where it is faster, gains nothing or was measured too little."""
+    results = run.read_json("results.json")
+    cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    arm_of(results, "ar@mars")["positions_fed_per_forward"] = 1.0
+    cell = arm_of(results, "mars:tau")
+    cell |= {"tokens_per_forward": 1.8, "positions_fed_per_forward": 7.0, "decode_s": 0.6, **changes}
+    factors = {"tokens_per_forward": 1.8, "forward_time": 0.4, "utilisation": 0.8, "host": 0.97, "decode_share": 1.1}
+    own = {cell["arm"]: cell["speedup"][0] | {"verdict": verdict, "factors": factors, "length_ratio": 1.2}}
+    said = [s for s in remarks(cells, own) if "commits" in s]
+    assert len(said) == (says is not None)
+    assert says is None or says in said[0]
+    own[cell["arm"]] |= {"factors": None, "length_ratio": 1.0}
+    cell |= dict.fromkeys(("positions_fed_per_forward", "draft_forwards_per_token", "head_s"))
+    assert all(s.endswith(": where the time went was not measured.") for s in remarks(cells, own) if "commits" in s)
+
+
+def test_what_drafts_and_heads_cost_has_columns_where_any_arm_has_them(run: RunDirectory) -> None:
+    """Forwards per token, seconds and their share of decoding; nowhere else an empty column."""
+    results = run.read_json("results.json")
+    assert not re.search(r"\| draft|\| head time", "".join(sections_of(run, results)))
+    cell = arm_of(results, "mars:tau")
+    cell |= {"draft_forwards": 1200, "draft_forwards_per_token": 2.5, "draft_s": 0.3, "head_s": 0.06, "decode_s": 0.6}
+    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
+    cost = shown.partition("### Cost and conduct")[2]
+    assert "| draft forwards per token | draft time | head time |" in cost
+    assert "| 2.50, 1,200 in all | 300 ms, 50.0% of decoding | 60.0 ms, 10.0% of decoding |" in cost
+    assert cost.count("| 0 | 0 | 0 |") == 3
+    cell |= {"draft_s": None, "head_s": None}
+    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
+    assert "draft time" not in shown
+
+
+def test_acceptance_has_a_table_of_its_own(run: RunDirectory) -> None:
+    """The arms that guess, in our words and everyone's; what was not revealed is a dash; none, no table."""
+    results = run.read_json("results.json")
+    told = {"length": 2.0, "rate": 0.3333, "per_position": [0.5, 0.375, 0.125], "offered": 1240}
+    told["derived"] = {owner: 1.5 + i / 100 for i, owner in enumerate(OWNERS)}
+    arm_of(results, "mars:tau")["acceptance"] = told
+    engine = {"length": 2.5, "rate": None, "per_position": None, "offered": None}
+    arm_of(results, "mars@")["acceptance"] = {**engine, "derived": dict.fromkeys(OWNERS) | {"vllm": 2.5}}
+    part = next(p for p in sections_of(run, results) if p.startswith("arithmetic, batch size 2"))
+    table = part.partition("### Acceptance")[2].partition("###")[0]
+    figures = " | ".join(f"{1.5 + i / 100:.2f}" for i in range(len(OWNERS)))
+    assert f"| 2.00 | 33.3 | 1,240 | 50, 38, 12 | {figures} |" in table
+    assert "| 2.50 | – | – | – | 2.50 |" in table
+    assert "ar@" not in table
+    assert all(whose.replace("_", "\\_") in table for whose, _ in OWNERS.values())
+    page, latex = page_of(run), (run.path / "tables/arithmetic.b2.acceptance.tex").read_text()
+    assert all(formula in page.text for _, formula in OWNERS.values())
+    assert " & 2.00 & 33.3 & 1,240 & 50, 38, 12 & 1.50 & " in latex
+    for cell in results["cells"]:
+        cell["acceptance"] = None
+    assert "### Acceptance" not in "".join(sections_of(run, results))
+
+
+def test_a_terminal_says_how_much_of_what_was_offered_was_accepted(run: RunDirectory) -> None:
+    """Under tokens per forward, where it is known."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["acceptance"] = None
+    assert "accepted" not in printed(results)
+    arm_of(results, "mars:tau")["acceptance"] = {"rate": 0.3333}
+    assert printed(results).count("33% accepted") == 1
+
+
+def printed(results: Any, width: int = 140) -> str:
+    console = Console(width=width, record=True)
+    for table in results_tables(results, width):
+        console.print(table)
+    return console.export_text()
+
+
+def test_the_floor_stands_beside_every_grade(run: RunDirectory) -> None:
+    """`ar` against itself over batch sizes, in page, Markdown, LaTeX and terminal; where there is one size, nowhere."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        if cell["lossless"]:
+            cell["lossless"]["floor"] |= {"items": 1200, "identical": 1150}
+    said = "ar@mars/graph against itself, batch size 1 and 2: 1,150 of 1,200 items have the same tokens"
+    markdown = "".join(sections_of(run, results))
+    graded = sum(c["lossless"] is not None for c in results["cells"])
+    assert graded == 4
+    texts = (markdown, page_of(run).text)
+    assert [text.count("floor 1,150 of 1,200") for text in texts] == [graded, graded]
+    assert [text.count(said) for text in (*texts, printed(results))] == [4, 4, 4]
+    assert "the same, floor 1,150 of 1,200 (exact)" in (run.path / "tables/arithmetic.b1.tex").read_text()
+    for cell in results["cells"]:
+        if cell["lossless"]:
+            cell["lossless"]["floor"] = None
+    assert "against itself" not in "".join(sections_of(run, results)) + printed(results)
+
+
+@pytest.mark.parametrize(
+    ("claims", "shown", "in_terminal"),
+    [
+        ("lossy", "lossy by design", "by design"),
+        ("distribution", "same distribution", "distribution"),
+        ("lossless", "not checked", "unchecked"),
+    ],
+)
+def test_an_arm_without_a_grade_says_why(run: RunDirectory, claims: str, shown: str, in_terminal: str) -> None:
+    """By design, by promise, or for want of the arm it is held to."""
+    results = run.read_json("results.json")
+    arm_of(results, "mars:tau").update(claims=claims, lossless=None)
+    section = next(part for part in sections_of(run, results) if part.startswith("arithmetic, batch size 2"))
+    assert f"| {shown} |" in section
+    assert shown in page_of(run).text
+    results["cells"] = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    assert in_terminal in printed(results)
+    assert shown in (run.path / "tables/arithmetic.b2.tex").read_text()
+
+
+def test_a_grade_against_a_twin_does_not_make_a_lossy_arm_lossless(run: RunDirectory) -> None:
+    """It is held to another arm that is lossy too: that is said, and the terminal, which names no arm, says lossy."""
+    results = run.read_json("results.json")
+    grade = {"against": "mars@mars/graph", "grade": "exact", "items": 7, "identical": 7, "floor": None}
+    arm_of(results, "mars@")["lossless"] = None
+    arm_of(results, "mars:tau").update(claims="lossy", lossless=grade)
+    section = next(part for part in sections_of(run, results) if part.startswith("arithmetic, batch size 2"))
+    assert "| lossy by design, 7 of 7 the same, exact (against mars@mars/graph) |" in section
+    results["cells"] = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    assert "by design" in printed(results)
+    assert "exact" not in printed(results)
+
+
+def test_a_promised_distribution_is_never_graded_token_by_token(run: RunDirectory) -> None:
+    """Though there is an arm to hold it to, and its tokens differ."""
+    plan = run.read_json("plan.json")
+    for cell in plan["cells"]:
+        if cell["held_to"]:
+            cell["claims"] = "distribution"
+    run.write_json("plan.json", plan)
+    cells = assemble(run)["cells"]
+    assert sum(c["claims"] == "distribution" for c in cells) == 4
+    assert {c["lossless"] is None for c in cells} == {True}
+
+
 @pytest.mark.parametrize("high", [1.03, 1.1, 1.4, 1.9, 2.6, 4.8, 9.7, 30, 2000])
 @pytest.mark.parametrize("low", [0.02, 0.3, 0.8, 0.97])
 def test_ticks_leave_room_for_their_labels(low: float, high: float) -> None:
@@ -321,7 +504,8 @@ NULLABLE = {
     **dict.fromkeys(("accuracy", "tokens_per_forward", "tokens_per_forward_ci", "tokens", "wall_s", "prefill_s")),
     **dict.fromkeys(("decode_s", "device_s", "host_gap_s", "peak_memory_bytes", "energy_j", "lossless", "kv_bytes")),
     **dict.fromkeys(("positions_fed_per_token", "positions_fed_per_forward", "draft_forwards", "repeated_identical")),
-    **dict.fromkeys(("dtype", "device", "roofline_fraction", "parts", "simulated", "error")),
+    **dict.fromkeys(("dtype", "device", "roofline_fraction", "parts", "simulated", "error", "acceptance")),
+    **dict.fromkeys(("draft_forwards_per_token", "draft_s", "head_s")),
     "commit_histogram": {},
     "tokens_per_s": {"value": None, "ci_low": None, "ci_high": None},
     "decode_tokens_per_s": {"value": None},
@@ -375,7 +559,7 @@ def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory) -> None:
         (run.path / file).unlink()
     write_report(run, run.read_json("results.json"))
     assert files_of(run) == before
-    assert len(before) == 2 + 4 + 4 * 3 * 2
+    assert len(before) == 2 + 4 * 2 + 4 * 3 * 2
 
 
 def test_the_page_is_one_file(reported: RunDirectory) -> None:
@@ -432,7 +616,13 @@ def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: wrong.append(request.url) if request.url not in (url, "data:,") else None)
         page.goto(url)
-        assert page.evaluate("document.documentElement.scrollWidth") == 400
+        for details in page.locator("details").all():
+            details.evaluate("element => element.open = true")
+        for width in (1280, 400):  # tables scroll, the page does not
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        for details in page.locator("details").all():
+            details.evaluate("element => element.open = false")
         assert page.evaluate("typeof broken") == "undefined"
         item, status = page.locator("#viewer-item"), page.locator("#viewer-status")
         assert page.locator(".answer").count() == 4

@@ -60,4 +60,23 @@ def test_what_may_be_null_and_what_not(small_run: RunDirectory) -> None:
     line = next(documents(small_run, "generation"))
     assert not validator("generation").is_valid({**line, "token_ids": None})
     assert not validator("generation").is_valid({**line, "forwards": 0})
-    assert validator("generation").is_valid({**line, "forwards": None, "commits": None, "positions_fed": None})
+    hidden = dict.fromkeys(("forwards", "commits", "positions_fed", "draft_forwards", "drafted"))
+    assert validator("generation").is_valid({**line, **hidden})
+
+
+def test_acceptance_is_whole_or_null(small_run: RunDirectory) -> None:
+    """Every owner's figure has its place, be it null; a share is at most 1, and a floor has two batch sizes."""
+    results, check = next(documents(small_run, "results")), validator("results")
+    told = next(c for c in results["cells"] if c["acceptance"] and c["lossless"])
+
+    def valid(**changes: Any) -> bool:
+        return check.is_valid({**results, "cells": [{**told, **changes}]})
+
+    acceptance, lossless = told["acceptance"], told["lossless"]
+    assert valid(acceptance=None)
+    assert valid(acceptance={**acceptance, "derived": dict.fromkeys(acceptance["derived"]), "per_position": None})
+    assert not valid(acceptance={**acceptance, "derived": {"vllm": 1.5}})
+    assert not valid(acceptance={**acceptance, "per_position": [1.2]})
+    assert valid(lossless={**lossless, "floor": None})
+    assert not valid(lossless={**lossless, "floor": {**lossless["floor"], "batch_sizes": [1]}})
+    assert not valid(tasks=[{"task": "qa"}])

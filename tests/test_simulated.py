@@ -188,7 +188,7 @@ def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_pat
     ("changes", "message"),
     [
         ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY` or"),
-        ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, synthetic"),
+        ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, .*synthetic"),
         (
             {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
             "--weights random:embedded:tiny/ar can have none",

@@ -66,6 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "gsm8k/train.jsonl", GSM8K_ROWS[:8])
     write_lines(folder / "gsm8k/test.jsonl", GSM8K_ROWS)
     write_lines(folder / "mine.jsonl", [{"prompt": f"Why {n}?"} for n in range(12)])
+    asked = [{"question_id": n, "category": "qa" if n % 2 else "stem", "turns": ["Why?"]} for n in range(12)]
+    write_lines(folder / "spec_bench/question.jsonl", asked)
     return folder
 
 

@@ -1,0 +1,48 @@
+"""Jacobi decoding: many positions are guessed at once, by what the last forward predicted there.
+
+Santilli et al.: "Accelerating Transformer Inference for Translation via Parallel Decoding", ACL 2023, arXiv 2305.10427,
+section 3. Greedy decoding is a triangular system of equations. Iterated in parallel from any tokens at all, here from
+random ones, every forward makes at least one more position final, and the solution is the greedy text. All positions
+at once, `ahead` as large as the budget, is the paper's first algorithm and the baseline of MARS, arXiv 2604.07023,
+table 9; fewer are a window that slides along the text. Sampled, the dice of a place are thrown once, and the solution
+is the sampled text.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.registry import METHODS
+
+
+@METHODS.register("jacobi")
+@dataclass(frozen=True, kw_only=True)
+class Jacobi(Method):
+    """The last forward's own predictions are the next one's guesses."""
+
+    ahead: int = option(8, "N: positions guessed; with the budget's number all of them, as in the paper", low=1)
+
+    roles = ("ar",)
+    claims = "lossless"
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        """What is guessed at every position, (R, S): at first anything."""
+        place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
+        dice = rules.uniform(rows.seed[:, None], place)
+        return {"iterate": (dice * lanes.target.checkpoint.vocabulary).long()}
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        places = rows.known[:, None] + torch.arange(self.ahead, device=rows.known.device)
+        return state["iterate"].gather(1, places)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        accepted = rules.leading(judged.agrees(judged.guess))
+        state["iterate"].scatter_(1, judged.position, judged.choice)
+        return Commit(judged.choice, accepted + 1, kept=accepted)

@@ -1,0 +1,57 @@
+"""Self-speculation on a MARS checkpoint: its masks draft, its own next-token predictions verify, in one forward.
+
+After SDLM (arXiv 2509.24007), which verifies what it drafted in a block, and TiDAR (arXiv 2511.08923), which feeds the
+next drafts for every outcome together with the verification. Here both come from a plain MARS checkpoint (arXiv
+2604.07023), not retrained, and from no second model: a forward feeds the last known token, K drafts, and K + 1 groups
+of K masks, group j behind draft j. The predictions of real tokens accept j drafts and say the next token y. The masks
+of group j stand where y and its successors will, so what they predict are the next drafts. Tokens are those of `ar` on
+the same checkpoint. The price is width: K + (K + 1)·K guesses, and as many logits. `ahead=auto` widens as far as
+recent acceptance pays for it, on a GPU within the positions that come for free.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.registry import METHODS
+from mtbench.windows import mask_groups, tree
+
+
+@METHODS.register("mars-selfspec")
+@dataclass(frozen=True, kw_only=True)
+class MarsSelfSpeculative(Method):
+    """The model's masks draft what its own next forward verifies: lossless, and no second model."""
+
+    ahead: int = option(AUTO, "K: drafts, and masks behind each of them", low=1, widths=(1, 2, 3, 4))
+
+    roles = ("mars",)
+    needs_mask = True
+    claims = "lossless"
+
+    def window(self) -> Window:
+        offset, sees = tree(mask_groups(self.ahead, self.ahead))
+        return Window(pending=1, guesses=len(offset), commits=self.ahead + 1, sees=sees, offset=offset)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        """The next drafts, (R, K): none yet, which a mask stands for, since no model ever says it."""
+        mask_id = lanes.target.checkpoint.mask_id
+        assert mask_id is not None, "planning refuses a checkpoint without one"
+        drafts = torch.full((len(rows.known), self.ahead), mask_id, device=rows.known.device)
+        return {"mask": torch.full_like(rows.known, mask_id)[:, None], "drafts": drafts}
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        masks = state["mask"].expand(-1, (self.ahead + 1) * self.ahead)
+        return torch.cat((state["drafts"][:, : self.ahead], masks), 1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        drafts = judged.guess[:, : self.ahead]
+        accepted = rules.leading(judged.agrees(drafts))
+        group = accepted[:, None] * self.ahead + torch.arange(self.ahead, device=accepted.device)
+        state["drafts"].copy_(state["mask"])
+        state["drafts"][:, : self.ahead] = judged.choice.gather(1, self.ahead + 1 + group)
+        offered = (drafts != state["mask"]).sum(1)
+        return Commit(judged.choice[:, : self.ahead + 1], accepted + 1, kept=accepted, offered=offered)

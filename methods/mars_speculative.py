@@ -1,0 +1,79 @@
+"""MARS with speculative decoding: a draft runs ahead, and behind every outcome of its verification stand masks.
+
+Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 4.6.
+A forward feeds K drafts and K + 1 groups of B - 1 masks; group j sees the first j drafts. Of the drafts those are kept
+that are the target's own choice. Behind the next token, the masks of the group that continues the kept ones add their
+predictions as far as the model is sure of them, like `mars`; at tau = 1 none, and then the tokens are those of `ar`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.drafting import draft, refuse_draft
+from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import Inspected
+from mtbench.options import option
+from mtbench.registry import METHODS
+from mtbench.windows import mask_groups, tree
+
+
+@METHODS.register("mars-speculative")
+@dataclass(frozen=True, kw_only=True)
+class MarsSpeculative(Method):
+    """Verified drafts, and what the model is sure of behind them."""
+
+    ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4))
+    tau: float = option(1.0, "threshold of the confidence behind the drafts; 1 = none is taken", low=0.0, high=1.0)
+    block_size: int = option(4, "B: the next token and B-1 masks behind each outcome", low=2, trained=True)
+    draft: str = option("draft", "role of the checkpoint that drafts", role=True)
+    per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
+
+    roles = ("mars",)
+    needs_mask = True
+
+    @property
+    def claims(self) -> Claims:
+        return "lossless" if self.tau == 1 else "lossy"
+
+    @property
+    def masks(self) -> int:
+        """In each group."""
+        return self.block_size - 1
+
+    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
+        refuse_draft(checkpoints, self.draft, self.per_forward)
+
+    def window(self) -> Window:
+        offset, sees = tree(mask_groups(self.ahead, self.masks))
+        commits = self.ahead + self.block_size
+        return Window(pending=self.block_size, guesses=len(offset), commits=commits, sees=sees, offset=offset)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        mask_id = lanes.target.checkpoint.mask_id
+        assert mask_id is not None, "planning refuses a checkpoint without one"
+        return {"mask": torch.full_like(rows.known, mask_id)[:, None], "cached": rows.known - 1}
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        tokens, _ = draft(lanes, self.draft, rows, state["cached"], self.ahead, self.per_forward, self.masks)
+        return torch.cat((tokens, state["mask"].expand(-1, (self.ahead + 1) * self.masks)), 1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        accepted = rules.leading(judged.agrees(judged.guess[:, : self.ahead]))
+        torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
+        column = torch.arange(self.ahead + self.block_size, device=accepted.device) - accepted[:, None] - 1
+        group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
+        verified = torch.arange(column.shape[1], device=column.device).clamp(max=self.ahead)
+        source = torch.where(column < 0, verified, group)  # the verified and the next token, then the group's
+        sure = (column < 0) | (self._sure(judged).gather(1, source) & (column < self.masks))
+        offered = torch.full_like(accepted, self.ahead + self.masks * (self.tau < 1))
+        return Commit(judged.choice.gather(1, source), rules.leading(sure), kept=accepted, offered=offered)
+
+    def _sure(self, judged: Judged) -> Tensor:
+        """(R, G+1) bool; at tau = 1 nothing is sure enough."""
+        if self.tau == 1:
+            return torch.zeros_like(judged.choice, dtype=torch.bool)
+        return judged.sure("probability", self.tau)

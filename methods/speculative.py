@@ -1,0 +1,73 @@
+"""Speculative decoding: a small model drafts a few tokens, the target verifies all of them in one forward.
+
+Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192;
+Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
+Drafts are kept as far as they are the target's own choice, and behind them stands one token more. Sampled, draft and
+target throw the same dice (`Rows.choose`), so the tokens are those of sampled `ar`, one by one. The papers' rejection
+sampling instead keeps a draft as often as two distributions can agree at all: other tokens, the same distribution.
+
+With `per_forward` above 1 the draft is a MARS model, which guesses several tokens in a forward (arXiv 2604.07023, 4.6).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.drafting import draft, refuse_draft
+from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import Inspected
+from mtbench.options import option
+from mtbench.registry import METHODS
+
+
+@METHODS.register("speculative")
+@dataclass(frozen=True, kw_only=True)
+class Speculative(Method):
+    """A second model runs ahead, the target keeps what it would have said itself."""
+
+    ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4, 8))
+    draft: str = option("draft", "role of the checkpoint that drafts", role=True)
+    per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
+    verify: Literal["match", "rejection"] = option("match", "equal to the choice, or as likely as the target has it")
+
+    roles = ("ar",)
+
+    @property
+    def claims(self) -> Claims:
+        return "lossless" if self.verify == "match" else "distribution"
+
+    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
+        refuse_draft(checkpoints, self.draft, self.per_forward)
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        """The draft's cursor; to reject by, the distributions its tokens came from, (R, K, V)."""
+        state = {"cached": rows.known - 1}
+        if self.verify == "rejection":
+            model, target = lanes[self.draft].model, lanes.target
+            state["offered"] = torch.zeros(
+                len(rows.known), self.ahead, target.checkpoint.vocabulary, dtype=model.dtype, device=target.device
+            )
+        return state
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        tokens, logits = draft(lanes, self.draft, rows, state["cached"], self.ahead, self.per_forward)
+        if self.verify == "rejection":
+            offered, known = state["offered"], min(logits.shape[2], state["offered"].shape[2])
+            offered[:, : self.ahead, :known] = rows.distribution(logits[..., :known])
+        return tokens
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        if self.verify == "match":
+            tokens, accepted = judged.choice, rules.leading(judged.agrees(judged.guess))
+        else:
+            offered, wanted = state["offered"][:, : self.ahead], rows.distribution(judged.logits)
+            tokens, accepted = rules.coupled(judged.guess, offered, wanted, rows.seed, judged.position)
+        torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
+        return Commit(tokens, accepted + 1, kept=accepted)

@@ -1,0 +1,515 @@
+"""What other packages add: the example installs and runs; whatever breaks in one costs its own cells and says why."""
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from small import END, VOCABULARY, save_small
+from test_run import finish, start
+
+from mtbench import cli
+from mtbench.errors import UserError
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.plan import Request
+from mtbench.planning import make_plan
+from mtbench.registry import METHODS, SUITES
+from mtbench.suite import Prompt, Source, Suite, Template
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "mtbench-example"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_small(tmp_path_factory.mktemp("checkpoints") / "ar", 1))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# --- The example --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of a clean environment with the example installed; the rest is borrowed from this one."""
+    root = tmp_path_factory.mktemp("clean")
+    shutil.copytree(EXAMPLE, root / "example", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    quiet = {"check": True, "capture_output": True, "text": True}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], **quiet)  # type: ignore[call-overload]
+    python: Path = root / "venv" / "bin" / "python"
+    where = f"import sysconfig; print(sysconfig.get_path({'purelib'!r}))"
+    own = Path(subprocess.run([python, "-c", where], **quiet).stdout.strip())  # type: ignore[call-overload]
+    (own / "borrowed.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    pip = [python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", root / "example"]
+    subprocess.run(pip, **quiet)  # type: ignore[call-overload]
+    return python
+
+
+def run_in(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """`mtbench ARGS` in that environment, away from this repository."""
+    env = {"OMP_NUM_THREADS": "1", "COLUMNS": "160", "PATH": "", "HF_HUB_OFFLINE": "1"}
+    where = python.parent.parent.parent
+    command = [str(python), "-m", "mtbench", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=where)
+
+
+def test_an_installed_package_is_found(environment: Path) -> None:
+    """Its method, with its option, and its suite are listed as ours are."""
+    methods, suites = run_in(environment, "ls", "methods"), run_in(environment, "ls", "suites")
+
+    assert "bigram" in methods.stdout
+    assert "a whole number from 1 to 64" in " ".join(methods.stdout.split())
+    assert "echo" in suites.stdout
+    assert "broken" not in methods.stdout + suites.stdout
+
+
+def test_an_installed_package_runs(environment: Path, tmp_path: Path) -> None:
+    """Its arm stands in one table with `ar`, on its suite, and is graded lossless as it claims."""
+    args = ["--suite", "echo", "--family", "tiny", "--method", "ar", "--method", "bigram", "--limit", "6"]
+    done = run_in(environment, "run", *args, "--rounds", "1", "--batch-size", "1,2", "-o", str(tmp_path / "run"))
+
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "run" / "results.json").read_text())["cells"]
+    assert [(c["method"], c["batch_size"], c["status"]) for c in cells] == [
+        ("ar", 1, "ok"),
+        ("bigram", 1, "ok"),
+        ("ar", 2, "ok"),
+        ("bigram", 2, "ok"),
+    ]
+    for cell in cells:
+        assert cell["accuracy"]["metric"] == "exact_match"
+        if cell["method"] == "bigram":
+            assert cell["lossless"]["grade"] == "exact"
+            assert cell["tokens_per_forward"] > 1
+
+
+def test_only_the_package_is_packed() -> None:
+    """Examples and tests are no part of the wheel."""
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+
+    assert packed["packages"] == ["mtbench", "mtbench.methods", "mtbench.suites"]
+
+
+# --- What breaks when it is imported or registered -----------------------------------------------------------------
+
+HEAD = """
+from dataclasses import dataclass
+from typing import Literal
+from mtbench.method import Method
+from mtbench.options import option
+from mtbench.suite import Suite
+from mtbench.registry import METHODS, SUITES
+"""
+GOOD = """
+@METHODS.register("good")
+@dataclass(frozen=True, kw_only=True)
+class Good(Method):
+    roles = ("ar",)
+"""
+BROKEN = {
+    "import": ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "exit": ("raise SystemExit(3)", "SystemExit: 3"),
+    "syntax": ("def", "SyntaxError: invalid syntax"),
+    "taken": (GOOD.replace("good", "ar"), "method 'ar' is registered twice: mtbench.methods.ar and stranger"),
+    "unwritable": (GOOD.replace("good", "a:b"), "method 'a:b' cannot be written on a command line"),
+    "bare field": (GOOD + "    width: int = 3\n", "Good.width is a field without mtbench.options.option"),
+    "odd type": (GOOD + "    width: list[int] = option(None, 'w')\n", "Good.width is of type list[int]"),
+    "unknown type": (GOOD + "    width: 'Nothing' = option(None, 'w')\n", "name 'Nothing' is not defined"),
+    "no dataclass": (GOOD.replace("@dataclass(frozen=True, kw_only=True)", ""), "Good is no @dataclass"),
+    "no method": (GOOD.replace("(Method)", ""), "Good is no mtbench.method.Method"),
+    "no roles": (GOOD.replace('("ar",)', "()"), "Good.roles is ()"),
+    "showcase": (GOOD + "    showcase = ('good:k=3',)\n", "unknown option of good 'k'"),
+}
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Install a package `stranger` whose module says so much, for a process that has found none so far."""
+
+    def install(source: str, group: str = "methods") -> None:
+        for registry in (METHODS, SUITES):
+            ours = {n: registry[n] for n in registry if registry[n].__module__.startswith("mtbench.")}
+            monkeypatch.setattr(registry, "_classes", ours)
+            monkeypatch.setattr(registry, "broken", {})
+            monkeypatch.setattr(registry, "_loaded", False)
+        (tmp_path / "stranger.py").write_text(HEAD + source)
+        about = tmp_path / "stranger-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text(f"[mtbench.{group}]\ngood = stranger\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "stranger", raising=False)
+
+    return install
+
+
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str, str]:
+    """What `mtbench ARGS` exits with, prints and complains."""
+    monkeypatch.setattr(sys, "argv", ["mtbench", *args])
+    monkeypatch.setattr(cli, "out", Console(width=10_000))
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=10_000))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    return stopped.value.code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_module_that_breaks_is_listed_with_its_reason(
+    case: str,
+    installed: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`ls methods` shows it as broken beside all others; named in a run it is one line; nothing is half there."""
+    source, reason = BROKEN[case]
+    before = list(METHODS)
+    installed(source)
+    code, listed, _ = say(capsys, monkeypatch, "ls", "methods")
+
+    assert code in (0, None)
+    (row,) = [line for line in listed.splitlines() if "broken" in line and "good" in line]
+    assert reason in row
+    assert "stranger" in row
+    assert list(METHODS) == before
+    code, _, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"), "--method", "good")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert error.startswith("error: method 'good' is installed but broken: ")
+    assert reason in error
+    assert "Mend or uninstall" in error
+
+
+def test_a_suite_that_breaks_is_listed_with_its_reason(
+    installed: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a method is."""
+    installed("@SUITES.register('good')\nclass Good(Suite):\n    family = None\n", group="suites")
+    _, listed, _ = say(capsys, monkeypatch, "ls", "suites")
+
+    (row,) = [line for line in listed.splitlines() if "broken" in line]
+    assert "Good.family is None" in row
+    with pytest.raises(UserError, match=r"suite 'good' is installed but broken: TypeError: Good\.family is None"):
+        SUITES["good"]
+
+
+def test_what_is_not_broken_goes_on(installed: Callable[..., None], checkpoint: str, tmp_path: Path) -> None:
+    """A run of our own methods, named or by showcase, does not mind a broken stranger."""
+    installed("import no_such_module")
+
+    assert len(make_plan(Request(limit=2)).cells) > 4
+    cells = finish(start(tmp_path / "run", asked(checkpoint, method=["ar"])))["cells"]
+    assert [c["status"] for c in cells] == ["ok"]
+    with pytest.raises(UserError, match=r"unknown method 'marz' .* Broken: good\.$"):
+        METHODS["marz"]
+
+
+def test_every_class_of_ours_passes_what_strangers_must() -> None:
+    """The rules are those our own methods and suites keep."""
+    for registry in (METHODS, SUITES):
+        for name in registry:
+            registry._check(registry[name])
+
+
+# --- What breaks when it is planned or run --------------------------------------------------------------------------
+
+
+class Sound(Method):
+    """Guesses two fixed tokens and commits one of the model's own. Its heirs each break something."""
+
+    roles = ("ar",)
+
+    @property
+    def claims(self) -> Any:
+        return "lossless"
+
+    def window(self) -> Any:
+        return Window(pending=1, guesses=2, commits=3)
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Any:
+        return torch.ones_like(rows.tokens[:, :2])
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Any:
+        return Commit(judged.choice, torch.ones_like(rows.known), torch.zeros_like(rows.known))
+
+
+def like(rows: Rows, *shape: int, value: float = 1, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    return torch.full((len(rows.known), *shape), value, dtype=dtype)
+
+
+def commits(**parts: Callable[[Rows], Any]) -> Callable[..., Any]:
+    """An accept that returns what is right, but for some parts."""
+
+    def accept(self: Method, state: State, rows: Rows, judged: Judged) -> Any:
+        right: dict[str, Any] = {"tokens": judged.choice, "count": like(rows), "kept": like(rows, value=0)}
+        return Commit(**right | {name: part(rows) for name, part in parts.items()})
+
+    return accept
+
+
+def raises(*_: Any) -> Any:
+    raise RuntimeError("this is broken\nin two lines")
+
+
+def refuses(*_: Any) -> Any:
+    raise UserError("odd needs another checkpoint.")
+
+
+def exits(*_: Any) -> Any:
+    raise SystemExit(3)
+
+
+def window(**parts: Any) -> Callable[..., Any]:
+    return lambda self: Window(**{"pending": 1, "guesses": 2, "commits": 3} | parts)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    # of shape or type
+    "guess too wide": (
+        {"guess": lambda self, state, rows, lanes: like(rows, 3)},
+        "odd: guess() is of shape (1, 3) and torch.int64, not (1, 2) and torch.int64",
+    ),
+    "guess of floats": (
+        {"guess": lambda self, state, rows, lanes: like(rows, 2, dtype=torch.float32)},
+        "odd: guess() is of shape (1, 2) and torch.float32",
+    ),
+    "guess of nothing": ({"guess": lambda *_: None}, "odd: guess() is None, not a tensor of shape (1, 2)"),
+    "guess of no word": (
+        {"guess": lambda self, state, rows, lanes: like(rows, 2, value=VOCABULARY)},
+        f"odd: guess() has {VOCABULARY}, which is not from 0 to {VOCABULARY - 1}",
+    ),
+    "accept of nothing": ({"accept": lambda *_: None}, "odd: accept() returned None, not a Commit"),
+    "tokens too narrow": (
+        {"accept": commits(tokens=lambda rows: like(rows, 1))},
+        "odd: accept().tokens is of shape (1, 1) and torch.int64, not (1, 3)",
+    ),
+    "tokens that are NaN": (
+        {"accept": commits(tokens=lambda rows: like(rows, 3, value=float("nan"), dtype=torch.float32))},
+        "odd: accept().tokens is of shape (1, 3) and torch.float32, not (1, 3) and torch.int64",
+    ),
+    "tokens that are no words": (
+        {"accept": commits(tokens=lambda rows: like(rows, 3, value=-1))},
+        "odd: accept().tokens has -1, which is not from 0",
+    ),
+    "count beyond N": (
+        {"accept": commits(count=lambda rows: like(rows, value=4))},
+        "odd: accept().count has 4, which is not from 0 to 3",
+    ),
+    "count below 0": ({"accept": commits(count=lambda rows: like(rows, value=-1))}, "odd: accept().count has -1"),
+    "count of bools": (
+        {"accept": commits(count=lambda rows: rows.done)},
+        "odd: accept().count is of shape (1,) and torch.bool, not (1,) and torch.int64",
+    ),
+    "count for all rows": (
+        {"accept": commits(count=lambda rows: torch.tensor(1))},
+        "odd: accept().count is of shape () and torch.int64, not (1,)",
+    ),
+    "kept beyond G": ({"accept": commits(kept=lambda rows: like(rows, value=3))}, "odd: accept().kept has 3"),
+    "path beyond G": ({"accept": commits(path=lambda rows: like(rows, 2, value=2))}, "odd: accept().path has 2"),
+    "path too deep": ({"accept": commits(path=lambda rows: like(rows, 3))}, "odd: accept().path is of shape (1, 3)"),
+    "offered beyond N": ({"accept": commits(offered=lambda rows: like(rows, value=3))}, "odd: accept().offered has 3"),
+    "state of one row": (
+        {"start": lambda *_: {"own": torch.zeros(0)}},
+        "IndexError: ",
+    ),
+    # never commits, as itself or by the host's clock
+    "never commits": ({"accept": commits(count=lambda rows: like(rows, value=0))}, "odd made 21 forwards for 6 tokens"),
+    # raises
+    "start raises": ({"start": raises}, "RuntimeError: this is broken (in raises, line "),
+    "guess raises": ({"guess": raises}, "RuntimeError: this is broken (in raises, line "),
+    "accept raises": ({"accept": raises}, "RuntimeError: this is broken (in raises, line "),
+    "accept exits": ({"accept": exits}, "SystemExit: 3 (in exits, line "),
+    "accept refuses": ({"accept": refuses}, "odd needs another checkpoint. (in refuses, line "),
+    # at planning
+    "window raises": ({"window": raises}, "odd: RuntimeError: this is broken (in raises, line "),
+    "window of nothing": ({"window": lambda self: (1, 2, 3)}, "odd: window() returned a tuple, not a Window"),
+    "window of no width": (
+        {"window": window(commits=0)},
+        "odd: window() has commits=0, not a whole number of at least 1",
+    ),
+    "window of half": ({"window": window(guesses=1.5)}, "odd: window() has guesses=1.5"),
+    "pattern too small": (
+        {"window": window(sees=torch.ones(1, 1, dtype=torch.bool))},
+        "odd: window().sees is of shape (1, 1) and torch.bool, not (2, 2) and torch.bool",
+    ),
+    "claims raises": ({"claims": property(raises)}, "odd: RuntimeError: this is broken (in raises, line "),
+    "claims the moon": ({"claims": "the moon"}, "odd: claims is 'the moon', not one of lossless, distribution, lossy"),
+    "block raises": ({"block": property(raises)}, "odd: RuntimeError: this is broken (in raises, line "),
+    "refuse raises": ({"refuse": raises}, "odd: RuntimeError: this is broken (in raises, line "),
+}
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
+    """Register `odd`, which is sound but for some parts."""
+    METHODS["ar"]
+
+    def add(parts: dict[str, Any]) -> None:
+        odd = type("Odd", (Sound,), {"name": "odd", "__module__": __name__, **parts})
+        monkeypatch.setitem(METHODS._classes, "odd", dataclass(frozen=True)(odd))
+
+    return add
+
+
+def asked(checkpoint: str, **changes: Any) -> Request:
+    given: dict[str, Any] = {"batch_size": (1,), "limit": 2, "rounds": 1, "max_new_tokens": 6}
+    return Request(checkpoint={"ar": checkpoint}, **{"method": ["ar", "odd"], **given, **changes})
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_method_that_breaks_costs_its_own_cells(
+    case: str, enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
+) -> None:
+    """The other arm is measured; the broken one failed, and says what was wrong in one line."""
+    parts, says = FAULTS[case]
+    enter(parts)
+    results = finish(start(tmp_path / "run", asked(checkpoint)))
+
+    good, bad = results["cells"]
+    assert (good["status"], good["error"]) == ("ok", None)
+    assert (bad["status"], bad["tokens_per_forward"]) == ("failed", None)
+    assert bad["error"].startswith(says)
+    assert "\n" not in bad["error"]
+
+
+def test_what_is_sound_is_let_through(enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path) -> None:
+    """The method that the broken ones are made of is none."""
+    enter({})
+    cells = finish(start(tmp_path / "run", asked(checkpoint, batch_size=(1, 2))))["cells"]
+
+    assert [c["status"] for c in cells] == ["ok"] * 4
+    assert cells[1]["lossless"]["grade"] == "exact"
+
+
+def test_a_method_that_does_not_stop_is_stopped(
+    enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
+) -> None:
+    """Whatever it commits behind its budget or an end token is cut by the loop."""
+    endless = {"claims": "lossy", "accept": commits(count=lambda rows: like(rows, value=3))}
+    enter(endless | {"guess": lambda self, state, rows, lanes: like(rows, 2)})
+    run = start(tmp_path / "run", asked(checkpoint, fixed_length=True, max_new_tokens=7))
+
+    assert [c["tokens"] for c in finish(run)["cells"]] == [14, 14]
+    enter(endless | {"accept": commits(tokens=lambda rows: like(rows, 3, value=END), count=lambda r: like(r, value=3))})
+    run = start(tmp_path / "again", asked(checkpoint))
+    cells = finish(run)["cells"]
+    assert (cells[1]["status"], cells[1]["tokens"], cells[1]["finish"]["end"]) == ("ok", 2, 2)
+
+
+def test_an_option_that_a_method_does_not_take_is_one_line(
+    enter: Callable[[dict[str, Any]], None], checkpoint: str
+) -> None:
+    """Whatever a stranger's constructor raises, the user reads the arm and the reason."""
+
+    def check(self: Any) -> None:
+        if self.width % 2:
+            raise ValueError("width must be even")
+
+    enter({"__annotations__": {"width": int}, "width": option(2, "w", low=1), "__post_init__": check})
+    for text, reason in (
+        ("width=3", r"odd:width=3 is refused: ValueError: width must be even. See `mtbench ls methods`\."),
+        ("width=0", "odd: width='0' is not allowed; width is a whole number of at least 1, default 2"),
+        ("widht=4", r"unknown option of odd 'widht' \(did you mean 'width'\?\)"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            make_plan(asked(checkpoint, method=["ar", f"odd:{text}"]))
+
+
+def test_a_method_may_refuse_a_checkpoint(enter: Callable[[dict[str, Any]], None], checkpoint: str) -> None:
+    """Its own one-line word at planning is the user's to mend: nothing is run."""
+    enter({"refuse": refuses})
+    with pytest.raises(UserError, match="odd needs another checkpoint"):
+        make_plan(asked(checkpoint))
+
+
+# --- Suites ---------------------------------------------------------------------------------------------------------
+
+
+class Pair(Suite):
+    """Two prompts; its heirs break something."""
+
+    name = "pair"
+    task = {"name": "pair"}  # noqa: RUF012
+    metric = "exact_match"
+    max_new_tokens = 6
+
+    def __init__(self, rest: str, source: Source) -> None: ...
+
+    def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
+        return [Prompt(item=f"pair/{n}/0", text="a b c") for n in range(2)]
+
+    def score(self, answers: Any) -> Any:
+        return dict.fromkeys(answers, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"__init__": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
+        ({"prompts": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
+        ({"prompts": lambda *_: ["a"]}, "suite 'pair' broke: AttributeError"),
+    ],
+)
+def test_a_suite_that_cannot_ask_is_one_line(
+    parts: dict[str, Any], says: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to run, and the user reads why."""
+    SUITES["arithmetic"]
+    monkeypatch.setitem(SUITES._classes, "pair", type("Odd", (Pair,), parts))
+    with pytest.raises(UserError, match=says) as caught:
+        make_plan(asked(checkpoint, suite=["arithmetic", "pair"], method=["ar"]))
+
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (raises, "suite 'pair' could not score it: RuntimeError: this is broken"),
+        (lambda self, answers: {}, "suite 'pair' could not score it: ValueError: no score of pair/0/0"),
+        (lambda self, answers: dict.fromkeys(answers, float("nan")), "pair/0/0 has the score nan, not 0 to 1"),
+        (lambda self, answers: dict.fromkeys(answers, "yes"), "pair/0/0 has the score 'yes', not 0 to 1"),
+        (lambda self, answers: None, "suite 'pair' could not score it: AttributeError"),
+    ],
+)
+def test_a_suite_that_cannot_score_costs_its_own_cells(
+    score: Any, says: str, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other suite's cells are whole, its own say what was wrong; a mended suite scores them without a model."""
+    SUITES["arithmetic"]
+    monkeypatch.setitem(SUITES._classes, "pair", type("Odd", (Pair,), {"score": score}))
+    run = start(tmp_path / "run", asked(checkpoint, suite=["pair", "arithmetic"], method=["ar"]))
+    bad, good = finish(run)["cells"]
+
+    assert (good["status"], good["error"], good["accuracy"]["n"]) == ("ok", None, 2)
+    assert (bad["status"], bad["accuracy"]) == ("failed", None)
+    assert says in bad["error"]
+    monkeypatch.setitem(SUITES._classes, "pair", Pair)
+    mended, _ = finish(run)["cells"]
+    assert (mended["status"], mended["error"], mended["accuracy"]["value"]) == ("ok", None, 1)
+
+
+def test_progress_is_told_of_a_failure_once(
+    enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
+) -> None:
+    """A cell that failed is not tried again: neither later in the run nor when it is resumed."""
+    enter({"window": raises})
+    run = start(tmp_path / "run", asked(checkpoint))
+    finish(run)
+    finish(run)
+
+    assert [f["cell"] for f in run.lines("failures.jsonl")] == ["arithmetic.odd.ar.graph.b1"]
