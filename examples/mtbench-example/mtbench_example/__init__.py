@@ -1,0 +1,1 @@
+"""A decoding method and a suite that mtbench finds by this package's entry points."""

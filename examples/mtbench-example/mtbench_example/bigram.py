@@ -1,0 +1,58 @@
+"""Bigram drafting: each next token is guessed to be what followed the same token last time, in prompt or answer.
+
+The simplest drafter that copies from its context (as Yang et al., "Inference with Reference: Lossless Acceleration of
+Large Language Models", arXiv 2304.04487, with one token to match instead of several). It needs no second model; the
+model's own choice decides what is taken, so the tokens are those of `ar`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtbench import rules
+from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.options import option
+from mtbench.registry import METHODS
+
+
+@METHODS.register("bigram")
+@dataclass(frozen=True, kw_only=True)
+class Bigram(Method):
+    """K drafts, each what followed the token before it when that stood there last."""
+
+    drafts: int = option(4, "K: tokens guessed ahead", low=1, high=64)
+
+    roles = ("ar",)
+    claims = "lossless"
+    showcase = ("bigram",)
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=self.drafts, commits=self.drafts + 1)
+
+    def start(self, rows: Rows, lanes: Lanes) -> State:
+        words = lanes.target.checkpoint.vocabulary
+        return {
+            "place": torch.zeros(len(rows.known), words, dtype=torch.long, device=rows.known.device),
+            "offered": torch.zeros_like(rows.known),
+        }
+
+    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+        """(R, K). `place` (R, V) is where each token stood last, with another behind it, counted from 1; 0: nowhere."""
+        slot = torch.arange(1, rows.tokens.shape[1] + 1, device=rows.tokens.device)
+        followed = torch.where(slot < rows.known[:, None], slot, 0)
+        place = state["place"].zero_().scatter_reduce_(1, rows.tokens, followed, "amax")
+        token = rows.tokens.gather(1, rows.known[:, None] - 1)
+        drafts, seen = [], []
+        for _ in range(self.drafts):
+            behind = place.gather(1, token)
+            token = rows.tokens.gather(1, behind)
+            drafts.append(token)
+            seen.append(behind > 0)
+        state["offered"].copy_(rules.leading(torch.cat(seen, 1)))
+        return torch.cat(drafts, 1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        """The drafts that the model would have chosen itself, and its own choice behind them."""
+        agreed = rules.leading(judged.agrees(judged.guess))
+        return Commit(judged.choice, count=agreed + 1, kept=agreed, offered=state["offered"])

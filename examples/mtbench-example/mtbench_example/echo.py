@@ -1,0 +1,49 @@
+"""Say it again: twelve sentences to be repeated word for word, the kindest task for whatever copies from its context.
+
+mtbench run --suite echo
+"""
+
+from collections.abc import Mapping
+
+from mtbench.errors import UserError
+from mtbench.registry import SUITES
+from mtbench.suite import Prompt, Source, Suite, Template
+
+SENTENCES = (
+    "The lamp in the hall burns all night because nobody remembers to turn it off.",
+    "A small boat with a red sail left the harbour before the fog came in.",
+    "Seven crows sat on the fence and watched the farmer mend his gate.",
+    "She kept every letter in a tin box under the third stair.",
+    "When the bell rang twice, the children ran down to the river.",
+    "The old clock is four minutes slow on Mondays and nobody knows why.",
+    "He planted beans along the wall and sunflowers behind the shed.",
+    "The train to the coast leaves at nine and stops in every village.",
+    "Under the bridge the water was so clear that you could count the stones.",
+    "Our neighbour paints her door a different colour each spring.",
+    "The bread was still warm when the baker opened his shop.",
+    "Two dogs slept in the sun while the cat watched them from the roof.",
+)
+
+
+@SUITES.register("echo")
+class Echo(Suite):
+    max_new_tokens = 64
+    metric = "exact_match"
+
+    def __init__(self, rest: str, source: Source) -> None:
+        if rest:
+            raise UserError(f"suite 'echo' takes nothing behind a colon, not {rest!r}")
+        self.task = {"name": "echo", "num_fewshot": 0, "chat_template": True, "filter": "stripped"}
+
+    def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
+        return [
+            Prompt(
+                item=f"echo/{number}/0",
+                text=template([{"role": "user", "content": f"Repeat word for word, and say nothing else: {sentence}"}]),
+            )
+            for number, sentence in enumerate(SENTENCES[:limit])
+        ]
+
+    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        """1 where the answer is the sentence."""
+        return {item: float(text.strip() == SENTENCES[int(item.split("/")[1])]) for item, text in answers.items()}
