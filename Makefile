@@ -5,6 +5,10 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
+# Whose tests the loop's promises are: run on the oldest transformers too.
+LOOP := decoding engine hf_generate block_diffusion speculative drafts medusa
+PARALLEL := -n auto --dist loadfile
+
 .PHONY: run test slow clean
 
 run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
@@ -17,8 +21,8 @@ test: $(INSTALLED) .venv-oldest/installed  ## lint, types, tests; the loop's tes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
-	.venv-oldest/bin/python -m pytest tests/test_decoding.py tests/test_engine.py tests/test_hf_generate.py tests/test_block_diffusion.py
+	$(BIN)/pytest $(PARALLEL)
+	.venv-oldest/bin/python -m pytest $(PARALLEL) $(addprefix tests/test_,$(addsuffix .py,$(LOOP)))
 
 slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow

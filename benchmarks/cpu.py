@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from mtbench.decoding import Batch, Shape, decode
+from mtbench.decoding import Batch, decode
 from mtbench.generation import Generation, Timing
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
+from mtbench.looks import Shape
 from mtbench.plan import Cell, Plan, Request
 from mtbench.planning import make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals

@@ -73,7 +73,8 @@ class BlockDiffusion(Method):
         state["decided"].scatter_(1, places, block)
         said = rows.known - rows.base
         fresh = (places - rows.base[:, None] + said[:, None]).clamp(max=self.block_size - 1)
-        return Commit(block.gather(1, fresh), rules.leading(block != OPEN) - said, kept=torch.zeros_like(said))
+        count, left = rules.leading(block != OPEN) - said, self.block_size - said
+        return Commit(block.gather(1, fresh), count, kept=torch.zeros_like(said), offered=left - 1)
 
     def _places(self, rows: Rows) -> Tensor:
         """The positions of each row's block, (R, B)."""

@@ -27,6 +27,8 @@ from mtbench.options import option
 from mtbench.outside import Answers, Outside, stock
 from mtbench.registry import METHODS
 
+AHEAD = 4  # drafts, unless said otherwise
+
 
 @METHODS.register("hf-generate")
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class HFGenerate(Outside):
 
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)
     draft: str | None = option(None, "the draft's role, for assisted generation; rows go one by one", role=True)
-    ahead: int = option(4, "tokens it drafts", low=1)
+    ahead: int = option(AHEAD, "tokens it drafts", low=1)
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; rows go one by one", low=0)
 
     roles = ("ar",)
@@ -45,6 +47,8 @@ class HFGenerate(Outside):
     def __post_init__(self) -> None:
         if self.draft and self.prompt_lookup:
             raise UserError("hf-generate drafts by draft or by prompt_lookup; give one. See `mtbench ls methods`.")
+        if self.ahead != AHEAD and not self.draft:
+            raise UserError(f"hf-generate: ahead={self.ahead} is for a draft; add `draft=ROLE`, or leave it out.")
         if self.assisted and self.cache == "static":
             raise UserError("hf-generate cannot rewind cache=static, so nothing can draft for it; leave that out.")
 

@@ -86,7 +86,8 @@ class Mars(Method):
         if self.cache == "block":
             return self._accept_in_block(state, rows, judged.choice, sure)
         sure[:, 0] = True
-        return Commit(judged.choice, rules.leading(sure), kept=torch.zeros_like(rows.known))
+        offered = torch.full_like(rows.known, sure.shape[1] - 1) if self.tau < 1 else torch.zeros_like(rows.known)
+        return Commit(judged.choice, rules.leading(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
     def _sure(self, judged: Judged) -> Tensor:
         """(R, G+1) bool; at τ = 1 nothing is sure enough."""
@@ -103,4 +104,5 @@ class Mars(Method):
         count = rules.leading((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
-        return Commit(choice.gather(1, source), count, kept=full * filled)
+        offered = (undecided.sum(1) - 1).clamp(min=0) * (self.tau < 1)
+        return Commit(choice.gather(1, source), count, kept=full * filled, offered=offered)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench import rules
-from mtbench.drafting import draft, refuse_draft
+from mtbench.drafting import draft, forwards, refuse_draft
 from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.models import Inspected
 from mtbench.options import option
@@ -26,7 +26,7 @@ from mtbench.windows import mask_groups, tree
 class MarsSpeculative(Method):
     """Verified drafts, and what the model is sure of behind them."""
 
-    ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4))
+    ahead: int = option(4, "K: tokens drafted for each forward", low=1)
     tau: float = option(1.0, "threshold of the confidence behind the drafts; 1 = none is taken", low=0.0, high=1.0)
     block_size: int = option(4, "B: the next token and B-1 masks behind each outcome", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
@@ -50,7 +50,8 @@ class MarsSpeculative(Method):
     def window(self) -> Window:
         offset, sees = tree(mask_groups(self.ahead, self.masks))
         commits = self.ahead + self.block_size
-        return Window(pending=self.block_size, guesses=len(offset), commits=commits, sees=sees, offset=offset)
+        drafts = forwards(self.ahead, self.per_forward)
+        return Window(self.block_size, len(offset), commits, sees=sees, offset=offset, drafts=drafts)
 
     def start(self, rows: Rows, lanes: Lanes) -> State:
         mask_id = lanes.target.checkpoint.mask_id

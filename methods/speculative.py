@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mtbench import rules
-from mtbench.drafting import draft, refuse_draft
+from mtbench.drafting import draft, forwards, refuse_draft
 from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.models import Inspected
 from mtbench.options import option
@@ -44,23 +44,21 @@ class Speculative(Method):
         refuse_draft(checkpoints, self.draft, self.per_forward)
 
     def window(self) -> Window:
-        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
+        drafts = forwards(self.ahead, self.per_forward)
+        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=drafts)
 
     def start(self, rows: Rows, lanes: Lanes) -> State:
         """The draft's cursor; to reject by, the distributions its tokens came from, (R, K, V)."""
         state = {"cached": rows.known - 1}
         if self.verify == "rejection":
-            model, target = lanes[self.draft].model, lanes.target
-            state["offered"] = torch.zeros(
-                len(rows.known), self.ahead, target.checkpoint.vocabulary, dtype=model.dtype, device=target.device
-            )
+            shape = (len(rows.known), self.ahead, lanes.target.checkpoint.vocabulary)
+            state["offered"] = torch.zeros(shape, dtype=torch.double, device=rows.known.device)
         return state
 
     def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
         tokens, logits = draft(lanes, self.draft, rows, state["cached"], self.ahead, self.per_forward)
         if self.verify == "rejection":
-            offered, known = state["offered"], min(logits.shape[2], state["offered"].shape[2])
-            offered[:, : self.ahead, :known] = rows.distribution(logits[..., :known])
+            state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
         return tokens
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:

@@ -213,8 +213,8 @@ def _finish(opened: "RunDirectory", request: "Request", json_to: Path | None) ->
 
 
 def _generate(opened: "RunDirectory", time_budget_s: float | None = None) -> None:
-    from mtbench.display import RunProgress
     from mtbench.generate import generate as run_plan
+    from mtbench.progress import RunProgress
 
     with RunProgress(err) as progress:
         run_plan(opened, progress, time_budget_s)

@@ -253,7 +253,7 @@ def _train(
     stage: "Stage", directory: Path, data_dir: Path | None, offline: bool, dry_run: bool, report_to: str
 ) -> None:
     from mtbench import cost
-    from mtbench.display import TrainingProgress
+    from mtbench.progress import TrainingProgress
     from mtbench.train import train
     from mtbench.training_page import write_training_page
 

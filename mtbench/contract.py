@@ -94,6 +94,8 @@ def check_commit(commit: Commit, method: Method, window: Window, rows: int, voca
     if look:
         for name, most in parts.items():
             _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
+        if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
+            raise Faulty(f"{method.name}: accept() commits more than one token beyond those it says it offered")
         for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
             _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # those behind are nobody's
 

@@ -26,12 +26,12 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from mtbench import roofline
 from mtbench.conversations import HUB, read, read_conversations, tokenise
 from mtbench.crossentropy import CHUNK
-from mtbench.display import clock
 from mtbench.errors import UserError
 from mtbench.families import RANDOM, locate
 from mtbench.layout import Example, Sees, pack
 from mtbench.models import inspect, load_config
 from mtbench.objectives import Objective, Special
+from mtbench.progress import clock
 from mtbench.recipe_run import cores, needs
 from mtbench.recipes import Stage
 from mtbench.registry import SUITES

@@ -16,8 +16,7 @@ R = rows, P = pending positions, G = guesses, N = most tokens one forward commit
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,8 +26,10 @@ from mtbench.contract import check_commit, check_guess
 from mtbench.errors import UserError
 from mtbench.generation import Generation, Timing, finish, text_of
 from mtbench.lane import Feed, causal
+from mtbench.looks import Answer, Look, Requests, Seen, Shape
 from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.stopwatch import Stopwatch
+from mtbench.widths import Widths
 
 PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
 PREFILL_WIDTH = 64
@@ -36,51 +37,10 @@ READ_EVERY = 8  # steps between two readings of the text for stop strings
 ALIGNED = 16  # slots: kernels read the mask in words where its rows have a round length
 LATE = 2  # steps a GPU's host looks late: it always has the next ones queued, and overshoots by no more than these
 CHECKED = 8  # steps of which the host reads what a method hands over: it would cost time in all of them
-RECENT = 8  # forwards: how far back a row remembers what was accepted, to choose among several widths
-EXPECTED = 0.7  # share of guesses accepted, before a row has seen any
-# Positions whose arithmetic takes as long as reading the weights. A GPU (an H200 in bfloat16) does both at once, so
-# they come for free; a CPU does one after the other.
-EVEN = {"cuda": 184, "cpu": 24}
 
 
 class Stuck(RuntimeError):
     """A method went on without committing; it costs its own cells."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """What is to be decoded: per request a prompt, the most new tokens, and its stop strings."""
-
-    prompts: Sequence[Sequence[int]]
-    budgets: Sequence[int]
-    stop: Sequence[Sequence[str]]
-    fixed_length: bool  # end tokens and stop strings are ignored
-    seeds: Sequence[int]  # of each request's dice
-    temperature: float  # 0: greedy
-
-    @property
-    def slots(self) -> int:
-        """Positions that the longest may take."""
-        return max(len(p) + b for p, b in zip(self.prompts, self.budgets, strict=True))
-
-
-class Look(NamedTuple):
-    """What the host saw between two steps, by row."""
-
-    base: list[int]
-    cached: list[int]
-    known: list[int]
-    done: list[int]
-    wanted: list[int]  # which of the variants
-    tokens: list[list[int]] | None  # read where stop strings are due
-
-
-class Shape(NamedTuple):
-    """Of a step; what is captured is captured for one."""
-
-    variant: int
-    pending: int  # P
-    view: int  # slots in view
 
 
 Maker = Callable[[Method, Lanes, int, int], "Batch"]
@@ -150,10 +110,6 @@ class Batch:
         self.variants = method.variants
         self.windows = [variant.window().to(device) for variant in self.variants]
         self.method, self.window = self.variants[-1], self.windows[-1]  # the widest one's state serves all
-        self.capacity = torch.tensor([w.commits for w in self.windows], dtype=torch.float32, device=device)
-        # What a lossy row says depends on its widths, so company must not change those.
-        counted = 1 if self.method.claims == "lossy" else rows
-        self.cost = torch.tensor([self._cost(window, counted) for window in self.windows], device=device)
         most = [w.pending for w in self.windows]
         self.pending = None if None in most else max(filter(None, most))
         self.tight = (device.type == "cpu" if tight is None else tight) or self.pending is None
@@ -180,8 +136,9 @@ class Batch:
         # By forward, of the request in each row. A row may wait, done, for as long again as the slowest takes.
         self.commits = zeros(rows, 2 * (_patience(self.slots) + LATE))
         self.offered = torch.zeros_like(self.commits)  # likewise: what could have been committed beyond the first
-        self.accepted = zeros(rows, dtype=torch.float32)  # lately: guesses, of those tried, up to the first refused
-        self.tried = zeros(rows, dtype=torch.float32)
+        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device)
+        self.own = zeros(rows)  # the variant that each row was seen to want
+        self.heads = False  # does the method compute anything beside its models
 
     def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
         """Serve the requests, row by row as they come free."""
@@ -226,6 +183,7 @@ class Batch:
         model_s += self._host_s()
         draft_s += self._draft_s()
         beside_s += self._beside_s()
+        self.heads |= beside_s > 0
         laps = clock.laps()
         self._collect(sorted(self.begun))
         generations = self._generations()
@@ -246,9 +204,10 @@ class Batch:
             ttft_s=prefilled - began + sum(spans[:first]),
             step_s=spans,
             draft_s=None if clock.cuda and len(self.lanes) > 1 else draft_s,
-            head_s=None if clock.cuda and beside_s else beside_s,
+            head_s=None if clock.cuda and self.heads else beside_s,
             preparation_s=self.preparation_s,
-            kv_bytes=self.target.cache.bytes_per_slot * self.width * (requests.slots + self.window.guesses),
+            kv_bytes=sum(lane.cache.bytes_per_slot for lane in self.lanes.values())
+            * (self.width * (requests.slots + self.window.guesses)),
             miscounted=self._calls() - self._forwards() - counted,
         )
 
@@ -261,6 +220,8 @@ class Batch:
     def shape(self, look: Look) -> Shape:
         """The next step's: the variant that any live row wants; tight, the least that serves every live row."""
         variant = max(look.wanted[row] for row in self.live)
+        if self.widths.many:
+            self.own.copy_(torch.tensor(look.wanted))
         if not self.tight:
             assert self.pending is not None
             return Shape(variant, self.pending, self.slots)
@@ -269,26 +230,22 @@ class Batch:
 
     def advance(self, shape: Shape) -> None:
         """Execute one step."""
-        self.step(shape)
+        self.step(shape, look=self.tight and len(self.fed) <= CHECKED)
 
-    def step(self, shape: Shape) -> None:
-        """One forward. No host synchronisation."""
+    def step(self, shape: Shape, *, look: bool = False) -> None:
+        """One forward. No host synchronisation, unless it is to `look` at what the method hands over."""
         method, window = self.variants[shape.variant], self.windows[shape.variant]
         self.lanes.view, self.lanes.tight = shape.view, self.tight
         guess = method.guess(self.state, self.rows, self.lanes)
-        self._check(check_guess, guess, method, window)
+        size = self.target.checkpoint.vocabulary
+        check_guess(guess, method, window, self.width, size, look=look)
         ids, feed = self._feed(guess, window, shape)
         judged = slice(shape.pending - 1, None)
         out = self.target.forward(ids, feed, guess.shape[1] + 1, hidden=window.hidden)
         judgement = Judged(self.rows, guess, feed.positions[:, judged] + 1, *out)
         commit = method.accept(self.state, self.rows, judgement)
-        self._check(check_commit, commit, method, window)
+        check_commit(commit, method, window, self.width, size, look=look)
         self._commit(commit, window)
-
-    def _check(self, check: Callable[..., None], handed: Tensor | Commit, method: Method, window: Window) -> None:
-        """Hold a method to its contract; of the first steps, where the host may, the values too."""
-        look = self.tight and len(self.fed) <= CHECKED
-        check(handed, method, window, self.width, self.target.checkpoint.vocabulary, look=look)
 
     def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, Feed]:
         """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
@@ -309,14 +266,11 @@ class Batch:
         """Cut at end token and budget, write the tokens, move the cursors."""
         rows, method = self.rows, self.method
         offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
-        most = commit.count
-        if len(self.variants) > 1:
-            if method.claims == "lossy":  # a wider neighbour's window must not change what a row says
-                own = self.capacity[self._wanted()].long()
-                most, offered = torch.minimum(most, own), torch.minimum(offered, own - 1)
-            accepted = (most - 1).clamp(min=0)
-            self.accepted.mul_(1 - 1 / RECENT).add_(accepted)
-            self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
+        most, offered = commit.count, offered * (commit.count > 0)
+        if self.widths.many and method.claims == "lossy":  # a wider neighbour's window must not change what a row says
+            own = self.widths.commits[self.own].long()
+            most, offered = torch.minimum(most, own), torch.minimum(offered, own - 1)
+        self.widths.saw(most, offered)
         count, ended = rules.keep(commit.tokens, most, rows.limit - rows.known, self.ends)
         # What is written beyond the kept tokens lies beyond `known` and is overwritten before anyone reads it.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
@@ -345,8 +299,8 @@ class Batch:
         self.live: set[int] = set()  # rows that decode
         self.begun: dict[int, int] = {}  # row -> request in it
         self.began: dict[int, int] = {}  # row -> steps made before it
-        self.answers: dict[int, _Answer] = {}  # by request
-        self.seen: deque[_Seen] = deque()
+        self.answers: dict[int, Answer] = {}  # by request
+        self.seen: deque[Seen] = deque()
         self.fed = [0]  # positions fed, up to each forward
         self.drafts = [0]  # forwards of other lanes, up to each forward
         self.said: dict[int, int] = {}  # row -> tokens searched for stop strings
@@ -356,6 +310,7 @@ class Batch:
             self.ends[list(self.target.checkpoint.end_ids)] = True
         for lane in self.lanes.values():
             lane.reserve(self.width, self.slots)
+        self.widths.price(self.target, self.lanes)
 
     def _refill(self, free: list[int]) -> None:
         """Put the next requests into free rows (ascending): start the method's state, cache what is final."""
@@ -380,7 +335,7 @@ class Batch:
             cursor[at] = torch.tensor(values, device=self.device)
         for fresh in (rows.cached, rows.done, self.forwards):
             fresh[at] = 0
-        self.accepted[at], self.tried[at] = EXPECTED, 1.0
+        self.widths.begin(at)
         for name, start in method.start(rows, self.lanes).items():
             self.state.setdefault(name, start.clone())[at] = start[at]
         rows.base[at] = method.base(self.state, rows)[at]
@@ -440,7 +395,7 @@ class Batch:
         for row, ids, until, counts, possible in zip(finished, tokens, known, commits, offered, strict=True):
             request = self.begun.pop(row)
             prompt = len(self.requests.prompts[request])
-            self.answers[request] = _Answer(ids[prompt:until], counts, possible, self.began.pop(row))
+            self.answers[request] = Answer(ids[prompt:until], counts, possible, self.began.pop(row))
 
     def _generations(self) -> list[Generation]:
         """Every request's answer, cut at its stop strings; counts end with its last kept token."""
@@ -470,24 +425,15 @@ class Batch:
             )
         return generations
 
-    def _read(self, *, tokens: bool = False) -> "_Seen":
+    def _read(self, *, tokens: bool = False) -> Seen:
         """Begin to read the cursors, and the tokens if asked for."""
         rows = self.rows
-        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self._wanted()))
-        return _Seen(cursors, rows.tokens if tokens else None, wait=self.tight)
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self.widths.wanted()))
+        return Seen(cursors, rows.tokens if tokens else None, wait=self.tight)
 
-    def _look(self, seen: "_Seen") -> Look:
+    def _look(self, seen: Seen) -> Look:
         [base, cached, known, done, wanted], tokens = seen.get()
         return Look(base, cached, known, done, wanted, tokens)
-
-    def _wanted(self) -> Tensor:
-        """The variant that suits each row, (R,)."""
-        return rules.best_width(self.accepted / self.tried, self.capacity, self.cost)
-
-    def _cost(self, window: Window, rows: int) -> float:
-        """Of a forward, about, against one of a single position."""
-        share = rows * ((window.pending or 1) + window.guesses) / EVEN[self.device.type]
-        return max(1.0, share) if self.device.type == "cuda" else 1 + share
 
     def _forwards(self) -> int:
         return sum(lane.forwards for lane in self.lanes.values())
@@ -507,38 +453,3 @@ class Batch:
     def _calls(self) -> int:
         """Forwards that the models themselves have seen."""
         return sum(calls.n for calls in {lane.checkpoint.calls for lane in self.lanes.values()})
-
-
-class _Answer(NamedTuple):
-    """What a row said before it was collected."""
-
-    token_ids: list[int]
-    commits: list[int]
-    offered: list[int]
-    began: int  # steps made before it
-
-
-class _Seen:
-    """Cursors and tokens on their way to the host."""
-
-    def __init__(self, cursors: Tensor, tokens: Tensor | None, *, wait: bool) -> None:
-        self.cursors, self.tokens, self.arrived = cursors, tokens, None
-        if wait:
-            return
-        self.cursors = self._send(cursors)
-        self.tokens = None if tokens is None else self._send(tokens)
-        if cursors.is_cuda:
-            self.arrived = torch.cuda.Event()
-            self.arrived.record()
-
-    def get(self) -> tuple[list[list[int]], list[list[int]] | None]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.cursors.tolist(), None if self.tokens is None else self.tokens.tolist()
-
-    @staticmethod
-    def _send(tensor: Tensor) -> Tensor:
-        """A copy that later steps leave alone, on the host once the event behind it has passed."""
-        if not tensor.is_cuda:
-            return tensor.clone()
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -4,7 +4,7 @@ Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Dec
 arXiv 2302.01318. A draft lane has the cache of its own; how much of it stands on decided tokens is a cursor in the
 method's state, `cached`: the loop caches the prompt but for its last token, as for the target.
 
-R = rows, K = drafts, M = drafts per forward of the draft lane, V = vocabulary.
+R = rows, K = drafts, M = drafts per forward of the draft lane, V = vocabulary, as far as the target has it.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,11 @@ def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: i
             f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} has no "
             "mask token; name a MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
         )
+
+
+def forwards(ahead: int, per_forward: int) -> int:
+    """Of the draft lane, for so many tokens."""
+    return -(-ahead // per_forward)
 
 
 class Drafted(NamedTuple):
@@ -61,7 +66,8 @@ def draft(
             ids = torch.cat((ids, torch.full_like(masks, lane.checkpoint.mask_id)), 1)
         fed = torch.cat((slots, masks), 1)
         feed = Feed(fed, fed, rows.known, lanes.view)
-        logits.append(lane.forward(ids, feed, judged=places.shape[1]).logits)
+        out = lane.forward(ids, feed, judged=places.shape[1]).logits
+        logits.append(out[..., : lanes.target.checkpoint.vocabulary])
         tokens.append(rows.choose(logits[-1], places))
         slots, ids = places, tokens[-1]
     cached.copy_(rows.known + begin)

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from mtbench.decoder import Decoder, Unserved, build, compilations
-from mtbench.decoding import Batch, Requests, Shape
+from mtbench.decoding import Batch
 from mtbench.errors import UserError
 from mtbench.generation import Generation, Timing
 from mtbench.lane import Lane
+from mtbench.looks import Look, Requests, Shape
 from mtbench.method import Lanes, Method
 from mtbench.models import Checkpoint
 
@@ -113,9 +114,15 @@ class Captured(Batch):
         self._forwards_each: dict[Shape, list[int]] = {}
         self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
+    def shape(self, look: Look) -> Shape:
+        """Whatever is not captured yet comes first, so that no width is prepared in the middle of a timed block."""
+        shape = super().shape(look)
+        every = (shape._replace(variant=variant) for variant in range(len(self.variants)))
+        return shape if self.tight else next((s for s in every if s not in self._graphs), shape)
+
     def advance(self, shape: Shape) -> None:
         if self.tight:  # shapes change from step to step
-            self.step(shape)
+            super().advance(shape)
             return
         if shape not in self._graphs:
             began = time.perf_counter()
@@ -160,7 +167,7 @@ class Captured(Batch):
         made = self._plain.setdefault(shape, 0)
         if made < PLAIN_STEPS:
             self._plain[shape] += 1
-            self.step(shape)
+            self.step(shape, look=True)
             torch.cuda.synchronize()
             return
         before = [lane.forwards for lane in self.lanes.values()]

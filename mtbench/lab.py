@@ -117,7 +117,7 @@ class Lab:
 
     def seed_of(self, item: int) -> int:
         """Of the dice of a suite's n-th item, whatever decodes it."""
-        return int((self.seed << 32) + item)
+        return int(((self.seed << 32) + item) % (1 << 63))
 
     def load(self, plan: Plan) -> None:
         """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other.

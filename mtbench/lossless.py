@@ -93,7 +93,7 @@ def logit_noise(judge: Lane, own: Lane, answers: Sequence[Answer], width: int) -
 def forced_logits(lane: Lane, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
     """Of each token of an answer, its own logit and the largest, (tokens,), fed `width` positions at a time.
 
-    Of sampled tokens, the logit over the temperature with the noise of their dice.
+    Of sampled tokens, the logits with the noise of their dice.
     """
     prompt, tokens, seed, temperature = answer
     dice = torch.tensor([seed], device=lane.device)
@@ -107,7 +107,7 @@ def forced_logits(lane: Lane, answer: Answer, width: int) -> tuple[Tensor, Tenso
         logits = lane.forward(ids.gather(1, chunk), feed, judged).logits
         if not temperature:
             return logits[0].float()
-        return rules.sampled(logits, temperature, dice, chunk[:, -judged:] + 1)[0].float()
+        return temperature * rules.sampled(logits, temperature, dice, chunk[:, -judged:] + 1)[0].float()
 
     for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
         forward(chunk, judged=1)

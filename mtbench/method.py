@@ -41,6 +41,7 @@ class Window:
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: as `visible` says
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
     hidden: bool = False  # `accept` wants what the LM head reads
+    drafts: int = 0  # forwards of another lane before it
 
     def to(self, device: torch.device) -> "Window":
         """The same window with its patterns on a device."""
@@ -70,10 +71,10 @@ class Rows:
         return rules.choose(rules.sampled(logits, self.temperature, self.seed, position))
 
     def distribution(self, logits: Tensor) -> Tensor:
-        """That choice's probabilities, of shape (R, n, V) like the logits."""
+        """That choice's probabilities, (R, n, V) float64."""
         if not self.temperature:
-            return torch.zeros_like(logits).scatter_(-1, rules.choose(logits)[..., None], 1.0)
-        return (logits / self.temperature).softmax(-1)
+            return torch.zeros_like(logits, dtype=torch.double).scatter_(-1, rules.choose(logits)[..., None], 1.0)
+        return (logits.double() / self.temperature).softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,10 +24,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.checkpoint import weights_sha256
-from mtbench.display import clock
 from mtbench.errors import UserError, unknown
 from mtbench.families import RECORD
 from mtbench.options import options_of, show
+from mtbench.progress import clock
 from mtbench.recipes import Stage
 
 LOOK_EVERY_S = 0.2

@@ -15,10 +15,11 @@ from markupsafe import Markup
 from mtbench import display, figures, sentences, tables
 from mtbench.display import batches, reservations, simulations
 from mtbench.figures import Drawing
+from mtbench.numbers import NONE
 from mtbench.plan import Plan
 from mtbench.rundir import RunDirectory
 from mtbench.sweep import Sweep, sweep
-from mtbench.tables import NONE, Cell, Table
+from mtbench.tables import Cell, Table
 from mtbench.viewer import ITEMS, suite_name, viewer
 
 THEME = {  # the figures' colours, as the page's, so that they follow its light and dark

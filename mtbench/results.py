@@ -54,6 +54,7 @@ def assemble(run: RunDirectory) -> Record:
         "command": environment["command"],
         "environment": {**environment, "idle_power_w": joules.get("idle_power_w")},
         "seed": plan.request["seed"],
+        "temperature": plan.request["temperature"],
         "plan_sha256": digest,
         "statistics": {
             "method": "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); "

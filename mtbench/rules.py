@@ -39,7 +39,7 @@ def uniform(*keys: Tensor) -> Tensor:
         state = (state ^ _shifted(state, 30)) * _FIRST
         state = (state ^ _shifted(state, 27)) * _SECOND
         state = state ^ _shifted(state, 31)
-    return (_shifted(state, 11) + 0.5) * 2.0**-53
+    return (_shifted(state, 12).double() + 0.5) * 2.0**-52  # one bit more would round the largest to 1
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 from mtbench import statistics
 from mtbench.acceptance import OWNERS
 from mtbench.display import floors, reservations
+from mtbench.numbers import NONE, ci, interval, memory, number
 from mtbench.registry import METHODS
-from mtbench.tables import NONE, ci, interval, memory, number
 
 Cell = Mapping[str, Any]
 
@@ -257,6 +257,14 @@ def _tail(path: str) -> str:
     return path if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
 
 
+def _choosing(results: Mapping[str, Any]) -> str:
+    """How a token is chosen."""
+    temperature = results.get("temperature", 0)  # older results have none: they are greedy
+    if not temperature:
+        return "Greedy decoding."
+    return f"Sampled at temperature {temperature:g}, with the same dice for every arm."
+
+
 def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     said = results["statistics"]
     speed, accuracy = f"{100 * said['speed_margin']:g}%", f"{100 * said['accuracy_margin']:g} points"
@@ -331,9 +339,9 @@ def method_notes(results: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         (
             "Same rules for all arms",
-            "Greedy decoding. Sampling defaults that a checkpoint brings along (repetition_penalty, temperature and "
-            "the like) are neutralised for every arm, baselines too. Arms run next to each other inside every block, "
-            "in random order, after a warm-up; accuracy and speed come from the same generations.",
+            f"{_choosing(results)} Sampling defaults that a checkpoint brings along (repetition_penalty, temperature "
+            "and the like) are neutralised for every arm, baselines too. Arms run next to each other inside every "
+            "block, in random order, after a warm-up; accuracy and speed come from the same generations.",
         ),
         (
             "Void and mind",

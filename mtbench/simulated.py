@@ -79,7 +79,7 @@ class Scripted(Method):
 
     @property
     def claims(self) -> Claims:
-        return "lossy"
+        return self.method.claims
 
     @property
     def variants(self) -> Sequence[Method]:
@@ -119,7 +119,8 @@ class Scripted(Method):
         count = torch.minimum(commit.count, scripted)
         cursor.add_(commit.count > 0)
         kept = torch.where(count < commit.count, torch.minimum(commit.kept, count), commit.kept)
-        return dataclasses.replace(commit, count=count, kept=kept)
+        offered = commit.offered if commit.offered is None else torch.maximum(commit.offered, count - 1)
+        return dataclasses.replace(commit, count=count, kept=kept, offered=offered)
 
 
 def scripted(method: Method, accept: Accept, device: torch.device) -> Method:

@@ -8,7 +8,7 @@ import matplotlib as mpl
 
 from mtbench import figures, statistics
 from mtbench.figures import ACCENT, INK, MUTED, RULE, Drawing
-from mtbench.tables import times
+from mtbench.numbers import times
 
 Cell = Mapping[str, Any]
 

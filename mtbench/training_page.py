@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from mtbench import statistics
-from mtbench.display import DEMONSTRATION, clock
+from mtbench.display import DEMONSTRATION
 from mtbench.errors import UserError
 from mtbench.families import FAMILIES, RECORD
 from mtbench.figures import Drawing
+from mtbench.numbers import NONE
 from mtbench.options import show
+from mtbench.progress import clock
 from mtbench.report import inline, template
 from mtbench.statistics import Proportion
-from mtbench.tables import NONE, SIGNS
+from mtbench.tables import SIGNS
 from mtbench.training_figures import Record, Training, draw, share_right
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each begins a bin of the record

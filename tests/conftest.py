@@ -9,12 +9,12 @@ from rich.console import Console
 from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 
-from mtbench.display import RunProgress
 from mtbench.generate import generate
 from mtbench.lane import Lane
 from mtbench.machine import environment
 from mtbench.plan import Request
 from mtbench.planning import make_plan
+from mtbench.progress import RunProgress
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
 from mtbench.score import score

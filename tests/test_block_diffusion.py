@@ -17,11 +17,12 @@ from torch import Tensor
 
 from mtbench import rules
 from mtbench.arms import parse_arms
-from mtbench.decoding import Batch, Requests, decode
+from mtbench.decoding import Batch, decode
 from mtbench.engine import ENGINES, Captured
 from mtbench.errors import UserError
 from mtbench.generation import Generation
 from mtbench.lane import Lane
+from mtbench.looks import Requests
 from mtbench.method import Lanes, Method
 from mtbench.options import build
 from mtbench.plan import Request

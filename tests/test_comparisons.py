@@ -13,12 +13,13 @@ from rich.console import Console
 from small import save_small
 
 from mtbench.comparisons import floor, stops_paying
-from mtbench.display import RunProgress, results_tables
+from mtbench.display import results_tables
 from mtbench.errors import UserError
 from mtbench.generate import generate
 from mtbench.measured import Measured, read
 from mtbench.plan import Cell, Plan, Request
 from mtbench.planning import make_plan
+from mtbench.progress import RunProgress
 from mtbench.report import write_report
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory

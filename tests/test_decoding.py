@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
-from mtbench.decoding import Batch, Requests, Stuck, decode
+from mtbench.decoding import Batch, Stuck, decode
 from mtbench.engine import ENGINES
 from mtbench.errors import UserError
 from mtbench.generation import Generation
 from mtbench.lane import Feed, Lane
+from mtbench.looks import Requests
 from mtbench.method import Commit, Judged, Lanes, Method, Rows, Window
 from mtbench.registry import METHODS
 

@@ -15,11 +15,12 @@ from test_tiny import plan_of
 from torch import Tensor
 
 from mtbench import rules
-from mtbench.decoding import Batch, Requests, decode
+from mtbench.decoding import Batch, decode
 from mtbench.engine import ENGINES, Captured
 from mtbench.families import family
 from mtbench.generation import Generation
 from mtbench.lane import Lane
+from mtbench.looks import Requests
 from mtbench.method import Lanes, Method
 from mtbench.models import load
 from mtbench.registry import METHODS

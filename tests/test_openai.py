@@ -15,7 +15,6 @@ from small import save_small
 
 from mtbench.arms import engine_baselines, parse_arms
 from mtbench.decoding import decode
-from mtbench.display import RunProgress
 from mtbench.errors import UserError, first_line
 from mtbench.generate import generate
 from mtbench.generation import Generation, Timing
@@ -26,6 +25,7 @@ from mtbench.models import Inspected, inspect, load
 from mtbench.outside import run_outside
 from mtbench.plan import Plan, Request
 from mtbench.planning import make_plan
+from mtbench.progress import RunProgress
 from mtbench.registry import METHODS
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory

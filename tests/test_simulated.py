@@ -16,7 +16,6 @@ from test_schemas import validator
 
 from mtbench import cli, memory
 from mtbench.decoding import decode
-from mtbench.display import RunProgress
 from mtbench.errors import UserError
 from mtbench.generate import generate
 from mtbench.generation import Generation
@@ -24,6 +23,7 @@ from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
 from mtbench.plan import Plan, Request
 from mtbench.planning import make_plan
+from mtbench.progress import RunProgress
 from mtbench.registry import METHODS, SUITES
 from mtbench.rundir import RunDirectory
 from mtbench.simulated import Scripted, draw, scripted

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 from transformers.utils import logging
 
-from mtbench.display import DEMONSTRATION, TrainingProgress
+from mtbench.display import DEMONSTRATION
 from mtbench.errors import UserError
 from mtbench.families import RECORD
 from mtbench.learned import EDGES
 from mtbench.objectives import Mars
+from mtbench.progress import TrainingProgress
 from mtbench.train import train
 from mtbench.trainer import Settings
 from mtbench.training_page import THRESHOLDS, calibration_error, passing, write_training_page

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtbench import rules
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -54,5 +54,6 @@ class Bigram(Method):
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         """The drafts that the model would have chosen itself, and its own choice behind them."""
-        agreed = rules.leading(judged.agrees(judged.guess))
+        column = torch.arange(self.drafts, device=rows.known.device)
+        agreed = rules.leading(judged.agrees(judged.guess.masked_fill(column >= state["offered"][:, None], NONE)))
         return Commit(judged.choice, count=agreed + 1, kept=agreed, offered=state["offered"])
