@@ -4,6 +4,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -12,35 +13,38 @@ from mtbench.registry import METHODS, SUITES
 
 CORE = sorted(Path(mtbench.__file__).parent.glob("*.py"))
 LONGEST_METHOD = 150  # lines
+NAMED_ALIKE = {  # roles of checkpoints, objectives of training, the suite of the demonstration
+    "plan.py cli_request.py": {"arithmetic"},
+    "families.py models.py": {"arithmetic", "ar", "mars"},
+    "objectives.py recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion"},
+    "acceptance.py": {"mars"},  # whose figure
+    "tokens.py": {"prompts"},  # how many
+}
 
 
-def asked_for(source: str) -> Iterator[str]:
-    """Every text that code compares with, matches on, or looks up in a registry."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Compare(left=left, comparators=right):
-                parts = [left, *right]
-            case ast.MatchValue(value=value):
-                parts = [value]
-            case ast.Subscript(value=ast.Name(id="METHODS" | "SUITES"), slice=key):
-                parts = [key]
-            case _:
-                continue
-        for constant in (c for part in parts for c in ast.walk(part) if isinstance(c, ast.Constant)):
-            if isinstance(constant.value, str):
-                yield constant.value
+def said(source: str) -> Iterator[str]:
+    """Every text in the code that is no docstring."""
+    tree = ast.parse(source)
+    documented = [n for n in ast.walk(tree) if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docstrings = [n.body[0].value for n in documented if ast.get_docstring(n, clean=False) and _is_text(n.body[0])]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield node.value
+
+
+def _is_text(node: ast.stmt) -> TypeGuard[ast.Expr]:
+    return isinstance(node, ast.Expr)
 
 
 @pytest.mark.parametrize("file", CORE, ids=lambda file: file.name)
-def test_the_core_asks_for_no_name(file: Path) -> None:
-    assert set(asked_for(file.read_text())).isdisjoint([*METHODS, *SUITES])
+def test_the_core_says_no_name(file: Path) -> None:
+    allowed = set().union(*(names for files, names in NAMED_ALIKE.items() if file.name in files.split()))
+    assert set(said(file.read_text())) & {*METHODS, *SUITES} <= allowed
 
 
-@pytest.mark.parametrize(
-    "line", ["if method.name == 'mars': ...", "x in ('ar', 'gsm8k')", "METHODS['mars']", "match x:\n case 'ar': ..."]
-)
+@pytest.mark.parametrize("line", ["x.name == 'mars'", "METHODS.get('gsm8k')", "{'ar': 1}", "match x:\n case 'ar': ..."])
 def test_a_name_in_the_core_would_be_found(line: str) -> None:
-    assert set(asked_for(line)) & {*METHODS, *SUITES}
+    assert set(said(line)) & {*METHODS, *SUITES}
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -22,6 +22,7 @@ from mtbench.plan import Cell, Request
 from mtbench.registry import METHODS
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
+from mtbench.sentences import method_notes
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
 BUDGET = 12
@@ -167,3 +168,47 @@ def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
         graded = lossless.grade(lines, other, {"epsilon": None, "items": {"a": {"0": worst}}}, "bfloat16")
         assert graded is not None
         assert graded["grade"] == word
+
+
+@torch.inference_mode()
+def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> None:
+    """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
+    lane, seeds = Lane(checkpoint), [5, 6, 7]
+    for temperature in (0.05, 1.5):
+        said = decode(
+            METHODS["ar"](), Lanes("ar", {"ar": lane}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
+        )[0]
+        for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
+            own = lossless.Answer(prompt, generation.token_ids, seed, temperature)
+            assert lossless.shortfalls(lane, own, 4) == {}
+        emitted, largest = lossless.forced_logits(lane, own._replace(seed=99), 4)
+        greedy = lossless.forced_logits(lane, own._replace(temperature=0.0), 4)[1]
+        assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
+        assert temperature < 1 or (largest > emitted).any()
+
+
+def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lossless arms are exact to sampled `ar`; the page tells how tokens were chosen."""
+    monkeypatch.setattr(memory, "measure", lambda *_: None)
+    request = Request(
+        checkpoint={"ar": str(save_small(tmp_path / "model", 1)), "draft": str(save_small(tmp_path / "draft", 2))},
+        method=["ar", "speculative", "speculative:verify=rejection"],
+        limit=3,
+        rounds=2,
+        batch_size=(3,),
+        max_new_tokens=6,
+        temperature=0.8,
+        device="cpu",
+    )
+    run = start(tmp_path / "run", request)
+    generate(run, Quiet())
+    results = assemble(run)
+    assert results["temperature"] == 0.8
+    graded = {c["arm"]: (c["lossless"] or {}).get("grade") for c in results["cells"]}
+    assert graded == {
+        "ar@ar/graph": None,
+        "speculative@ar/graph": "exact",
+        "speculative:verify=rejection@ar/graph": None,
+    }
+    assert all(c["repeated_identical"] == 1 for c in results["cells"])
+    assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
