@@ -88,11 +88,11 @@ def _price(cells: Sequence[Cell], faster: Sequence[Cell], own: Mapping[str, Cell
         return "Nothing was scored, so nothing is said of what the speed costs in accuracy."
     if not faster:
         low, high = (f"{100 * pick(c['accuracy']['value'] for c in scored):.1f}%" for pick in (min, max))
-        held = sum((_verdict(c, own) or "").startswith(KEPT) for c in cells if c["arm"] in own)
+        held = sum(_keeps(c, own) for c in cells if c["arm"] in own)
         spread = f"Accuracy is {low}" if low == high else f"Accuracies lie between {low} and {high}"
         stays = f"{held} arms are" if held > 1 else f"{held or 'no'} arm is"
         return f"{spread}; {stays} shown to stay within {points} of the baseline's on the same items."
-    kept = [c for c in faster if (_verdict(c, own) or "").startswith(KEPT)]
+    kept = [c for c in faster if _keeps(c, own)]
     if not kept:
         who = "It is not" if len(faster) == 1 else "None of them is"
         return (
@@ -175,6 +175,13 @@ def _missing(cells: Sequence[Cell], own: Mapping[str, Cell]) -> str:
     arms = [c for c in cells if not c["reference"] and c["engine"] and c["arm"] not in own and c["on"] not in there]
     asked = [reference if on == reference else f"{reference}:on={on}" for on in dict.fromkeys(c["on"] for c in arms)]
     return f"; add {' and '.join(f'`--method {one}`' for one in asked)}" if asked else ""
+
+
+def _keeps(cell: Cell, own: Mapping[str, Cell]) -> bool:
+    """Is its accuracy shown to stay within the margin? Where its tokens are the baseline's own, that needs no verdict."""
+    graded = cell["lossless"] or {}
+    same = graded.get("grade") == "exact" and graded["against"] == own[cell["arm"]]["baseline"]
+    return same or (_verdict(cell, own) or "").startswith(KEPT)
 
 
 def _verdict(cell: Cell, own: Mapping[str, Cell]) -> str | None:

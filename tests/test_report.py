@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mtbench import sentences
 from mtbench.acceptance import OWNERS
 from mtbench.display import DEMONSTRATION, results_tables, simulations
 from mtbench.figures import MOST_TICKS, log_ticks
@@ -647,3 +648,15 @@ def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
         assert page.locator(".answer .text .f").count() > 0
         browser.close()
     assert wrong == []
+
+
+def test_an_arm_with_the_baselines_very_tokens_keeps_its_accuracy(run: RunDirectory) -> None:
+    """Graded exact, it needs no verdict on accuracy to be recommended."""
+    results = run.read_json("results.json")
+    cells = [c for c in results["cells"] if c["batch_size"] == 1 and c["accuracy"]]
+    baseline, arm = cells[1], next(c for c in cells if c["on"] == cells[1]["on"] and not c["reference"])
+    entry = {"baseline": baseline["arm"], "value": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
+    arm["accuracy_vs"] = [{"baseline": baseline["arm"], "verdict": "inconclusive"}]
+    for grade, kept in (("exact", True), ("divergent", False)):
+        arm["lossless"] = {"grade": grade, "against": baseline["arm"]}
+        assert sentences._keeps(arm, {arm["arm"]: entry}) is kept
