@@ -178,7 +178,7 @@ def _missing(cells: Sequence[Cell], own: Mapping[str, Cell]) -> str:
 
 
 def _keeps(cell: Cell, own: Mapping[str, Cell]) -> bool:
-    """Is its accuracy shown to stay within the margin? Where its tokens are the baseline's own, that needs no verdict."""
+    """Is its accuracy shown to stay within the margin? Tokens that are the baseline's own need no verdict."""
     graded = cell["lossless"] or {}
     same = graded.get("grade") == "exact" and graded["against"] == own[cell["arm"]]["baseline"]
     return same or (_verdict(cell, own) or "").startswith(KEPT)
