@@ -93,6 +93,7 @@ def _parse(spec: str, engine: str) -> list[Arm]:
     name, _, rest = spec.partition(":")
     method: type[Method] = METHODS[name]
     values: dict[str, list[Any]] = {"on": [method.roles[0]], "engine": [None if method.outside else engine]}
+    given: set[str] = set()
     for pair in filter(None, rest.split(",")):
         key, equals, text = pair.partition("=")
         if not equals:
@@ -105,6 +106,9 @@ def _parse(spec: str, engine: str) -> list[Arm]:
                 f"{spec!r}: {name} is an engine of its own, so `engine={text}` says nothing of it; leave it out. "
                 "See `mtbench ls methods`."
             )
+        if key in given:
+            raise UserError(f"{spec!r}: {key} is given twice; alternatives of a value stand between bars, `{key}=a|b`.")
+        given.add(key)
         alternatives = text.split("|")
         values[key] = alternatives if key in ("on", "engine") else [parse_option(method, key, t) for t in alternatives]
     for chosen in values["engine"]:

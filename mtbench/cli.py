@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from mtbench import __version__
 from mtbench.cli_request import DataOption, request_of, with_options
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
 INTERRUPTED = 130
+begun: list[Path] = []  # the run that this process works on, once there is one
 PER_SESSION = {"time_budget_s", "offline", "data_dir"}  # what `--resume` may say anew
 
 app = typer.Typer(
@@ -130,9 +131,17 @@ def main() -> None:
     except UsageError as error:
         code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
     if code == INTERRUPTED:
-        again = "the same command" if sys.argv[1:2] == ["train"] else "`mtbench run -o DIR --resume`"
-        err.print(f"interrupted; what was complete is kept, {again} goes on", markup=False)
+        _say_how_to_go_on(training=sys.argv[1:2] == ["train"])
     sys.exit(code)
+
+
+def _say_how_to_go_on(*, training: bool) -> None:
+    """After an interruption."""
+    said = "nothing was begun"
+    if training or begun:
+        again = "the same command" if training else f"`mtbench run -o {begun[-1]} --resume`"
+        said = f"what was complete is kept, {again} goes on"
+    err.print(f"interrupted; {said}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _complain(mistake: str) -> int:
@@ -152,6 +161,7 @@ def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     opened = RunDirectory.create(path)
     opened.write_json("environment.json", environment(sys.argv))
     opened.write_json("plan.json", planned.to_json())
+    begun.append(path)
     for warning in planned.warnings():
         err.print(warning, markup=False, highlight=False, soft_wrap=True)
     return opened
@@ -175,6 +185,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
     if not (directory / "plan.json").is_file() and directory.is_dir():
         return _restart(request, directory)
     opened = RunDirectory.open(directory)
+    begun.append(directory)
     stored = Plan.from_json(opened.read_json("plan.json")).request
     planned, asked = (json.loads(json.dumps(r)) for r in (stored, dataclasses.asdict(request)))  # lists, not tuples
     names = {"time_budget": "time_budget_s"}
@@ -259,8 +270,12 @@ def _dry_run(request: "Request", directory: Path | None) -> None:
 
 def _estimate(planned: "Plan") -> str:
     from mtbench.generate import estimate_s
+    from mtbench.server import ServerError
 
-    seconds = estimate_s(planned)
+    try:
+        seconds = estimate_s(planned)
+    except ServerError as error:
+        raise UserError(f"{error}; without it there is no estimate.") from None
     return (
         f"about {seconds / 60:.0f} min, if every answer takes its whole budget"
         if seconds > 90
@@ -273,7 +288,8 @@ def _list_methods() -> None:
     from mtbench.options import options_of, roles_of, show
     from mtbench.registry import METHODS
 
-    table = Table("method", "option", "default", "allowed", "what it is")
+    table = Table(*(Column(c, no_wrap=c in ("method", "option")) for c in ("method", "option", "default", "allowed")))
+    table.add_column("what it is")
     for name in METHODS:
         method = METHODS[name]
         roles = [*method.roles, *roles_of(method, {})]

@@ -17,6 +17,7 @@ from mtbench.errors import UserError
 from mtbench.lane import Feed
 from mtbench.method import Lanes, Rows
 from mtbench.models import Inspected
+from mtbench.objectives import saw_masks
 
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
@@ -25,6 +26,12 @@ def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: i
         raise UserError(
             f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} has no "
             "mask token; name a MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
+        )
+    if per_forward > 1 and not saw_masks(checkpoints[role].objective):
+        raise UserError(
+            f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} was "
+            f"trained by {checkpoints[role].objective!r}, which feeds none; name a MARS draft, such as "
+            "`draft=draft_mars`, or leave per_forward at 1."
         )
 
 

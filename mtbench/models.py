@@ -5,6 +5,7 @@ What cannot be served exactly is refused by name: layers that cannot rewind (rec
 `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from mtbench.errors import UserError, first_line
-from mtbench.families import EMBEDDED, RANDOM, locate
+from mtbench.families import EMBEDDED, RANDOM, RECORD, locate
 from mtbench.lane import ATTENTION
 from mtbench.shapes import SHAPES
 
@@ -93,6 +94,16 @@ class Inspected:
     mask_id: int | None
     end_ids: tuple[int, ...]
     offline: bool  # what else there is to know of it must be here already
+
+    @property
+    def objective(self) -> str | None:
+        """What it was trained for, if its record says so."""
+        record = Path(self.source) / RECORD
+        try:
+            said = json.loads(record.read_text()).get("objective") if record.is_file() else None
+        except (ValueError, AttributeError):
+            return None  # planning has words for a broken record
+        return said if isinstance(said, str) else None
 
     @property
     def max_positions(self) -> int:

@@ -353,6 +353,12 @@ class Medusa(Objective):
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in (Ar, Mars, BlockDiffusion, Draft, Medusa)}
 
 
+def saw_masks(objective: str | None) -> bool:
+    """Was a checkpoint trained by an objective that feeds masks? One that nobody knows may have been."""
+    known = OBJECTIVES.get(objective or "")
+    return known is None or known.needs_mask
+
+
 def losses(objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: Taught | None = None) -> Losses:
     """The objective's loss from the hidden states (N, H) of the tokens that predict."""
     totals, parts = [], []

@@ -11,7 +11,9 @@ from mtbench import contract, families
 from mtbench.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
 from mtbench.errors import UserError, unknown
 from mtbench.families import Family
+from mtbench.method import Method
 from mtbench.models import DTYPES, Inspected, inspect
+from mtbench.objectives import saw_masks
 from mtbench.options import build, roles_of
 from mtbench.plan import BATCHINGS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
 from mtbench.registry import METHODS, SUITES
@@ -20,6 +22,7 @@ from mtbench.simulated import Acceptance, flags_of, mark, refuse_scored, refuse_
 from mtbench.suite import Prompt, Source, Suite, answering
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
+MOST_GUESSES = 2048  # of a forward: no method gains by as many, and they would take a machine's memory
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
 
 
@@ -105,7 +108,9 @@ def _check(request: Request) -> None:
             "too: `--checkpoint ROLE=random:SHAPE`.)"
         )
     if not 0 <= request.temperature <= 10:
-        raise UserError(f"--temperature {request.temperature} is not allowed; 0 is greedy, 1 the model's distribution.")
+        raise UserError(
+            f"--temperature {request.temperature:g} is not allowed; it is a number from 0, which is greedy, to 10."
+        )
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
@@ -153,6 +158,11 @@ def _arms(request: Request, family: Family) -> list[Arm]:
                     f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its "
                     f"checkpoint one more: `--checkpoint draft={family.checkpoint(arm.on)}`."
                 )
+            if request.accept is not None and METHODS[arm.method].outside and arm.decoding:
+                raise UserError(
+                    f"{str(arm)!r} drafts in a loop that is not ours, so no --accept says what it takes; leave that "
+                    "`--method` or `--accept` out."
+                )
             if request.temperature and METHODS[arm.method].outside:
                 raise UserError(
                     f"{str(arm)!r} decodes greedily: its loop is not ours, and would sample by dice of its own; leave "
@@ -190,6 +200,12 @@ def _plan_suite(
     if empty := [i.item for i in items if not i.prompt_ids]:
         raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
     for other in checkpoints[1:]:
+        words = other.tokenizer.get_vocab()
+        if odd := [w for w, i in tokenizer.get_vocab().items() if words.get(w, i) != i]:
+            raise UserError(
+                f"checkpoints {checkpoints[0].source!r} and {other.source!r} have different ids for {odd[0]!r}, so "
+                "they would not read the same prompts; give checkpoints of one family with `--checkpoint`."
+            )
         if _ids(prompts[0], other) != items[0].prompt_ids:
             raise UserError(
                 f"checkpoints {checkpoints[0].source!r} and {other.source!r} split {items[0].item} into different "
@@ -245,6 +261,8 @@ def _plan_cell(
     method, untrained = build(METHODS[arm.method], arm.options, trained)
     shortest = min(suite.items, key=lambda i: len(i.prompt_ids))
     fault = contract.fault(method, {role: inspected[source] for role, source in checkpoints.items()})
+    if fault is None and not method.outside:
+        _refuse_too_wide(arm, method)
     claims, block = ("lossy", 1) if fault else (method.claims, method.variants[-1].block)
     if len(shortest.prompt_ids) < block:
         raise UserError(
@@ -274,7 +292,7 @@ def _plan_cell(
         batch_size=size,
         length="fixed" if fixed_length else "natural",
         batching=batching,
-        flags=suite.flags + untrained + flags_of(simulated),
+        flags=suite.flags + untrained + _unmasked(arm, inspected[checkpoints[arm.on]]) + flags_of(simulated),
         baselines=baselines(arm, arms),
         engine_baselines=engine_baselines(arm, arms),
         held_to=None if simulated else held_to(arm, claims, arms),
@@ -284,6 +302,22 @@ def _plan_cell(
         simulated=simulated,
         fault=fault,
     )
+
+
+def _unmasked(arm: Arm, target: Inspected) -> list[str]:
+    """What to mind of an arm that feeds masks to a checkpoint that has never seen any."""
+    if METHODS[arm.method].needs_mask and not saw_masks(target.objective):
+        return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
+    return []
+
+
+def _refuse_too_wide(arm: Arm, method: Method) -> None:
+    guesses = max(variant.window().guesses for variant in method.variants)
+    if guesses > MOST_GUESSES:
+        raise UserError(
+            f"{str(arm)!r} feeds {guesses:,} guesses in a forward, and at most {MOST_GUESSES:,} are allowed; lower the "
+            "option that widens it. See `mtbench ls methods`."
+        )
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:

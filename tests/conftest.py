@@ -5,19 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
+from whole import whole_run
 
-from mtbench.generate import generate
 from mtbench.lane import Lane
-from mtbench.machine import environment
 from mtbench.plan import Request
-from mtbench.planning import make_plan
-from mtbench.progress import RunProgress
-from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
-from mtbench.score import score
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -76,13 +70,4 @@ def small_run(tmp_path_factory: pytest.TempPathFactory, hostile_checkpoint: Path
         max_new_tokens=10,
         device="cpu",
     )
-    plan = make_plan(request)
-    run = RunDirectory.create(folder / "run")
-    run.write_json("environment.json", environment(["mtbench", "run"]))
-    run.write_json("plan.json", plan.to_json())
-    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
-    with RunProgress(Console(quiet=True)) as progress:
-        generate(run, progress)
-    score(run)
-    assemble(run)
-    return run
+    return whole_run(folder, request)

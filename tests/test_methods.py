@@ -6,17 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
+from whole import whole_run
 
-from mtbench.generate import generate
-from mtbench.machine import environment
 from mtbench.plan import Request
-from mtbench.planning import make_plan
-from mtbench.progress import RunProgress
 from mtbench.registry import METHODS
-from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
-from mtbench.score import score
 
 NEW = 24
 ARMS = (
@@ -31,19 +25,10 @@ ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """As `mtbench run` makes it, but for the pass for peak memory, a process for each cell."""
     request = Request(
         method=ARMS, batch_size=(3,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
     )
-    plan, run = make_plan(request), RunDirectory.create(tmp_path_factory.mktemp("methods") / "run")
-    run.write_json("environment.json", environment(["mtbench", "run"]))
-    run.write_json("plan.json", plan.to_json())
-    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
-    with RunProgress(Console(quiet=True)) as progress:
-        generate(run, progress)
-    score(run)
-    assemble(run)
-    return run
+    return whole_run(tmp_path_factory.mktemp("methods"), request)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 import copy
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +14,7 @@ import naive
 import pytest
 import torch
 from hypothesis import given, settings, strategies
-from small import END, MASK, VOCABULARY, small_checkpoint, small_config, small_tokenizer
+from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
 from test_decoding import NoSynchronisation, ar, naive_logits, said
 from torch import Tensor
 
@@ -393,3 +395,36 @@ def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
     [arm] = parse_arms(["speculative:on=mars,draft=draft_mars"])
     assert arm.roles == ("mars", "draft_mars")
     assert str(arm) == "speculative:draft=draft_mars@mars/graph"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("mars:tau=0.8,tau=0.5", "tau is given twice"),
+        ("speculative:per_forward=2", "trained by 'draft', which feeds none"),
+        ("medusa:tree=9x9x9x9", "feeds 7,380 guesses in a forward, and at most 2,048"),
+        ("jacobi:ahead=100000", "feeds 100,000 guesses"),
+    ],
+)
+def test_what_would_mislead_or_never_end_is_refused(spec: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_plan(Request(method=[spec], limit=2, device="cpu"))
+
+
+def test_masks_on_a_checkpoint_that_never_saw_any_are_flagged() -> None:
+    cells = make_plan(Request(method=["mars:on=ar,tau=0.9", "mars:tau=0.9"], limit=2, device="cpu")).cells
+    assert [any("feeds masks" in flag for flag in c.flags) for c in cells] == [True, False] * 2
+
+
+def test_a_checkpoint_with_other_ids_for_the_same_words_is_refused(tmp_path: Path) -> None:
+    """Whether or not the first prompt has any of these words."""
+    save_small(tmp_path / "one")
+    save_small(tmp_path / "other")
+    file = tmp_path / "other/tokenizer.json"
+    stored = json.loads(file.read_text())
+    words = stored["model"]["vocab"]
+    words["y"], words["z"] = words["z"], words["y"]
+    file.write_text(json.dumps(stored))
+    roles = {"ar": str(tmp_path / "one"), "draft": str(tmp_path / "other")}
+    with pytest.raises(UserError, match=r"different ids for '[yz]'"):
+        make_plan(Request(checkpoint=roles, method=["speculative"], limit=1, max_new_tokens=4, device="cpu"))
