@@ -5,8 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
-# Whose tests the loop's promises are: run on the oldest transformers too.
-LOOP := decoding engine hf_generate block_diffusion speculative drafts medusa
+# Where the loop meets transformers: run on its oldest version too.
+LOOP := decoding engine hf_generate block_diffusion medusa
 PARALLEL := -n auto --dist loadfile
 
 .PHONY: run test slow clean
