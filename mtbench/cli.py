@@ -124,6 +124,7 @@ def ls(what: Annotated[str, typer.Argument(help="methods, suites or families.")]
 def main() -> None:
     """The entry point: a user's mistake is one line and exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way to interrupt
+    begun.clear()
     try:
         code = app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:

@@ -418,14 +418,16 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("where", ["planning.make_plan", "generate.generate"])
 def test_a_scheduler_interrupts_as_a_user_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGTERM ends a run like Ctrl-C: in one line that says how to go on."""
-    monkeypatch.setattr("mtbench.planning.make_plan", lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"))
-    assert (code, error.count("\n")) == (130, 1)
-    assert error.startswith("interrupted; what was complete is kept")
+    """SIGTERM ends a run like Ctrl-C: in one line that says how to go on, if there is anything to go on with."""
+    monkeypatch.setattr(f"mtbench.{where}", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, error = say(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(tmp_path / "run"))
+    said = error.splitlines()[-1]
+    again = f"what was complete is kept, `mtbench run -o {tmp_path / 'run'} --resume` goes on"
+    assert (code, said) == (130, f"interrupted; {again if where.startswith('generate') else 'nothing was begun'}")
 
 
 def test_a_dry_run_refuses_what_the_run_would(
