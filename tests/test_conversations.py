@@ -204,11 +204,12 @@ def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, f
     [
         ("torn.jsonl", b'{"prompt": "Q", "completion": "A"}\n{"prompt": \n', "torn.jsonl, line 2: not JSON"),
         ("latin.jsonl", b'{"prompt": "caf\xe9", "completion": "A"}\n', "latin.jsonl, line 1: not JSON"),
-        ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n")[:-6], "beyond line 1"),
+        ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n", mtime=0)[:-6], "beyond line 1"),
         ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond line 0"),
         ("not.parquet", b"plain", r"not\.parquet beyond row 0"),
         ("mine.csv", b"plain", r"cannot tell what .*mine\.csv is; known: \.jsonl"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
     """One line with the file, and the line where there are lines."""
