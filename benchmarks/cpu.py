@@ -158,7 +158,7 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
     methods = AGAINST_GENERATE + MARS_AGAINST_AR
     plan = make_plan(Request(method=methods, batch_size=(size,), limit=size * blocks))
     lab = Lab(plan.request)
-    lab.load(plan)
+    lab.load(plan.cells)
     found = measure(lab, plan, rounds, seed=size)
     print(f"tiny, batch size {size}, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
     figures = against_generate(found, blocks)
@@ -196,7 +196,7 @@ def qwen(blocks: int, rounds: int) -> dict[str, Any]:
         )
     )
     lab = Lab(plan.request)
-    lab.load(plan)
+    lab.load(plan.cells)
     found = measure(lab, plan, rounds, seed=0)
     print(f"random Qwen2.5-0.5B, batch size 1, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
     return against_generate(found, blocks)

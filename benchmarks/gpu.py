@@ -144,7 +144,7 @@ class Bench:
             if not self.cpu:
                 torch.cuda.empty_cache()
         self._lab = lab
-        lab.load(plan)
+        lab.load(plan.cells)
         return lab
 
     def plan(

@@ -136,6 +136,7 @@ class Batch:
         # By forward, of the request in each row. A row may wait, done, for as long again as the slowest takes.
         self.commits = zeros(rows, 2 * (_patience(self.slots) + LATE))
         self.offered = torch.zeros_like(self.commits)  # likewise: what could have been committed beyond the first
+        self.accepted = torch.zeros_like(self.commits)  # likewise: what was, before it was cut at the end token
         self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device)
         self.own = zeros(rows)  # the variant that each row was seen to want
         self.heads = False  # does the method compute anything beside its models
@@ -271,7 +272,8 @@ class Batch:
             own = self.widths.commits[self.own].long()
             most, offered = torch.minimum(most, own), torch.minimum(offered, own - 1)
         self.widths.saw(most, offered)
-        count, ended = rules.keep(commit.tokens, most, rows.limit - rows.known, self.ends)
+        left = rows.limit - rows.known
+        count, ended = rules.keep(commit.tokens, most, left, self.ends)
         # What is written beyond the kept tokens lies beyond `known` and is overwritten before anyone reads it.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
         if commit.path is not None:
@@ -286,6 +288,7 @@ class Batch:
         torch.minimum(final_guesses, final, out=rows.cached)
         self.commits.scatter_(1, self.forwards[:, None], count[:, None])
         self.offered.scatter_(1, self.forwards[:, None], offered[:, None])
+        self.accepted.scatter_(1, self.forwards[:, None], torch.minimum(most, left)[:, None])
         self.forwards.add_(1)
 
     @property
@@ -390,12 +393,12 @@ class Batch:
         """Take what was said in some rows."""
         at = torch.tensor(finished, device=self.device)
         rows, logged = self.rows, slice(len(self.fed) - 1)
-        commits, offered = self.commits[at, logged].tolist(), self.offered[at, logged].tolist()
         tokens, known = rows.tokens[at].tolist(), rows.known[at].tolist()
-        for row, ids, until, counts, possible in zip(finished, tokens, known, commits, offered, strict=True):
+        logs = torch.stack([log[at, logged] for log in (self.commits, self.offered, self.accepted)], 1).tolist()
+        for row, ids, until, (counts, possible, taken) in zip(finished, tokens, known, logs, strict=True):
             request = self.begun.pop(row)
             prompt = len(self.requests.prompts[request])
-            self.answers[request] = Answer(ids[prompt:until], counts, possible, self.began.pop(row))
+            self.answers[request] = Answer(ids[prompt:until], counts, possible, taken, self.began.pop(row))
 
     def _generations(self) -> list[Generation]:
         """Every request's answer, cut at its stop strings; counts end with its last kept token."""
@@ -403,7 +406,7 @@ class Batch:
         end_ids = () if requests.fixed_length else checkpoint.end_ids
         generations = []
         for request in range(len(requests.prompts)):
-            ids, counts, offered, began = self.answers[request]
+            ids, counts, offered, accepted, began = self.answers[request]
             stop = () if requests.fixed_length else requests.stop[request]
             ids, text, reason = finish(checkpoint.tokenizer, ids, end_ids, stop)
             commits, left = [], len(ids)
@@ -421,6 +424,7 @@ class Batch:
                     draft_forwards=self.drafts[began + len(commits)] - self.drafts[began],
                     drafted=sum(offered[: len(commits)]),
                     finish_reason=reason,
+                    surplus=accepted[len(commits) - 1] - commits[-1],
                 )
             )
         return generations

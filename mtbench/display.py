@@ -29,6 +29,7 @@ LEAST_FIRST = (
     "accuracy, %",
 )  # to go where it is narrow
 BREAKS = re.compile("(?<=[,:])|(?=[@/])")  # where an arm's name may be broken
+ARM_WIDTH = 16  # of a column headed by an arm
 DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
 
 
@@ -118,19 +119,31 @@ def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any
 
 
 def _task_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table | None:
-    """Each task apart; None where a suite has one, or where there is no room for them all."""
+    """Each task apart, a row for each; None where a suite has one. Arms that find no room are said below."""
     on = {c["arm"]: c["on"] for c in cells}
     tasks = list(dict.fromkeys(part["task"] for c in cells for part in c["tasks"]))
-    columns: dict[str, list[str]] = {re.sub("(?<=[_-])", "\n", task): [] for task in tasks}
+    if not tasks:
+        return None
+    names = [*tasks, "all items", "mean of tasks"]
+    columns: dict[str, list[str]] = {}
     for cell in cells:
         apart = {part["task"]: part for part in cell["tasks"]}
-        for values, task in zip(columns.values(), tasks, strict=True):
-            values.append(_task_text(apart.get(task), _own_and_deployed(cell, on)[0]))
-    names = [BREAKS.split(cell["arm"]) for cell in cells]
-    if not tasks or _room(columns, width) < max(len(piece) for name in names for piece in name):
-        return None
-    said = "tokens per forward; speedup over the same model"
-    return _framed(f"{place[0]}, {batches(*place[1:])}, by task: {said}", reservations(cells), names, columns, width)
+        baseline = _own_and_deployed(cell, on)[0]
+        values = [_task_text(part, baseline) for part in (*map(apart.get, tasks), cell)]
+        columns[_lines_of(BREAKS.split(cell["arm"]), ARM_WIDTH)] = [*values, percent(cell["accuracy_macro"]) or "–"]
+    if not any(cell["accuracy_macro"] for cell in cells):
+        names.pop()
+        columns = {heading: values[:-1] for heading, values in columns.items()}
+    beyond = []
+    while len(columns) > 1 and _room(columns, width) < max(map(len, names)):
+        beyond.append(columns.popitem()[0].replace("\n", ""))
+    scored = any(cell["accuracy"] for cell in cells)
+    said = "accuracy, %; " * scored + "tokens per forward; speedup over the same model"
+    caption = reservations(cells) + [f"on the page: {', '.join(reversed(beyond))}"] * bool(beyond)
+    title = f"{place[0]}, {batches(*place[1:])}, by task: {said}"
+    table = _framed(title, caption, [[name] for name in names], columns, width, of="task")
+    table.show_lines = False  # one line each: there may be dozens
+    return table
 
 
 def _task_text(part: Mapping[str, Any] | None, baseline: str | None) -> str:
@@ -138,7 +151,11 @@ def _task_text(part: Mapping[str, Any] | None, baseline: str | None) -> str:
         return "–"
     entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
     speed = None if entry is None or entry["value"] is None else f"×{entry['value']:.2f}"
-    return stacked(number(part["tokens_per_forward"], 2), speed, _word(entry["verdict"]) if entry and speed else None)
+    return "  ".join(filter(None, (percent(part["accuracy"]), number(part["tokens_per_forward"], 2), speed))) or "–"
+
+
+def percent(accuracy: Mapping[str, Any] | None) -> str | None:
+    return None if accuracy is None or accuracy["value"] is None else f"{100 * accuracy['value']:.1f}"
 
 
 def _framed(
@@ -147,8 +164,9 @@ def _framed(
     names: Sequence[Sequence[str]],
     columns: Mapping[str, Sequence[str]],
     width: int,
+    of: str = "arm",
 ) -> Table:
-    """A table of arms, whose names are given in the pieces they may be broken into."""
+    """A table of arms (or of what is said), whose names are given in the pieces they may be broken into."""
     table = Table(
         title=escape(title),
         caption=escape("\n".join(caption)),
@@ -158,7 +176,7 @@ def _framed(
         show_lines=True,
         padding=(0, 1, 0, 0),
     )
-    table.add_column("arm", overflow="fold")
+    table.add_column(of, overflow="fold")
     for heading in columns:
         table.add_column(heading, justify="left" if heading == GRADE else "right", no_wrap=True)
     for name, *row in zip(names, *columns.values(), strict=True):

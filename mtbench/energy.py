@@ -77,11 +77,11 @@ def window(gpu: Gpu, plan: Plan, lab: Lab, cell: Cell) -> Record:
     group = next(g for g in plan.groups if cell.cell in g.cells)
     fullest = max(map(len, group.blocks))
     blocks = [block for block in group.blocks if len(block) == fullest]
-    room = max(len(item.prompt_ids) for item in suite.items) + suite.max_new_tokens  # as timed: shapes are warm
+    room = suite.room  # as timed: shapes are warm
 
     def decode(block: list[int]) -> int:
         items = [suite.items[i] for i in block]
-        prompts, stop = [i.prompt_ids for i in items], [i.stop for i in items]
+        prompts, stop = [suite.prompt(i) for i in block], [i.stop for i in items]
         _, timing = lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
         return timing.tokens
 

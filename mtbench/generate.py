@@ -4,30 +4,29 @@ Inside every block all arms run next to each other in random order, so that a dr
 Needs torch and transformers only. What is on disk counts; what is missing is run.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import random
-import sys
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, Protocol
 
-import torch
-
-from mtbench import energy, lossless, machine, memory, roofline
-from mtbench.contract import Faulty, whereabouts
-from mtbench.decoding import Stuck
-from mtbench.errors import UserError, first_line
-from mtbench.generation import Generation, Timing
+from mtbench import energy, lossless, memory
+from mtbench.asking import open_plan
+from mtbench.errors import UserError
+from mtbench.generation import Generation
 from mtbench.lab import Lab
-from mtbench.models import DTYPES
 from mtbench.plan import Cell, Group, Plan, SuitePlan
-from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
-from mtbench.server import ServerError
+from mtbench.workers import Died, Done, Failed, Task, Worker, hire
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
+LIVES = 2  # a batch whose worker dies is tried once more, by a new one
 
 
 class Progress(Protocol):
@@ -38,12 +37,19 @@ class Progress(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None = None) -> None:
+def generate(
+    run: RunDirectory,
+    progress: Progress,
+    time_budget_s: float | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+) -> None:
     """Run whatever of the plan is not on disk yet; `time_budget_s` is this session's, else the plan's.
 
-    Raises UserError if nothing can be run at all, or if the run was begun on another kind of device or in another type.
+    By this process, by so many `workers` of this machine, or by those of the Ray cluster at an address. Raises
+    UserError if nothing can be run at all, or if the run was begun on another kind of device or in another type.
     """
-    plan = Plan.from_json(run.read_json("plan.json"))
+    plan = open_plan(run)
     lab = Lab(plan.request)
     budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
@@ -52,55 +58,102 @@ def generate(run: RunDirectory, progress: Progress, time_budget_s: float | None 
     failed = {f["cell"] for f in run.lines("failures.jsonl") if f.get("stage") is None}
     run.append("failures.jsonl", [{"cell": c, "error": why} for c, why in broken.items() if c not in failed])
     failed |= broken.keys()
-    stages = [Stage(run, plan, group, lab, failed, progress) for group in plan.groups]
+    stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     progress.begin(len(plan.cells), work)
     if work:
-        lab.load(plan)
-        session = _begin_session(run, lab)
-        for stage in stages:
-            stage.run_blocks(session, deadline)
+        with hire(lab, plan.cells, workers, ray) as staff:
+            crew = [Hand(worker, len(staff), run) for worker in staff]
+            side_by_side(crew, Hand.begin)
+            for stage in stages:
+                stage.run_blocks(crew, deadline)
+    if (there := _device(run)) not in (None, lab.device):
+        progress.note(f"decoded on {there}, and here is {lab.device}: answers are not re-scored, nor memory measured")
+        return
     for cell in plan.cells:
         if cell.cell not in failed:
-            lossless.check(run, cell, [i.item for i in plan.suite(cell.suite).items], lab, progress.note)
+            lossless.check(run, cell, plan.suite(cell.suite), lab, progress.note)
     energy.measure(run, plan, lab, failed, progress.note, deadline)
     memory.measure(run, plan, lab, failed, progress.note, deadline)
     lab.clear()
 
 
-def _begin_session(run: RunDirectory, lab: Lab) -> int:
-    """Note this process in environment.json and return its number, from 1."""
-    environment = run.read_json("environment.json")
-    sessions = environment.get("sessions", [])
-    for name, here in (("device", lab.device), ("dtype", lab.dtype)):
-        if sessions and sessions[0][name] != here:
-            raise UserError(
-                f"this run was begun with --{name} {sessions[0][name]}, here it would go on with {here}; "
-                f"a cell must not mix them. Go on where it began, or start another run with `-o DIR`."
-            )
-    probed = roofline.describe(lab.device, DTYPES[lab.dtype], lab.checkpoints)
-    sessions = [*sessions, {**machine.environment(sys.argv), **lab.describe(), **probed}]
-    run.write_json("environment.json", {**environment, "sessions": sessions})
-    return len(sessions)
+def _device(run: RunDirectory) -> str | None:
+    """What kind of device the run decodes on; None before it has begun."""
+    sessions = run.read_json("environment.json").get("sessions", [])
+    return sessions[0]["device"] if sessions else None
+
+
+class Hand:
+    """A worker, and what it is known by: its session, and which shapes it has warmed up."""
+
+    _writing = threading.Lock()  # of environment.json
+
+    def __init__(self, worker: Worker, of: int, run: RunDirectory) -> None:
+        self.worker, self.of, self.run = worker, of, run
+
+    def begin(self) -> None:
+        """Note the process in environment.json: its session is that entry's number, from 1."""
+        try:
+            described = {**self.worker.describe(), "workers": self.of}
+        except Died as death:
+            raise UserError(f"{death} while it loaded the models; make room, or take fewer `--workers`.") from None
+        self.warm: set[tuple[str, int]] = set()  # cell, rows
+        with self._writing:
+            environment = self.run.read_json("environment.json")
+            sessions = environment.get("sessions", [])
+            for name in ("device", "dtype"):
+                if sessions and sessions[0][name] != described[name]:
+                    raise UserError(
+                        f"this run was begun with --{name} {sessions[0][name]}, here it would go on with "
+                        f"{described[name]}; a cell must not mix them. Go on where it began, or start another run with "
+                        "`-o DIR`."
+                    )
+            self.session = len(sessions) + 1
+            self.run.write_json("environment.json", {**environment, "sessions": [*sessions, described]})
+
+    def prepare(self, task: Task) -> None:
+        """Warm up the task's shape, if it is cold: the worker has just begun in the place of another."""
+        shape = (task.cell, len(task.items))
+        if shape not in self.warm:
+            few = dataclasses.replace(task, budget=min(WARM_UP_TOKENS, task.budget))
+            for _ in range(WARM_UPS):
+                outcome = self.worker.decode(few)
+                if isinstance(outcome, Failed) or not outcome.timing.preparation_s:
+                    break
+            self.warm.add(shape)
+
+
+def side_by_side(crew: Sequence[Hand], work: Callable[[Hand], None]) -> None:
+    """Every hand does its part at once. What one raises ends them all."""
+    if len(crew) == 1:
+        return work(crew[0])
+    with ThreadPoolExecutor(len(crew)) as threads:
+        parts = [threads.submit(work, hand) for hand in crew]
+        try:
+            for part in as_completed(parts):
+                part.result()
+        except BaseException:
+            for hand in crew:
+                hand.worker.close()
+            raise
 
 
 class Stage:
     """One group of cells, block by block."""
 
-    def __init__(
-        self, run: RunDirectory, plan: Plan, group: Group, lab: Lab, failed: set[str], progress: Progress
-    ) -> None:
-        self.run, self.plan, self.group, self.lab, self.failed, self.progress = run, plan, group, lab, failed, progress
+    def __init__(self, run: RunDirectory, plan: Plan, group: Group, failed: set[str], progress: Progress) -> None:
+        self.run, self.plan, self.group, self.failed, self.progress = run, plan, group, failed, progress
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
-        longest = max(len(item.prompt_ids) for item in self.suite.items)
-        self.room = longest + self.suite.max_new_tokens  # of every batch: shapes are the same for all blocks
+        self.room = self.suite.room  # of every batch: shapes are the same for all blocks
+        self.writing = threading.RLock()
         self.done = self._mend()
-        self.tokens: dict[tuple[str, str], list[int]] = {
-            (cell.cell, line["item"]): line["token_ids"]
-            for cell in self.cells
-            for line in run.lines(f"generations/{cell.cell}.jsonl")
-        }
+        self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
+        self.said: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # without the end token
+        for name in group.cells:
+            for line in run.lines(f"generations/{name}.jsonl"):
+                self._remember(name, line)
 
     @property
     def todo(self) -> list[tuple[int, int]]:
@@ -113,19 +166,37 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self._live())
 
-    def run_blocks(self, session: int, deadline: float) -> None:
+    def run_blocks(self, crew: Sequence[Hand], deadline: float) -> None:
+        """Round by round, for what a round repeats must be there; in a round each hand takes what is next."""
         todo = self.todo
-        self._warm_up(session, {len(self.group.blocks[block]): block for _, block in todo}.values())
-        for round_, block in todo:
-            if time.monotonic() > deadline:
+        shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
+        side_by_side(crew, lambda hand: self._warm_up(hand, shapes))
+        for round_, of_round in itertools.groupby(todo, key=lambda at: at[0]):
+            queue = deque(self._chains([block for _, block in of_round]))
+
+            def serve(hand: Hand, round_: int = round_, queue: deque[list[int]] = queue) -> None:
+                while queue and time.monotonic() <= deadline:
+                    with contextlib.suppress(IndexError):  # another hand took the last
+                        for block in queue.popleft():
+                            self._run_block(hand, round_, block)
+
+            side_by_side(crew, serve)
+            if queue:
                 self.progress.note("time budget spent; what is missing runs with --resume")
                 return
-            order = self._live()
-            random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
-            for place, cell in enumerate(order):
-                self._run_batch(cell, session, round_, block, place)
 
-    def _warm_up(self, session: int, blocks: Collection[int]) -> None:
+    def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Blocks that one hand runs one after the other: later turns behind the answers they follow."""
+        chains: list[list[int]] = []
+        for block in blocks:
+            later = self.suite.items[self.group.blocks[block][0]].follows is not None
+            if later and chains and chains[-1][-1] == block - 1:
+                chains[-1].append(block)
+            else:
+                chains.append([block])
+        return chains
+
+    def _warm_up(self, hand: Hand, blocks: Collection[int]) -> None:
         """Decode a little of a block of every shape until no arm has anything left to prepare for it.
 
         What the first calls took beyond the last, warm one is noted as the cell's preparation.
@@ -134,43 +205,58 @@ class Stage:
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._live()):
-                outcome = self._attempt(cell, block, WARM_UP_TOKENS)
-                if outcome is not None:
-                    wall_s.setdefault((cell.cell, block), []).append(outcome[1].wall_s)
-                    preparing |= outcome[1].preparation_s > 0
+                outcome = self._attempt(hand, cell, block, WARM_UP_TOKENS, cold=True)
+                if isinstance(outcome, Done):
+                    wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
+                    preparing |= outcome.timing.preparation_s > 0
             if not preparing:
                 break
+        hand.warm |= {(name, len(self.group.blocks[block])) for name, block in wall_s}
         for cell in self._live():
             calls = [w for (name, _), w in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(w) - len(w) * w[-1]) for w in calls)
-            line = {"session": session, "cell": cell.cell, "preparation_s": prepared_s}
-            self.run.append("preparation.jsonl", [line])
+            line = {"session": hand.session, "cell": cell.cell, "preparation_s": prepared_s}
+            with self.writing:
+                self.run.append("preparation.jsonl", [line])
 
-    def _run_batch(self, cell: Cell, session: int, round_: int, block: int, place: int) -> None:
-        before = machine.sample(self.lab.device)
-        outcome = self._attempt(cell, block, self.suite.max_new_tokens)
-        after = machine.sample(self.lab.device)  # at once, while the device is as the batch left it
+    def _run_block(self, hand: Hand, round_: int, block: int) -> None:
+        order = self._live()
+        random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
+        for place, cell in enumerate(order):
+            if hidden := self._hidden(cell, block):
+                self._fail(cell, f"{hidden} follows an answer whose tokens its engine hides")
+            if cell.cell not in self.failed:  # another hand may have found out
+                outcome = self._attempt(hand, cell, block, self.suite.max_new_tokens)
+                with self.writing:
+                    self._write(hand, cell, round_, block, place, outcome)
+
+    def _write(self, hand: Hand, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed) -> None:
         index = self.plan.cells.index(cell) + 1
-        if outcome is None:
+        if isinstance(outcome, Failed):
             self.progress.decoded(cell, index, 0, None)
             return
-        generations, timing = outcome
-        items = [self.suite.items[i] for i in self.group.blocks[block]]
+        generations, timing, conditions = outcome
+        numbers = self.group.blocks[block]
+        items = [self.suite.items[number] for number in numbers]
         identical = None
         if round_ == 1:
-            self.tokens |= {(cell.cell, i.item): g.token_ids for i, g in zip(items, generations, strict=True)}
-            lines = [_generation_line(i.item, i.prompt_ids, g, block) for i, g in zip(items, generations, strict=True)]
+            prompts = [self.suite.prompt(number, self.said[cell.cell]) for number in numbers]
+            shown = self.suite.withheld is None
+            of_items = zip(items, prompts, generations, strict=True)
+            lines = [_generation_line(i.item, prompt, g, block, shown=shown) for i, prompt, g in of_items]
             self.run.append(f"generations/{cell.cell}.jsonl", lines)
+            for line in lines:
+                self._remember(cell.cell, line)
         else:
-            same = [self.tokens[cell.cell, i.item] == g.token_ids for i, g in zip(items, generations, strict=True)]
-            identical = sum(same)
+            known = self.tokens[cell.cell]
+            identical = sum(known[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
         line = {
-            "session": session,
+            "session": hand.session,
             "round": round_,
             "block": block,
             "order": place,
             **dataclasses.asdict(timing),
-            **machine.window(before, after),
+            **conditions,
             "identical": identical,
         }
         if timing.preparation_s:
@@ -178,42 +264,55 @@ class Stage:
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
         self.progress.decoded(cell, index, len(items), line)
 
-    def _attempt(self, cell: Cell, block: int, budget: int) -> tuple[list[Generation], Timing] | None:
-        """Decode one block; a method that breaks, never commits or runs out of memory costs its own cell."""
-        items = [self.suite.items[i] for i in self.group.blocks[block]]
-        budget = min(budget, self.suite.max_new_tokens)
-        try:
-            return self.lab.decode(
-                cell,
-                [i.prompt_ids for i in items],
-                budget,
-                items=self.group.blocks[block],
-                stop=[i.stop for i in items],
-                room=self.room,
-            )
-        except UserError as error:
-            where = whereabouts(error, METHODS[cell.method])
-            if not where:  # not of the method but of the request: no cell would fare better
-                raise
-            self._fail(cell, f"{error}{where}")
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            longest = max(len(i.prompt_ids) for i in items)
-            self._fail(
-                cell,
-                f"out of memory at batch size {len(items)}, prompts of up to {longest} tokens and {budget} new ones "
-                f"({first_line(error)})",
-            )
-        except (Stuck, Faulty, ServerError) as error:
-            self._fail(cell, str(error))
-        except (Exception, SystemExit) as error:  # a method's own fault, whatever it is
-            where = whereabouts(error, METHODS[cell.method])
-            self._fail(cell, f"{type(error).__name__}: {first_line(error)}{where}")
-        return None
+    def _attempt(self, hand: Hand, cell: Cell, block: int, budget: int, *, cold: bool = False) -> Done | Failed:
+        """Decode one block, of a warm shape unless `cold`. A cell that fails is noted, or kills two workers with it."""
+        numbers = self.group.blocks[block]
+        items = [self.suite.items[number] for number in numbers]
+        task = Task(
+            cell=cell.cell,
+            items=numbers,
+            prompts=[self.suite.prompt(number, self.said[cell.cell]) for number in numbers],
+            stop=[item.stop for item in items],
+            budget=min(budget, self.suite.max_new_tokens),
+            room=self.room,
+        )
+        outcome: Done | Failed = Failed("")
+        for _ in range(LIVES):
+            try:
+                if not cold:
+                    hand.prepare(task)
+                outcome = hand.worker.decode(task)
+                break
+            except Died as death:
+                if hand.worker.closed:  # it was told to go
+                    raise
+                outcome = Failed(f"{death}, and so did another one at the same batch")
+                self.progress.note(f"{cell.cell}: {death}; a new one goes on")
+                hand.worker.revive()
+                hand.begin()
+        if isinstance(outcome, Failed):
+            self._fail(cell, outcome.error)
+        return outcome
+
+    def _hidden(self, cell: Cell, block: int) -> str | None:
+        """An item that follows what is not known."""
+        items, said = self.suite.items, self.said[cell.cell]
+        turns = [items[number] for number in self.group.blocks[block]]
+        lost = [i.item for i in turns if i.follows is not None and items[i.follows].item not in said]
+        return lost[0] if lost else None
+
+    def _remember(self, cell: str, line: Mapping[str, Any]) -> None:
+        self.tokens[cell][line["item"]] = line["token_ids"]
+        if line["token_ids"] is not None:
+            until = -1 if line["finish_reason"] == "end" else None
+            self.said[cell][line["item"]] = line["token_ids"][:until]
 
     def _fail(self, cell: Cell, error: str) -> None:
-        self.run.append("failures.jsonl", [{"cell": cell.cell, "error": error}])
-        self.failed.add(cell.cell)
-        self.progress.note(f"{cell.cell} failed: {error}")
+        with self.writing:
+            if cell.cell not in self.failed:
+                self.run.append("failures.jsonl", [{"cell": cell.cell, "error": error}])
+                self.failed.add(cell.cell)
+                self.progress.note(f"{cell.cell} failed: {error}")
 
     def _live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]
@@ -232,10 +331,12 @@ class Stage:
         return done
 
 
-def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generation, block: int) -> Record:
+def _generation_line(item: str, prompt: Sequence[int], generation: Generation, block: int, *, shown: bool) -> Record:
+    """What is stored of an answer; of a private suite's prompt, its length."""
     return {
         "item": item,
-        "prompt_ids": list(prompt_ids),
+        "prompt_ids": list(prompt) if shown else None,
+        "prompt_tokens": len(prompt),
         "token_ids": generation.token_ids,
         "text": generation.text,
         "forwards": generation.forwards,
@@ -243,6 +344,7 @@ def _generation_line(item: str, prompt_ids: Sequence[int], generation: Generatio
         "positions_fed": generation.positions_fed,
         "draft_forwards": generation.draft_forwards,
         "drafted": generation.drafted,
+        "surplus": generation.surplus,
         "finish_reason": generation.finish_reason,
         "block": block,
     }
@@ -254,14 +356,13 @@ def estimate_s(plan: Plan) -> float:
     Measured: the first block of every group is decoded for a few tokens, once to warm up and once by the clock.
     """
     lab, total = Lab(plan.request), 0.0
-    lab.load(plan)
+    lab.load(plan.cells)
     for group in plan.groups:
         suite = plan.suite(group.suite)
-        items = [suite.items[i] for i in group.blocks[0]]
+        prompts = [suite.prompt(number) for number in group.blocks[0]]
         few = min(WARM_UP_TOKENS, suite.max_new_tokens)
         for cell in map(plan.cell, group.cells):
             for _ in range(2):
-                prompts = [i.prompt_ids for i in items]
                 timing = lab.decode(cell, prompts, few, items=group.blocks[0], fixed_length=True)[1]
             before_s = timing.prefill_s or 0.0
             total += sum(group.rounds) * (before_s + (timing.wall_s - before_s) * suite.max_new_tokens / few)

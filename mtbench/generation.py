@@ -23,6 +23,7 @@ class Generation:
     draft_forwards: int | None  # by lanes other than the target's
     drafted: int | None  # tokens beyond each forward's first that its forwards could have committed
     finish_reason: FinishReason
+    surplus: int | None = None  # tokens that its last forward accepted behind its end
 
     @property
     def forwards(self) -> int | None:

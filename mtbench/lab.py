@@ -1,7 +1,7 @@
 """The lab: a plan's models, each loaded once, on the device and in the type they will be measured in."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from mtbench.lane import Lane
 from mtbench.method import Lanes, Method
 from mtbench.models import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.outside import Outside, run_outside
-from mtbench.plan import Cell, Plan
+from mtbench.plan import Cell
 from mtbench.registry import METHODS
 from mtbench.rundir import Record
 from mtbench.stopwatch import Stopwatch
@@ -27,6 +27,7 @@ class Lab:
     """The models of a plan, each loaded once and shared by the cells that use it."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
+        self.request = request
         self.device = resolve_device(request["device"])
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]
@@ -119,13 +120,13 @@ class Lab:
         """Of the dice of a suite's n-th item, whatever decodes it."""
         return int(((self.seed << 32) + item) % (1 << 63))
 
-    def load(self, plan: Plan) -> None:
-        """Load every checkpoint of the plan; a small model gets one thread, for two only wait for each other.
+    def load(self, cells: Iterable[Cell]) -> None:
+        """Load every checkpoint of the cells; a small model gets one thread, for two only wait for each other.
 
         Raises UserError for a cell that needs the network, if that must not be touched.
         """
         began = time.perf_counter()
-        for cell in plan.cells:
+        for cell in cells:
             method = method_of(cell)
             if self.offline and isinstance(method, Outside) and method.host:
                 raise UserError(

@@ -53,6 +53,7 @@ class Answer(NamedTuple):
     token_ids: list[int]
     commits: list[int]
     offered: list[int]
+    accepted: list[int]
     began: int  # steps made before it
 
 

@@ -26,7 +26,7 @@ from mtbench import rules
 from mtbench.errors import first_line
 from mtbench.lab import Lab
 from mtbench.lane import Feed, Lane
-from mtbench.plan import Cell
+from mtbench.plan import Cell, SuitePlan
 from mtbench.rundir import RunDirectory
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
@@ -42,11 +42,10 @@ class Answer(NamedTuple):
     temperature: float = 0.0
 
 
-def check(run: RunDirectory, cell: Cell, items: Sequence[str], lab: Lab, note: Callable[[str], None]) -> None:
+def check(run: RunDirectory, cell: Cell, suite: SuitePlan, lab: Lab, note: Callable[[str], None]) -> None:
     """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once.
 
-    `items`: the suite's, in order, for the dice of sampled tokens. The judge is fed at the arm's width too; `epsilon`
-    is None for too few positions.
+    The judge is fed at the arm's width too; `epsilon` is None for too few positions.
     """
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")
@@ -56,8 +55,12 @@ def check(run: RunDirectory, cell: Cell, items: Sequence[str], lab: Lab, note: C
         return
     source = cell.checkpoints[cell.on]
     judge = lab.lane(cell.on, source, None)
-    number = {item: i for i, item in enumerate(items)}
-    answers = [Answer(g["prompt_ids"], g["token_ids"], lab.seed_of(number[g["item"]]), lab.temperature) for g in lines]
+    number = {item.item: i for i, item in enumerate(suite.items)}
+    prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
+    answers = [
+        Answer(prompt, g["token_ids"], lab.seed_of(number[g["item"]]), lab.temperature)
+        for prompt, g in zip(prompts, lines, strict=True)
+    ]
     try:
         if lab.dtype in EXACT_EPSILON:
             width, noise = JUDGED_AT_ONCE, []

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,11 +21,11 @@ import mtbench
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
 
 
-def environment(command: list[str]) -> dict[str, Any]:
+def environment(command: Sequence[str]) -> dict[str, Any]:
     """What environment.json says; light, since it is written before anything else."""
     found = gpu()
     return {
-        "command": command,
+        "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "mtbench": mtbench.__version__,
         "git": _git(),

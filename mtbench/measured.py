@@ -94,12 +94,14 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, Measured]:
     scores = run.read_json("scores.json") if run.has("scores.json") else {}
     measured = {}
     for group in plan.groups:
+        order = {item.item: number for number, item in enumerate(plan.suite(group.suite).items)}
         timings = {name: run.lines(f"timings/{name}.jsonl") for name in group.cells}
         live = [name for name in group.cells if name not in errors]
         clean = [{(t["round"], t["block"]) for t in timings[name] if not t["dropped"]} for name in live]
         valid = set.intersection(*clean) if clean else set()
         for name in group.cells:
-            lines = {g["item"]: g for g in run.lines(f"generations/{name}.jsonl")}
+            stored = sorted(run.lines(f"generations/{name}.jsonl"), key=lambda g: order[g["item"]])
+            lines = {g["item"]: g for g in stored}
             measured[name] = Measured(
                 plan.cell(name), lines, timings[name], valid, scores.get(name, {}), errors.get(name)
             )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from mtbench.asking import open_plan
 from mtbench.lab import Lab
 from mtbench.models import Checkpoint
 from mtbench.plan import Cell, Plan
@@ -91,7 +92,7 @@ def _resident(run: RunDirectory, cell: Cell, lab: Lab) -> int | None:
 
 def _in_child(directory: str, name: str, device: str, send: multiprocessing.connection.Connection) -> None:
     """Decode the cell's first block and send the peak."""
-    plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
+    plan = open_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
     _decode_first_block(plan, plan.cell(name), Lab({**plan.request, "device": device}))
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -104,6 +105,5 @@ def _decode_first_block(plan: Plan, cell: Cell, lab: Lab) -> None:
     suite = plan.suite(cell.suite)
     block = group.blocks[0][: cell.batch_size]
     items = [suite.items[i] for i in block]
-    room = max(len(item.prompt_ids) for item in suite.items) + suite.max_new_tokens
-    prompts, stop = [i.prompt_ids for i in items], [i.stop for i in items]
-    lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
+    prompts, stop = [suite.prompt(i) for i in block], [i.stop for i in items]
+    lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=suite.room)

@@ -7,8 +7,11 @@ Round 1 covers all blocks and yields the generations that are scored; later roun
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mtbench.arms import ENGINES
@@ -20,6 +23,7 @@ from mtbench.registry import METHODS
 SCHEMA_VERSION = 1
 MIN_BLOCKS = 6  # for an interval
 BATCHINGS = ("static", "refill")
+PROTOCOLS = ("own", "paper")  # paper: stop strings cut the text when it is scored, and do not end the decoding
 T = TypeVar("T")
 REFILLS = 8  # prompts per slot of a refilled block, at least: its ends, where slots run dry, must weigh little
 
@@ -37,6 +41,7 @@ class Request:
     batch_size: Sequence[int] = (1, 8)
     batching: Sequence[str] = ("static",)
     limit: int | None = None
+    subtask: Sequence[str] = ()
     rounds: int = 3
     time_budget_s: float | None = None
     max_new_tokens: int | None = None
@@ -48,6 +53,9 @@ class Request:
     temperature: float = 0.0
     data_dir: str | None = None
     offline: bool = False
+    skip_unscorable: bool = False
+    allow_unsandboxed_code: bool = False
+    protocol: str = "own"
     fixed_length: bool = False
     accuracy_margin: float = 0.02
 
@@ -57,8 +65,10 @@ class Item:
     """One prompt, tokenised."""
 
     item: str
-    prompt_ids: list[int]
-    stop: list[str]
+    prompt_ids: list[int]  # of a later turn, what comes behind the answer it follows
+    stop: list[str]  # strings that end its decoding
+    cut: list[str] = dataclasses.field(default_factory=list)  # strings that cut its text only when it is scored
+    follows: int | None = None  # of a later turn, which of the suite's items comes before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,30 @@ class SuitePlan:
     max_new_tokens: int
     flags: list[str]
     items: list[Item]
+    withheld: str | None = None  # of a private suite: the prompts are in no file, and this is their SHA-256
+
+    def prompt(self, index: int, said: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
+        """What is read for an item. `said`: answers to earlier turns, by item; one not there yet counts as empty."""
+        item = self.items[index]
+        if item.follows is None:
+            return item.prompt_ids
+        before = self.items[item.follows].item
+        return [*self.prompt(item.follows, said), *said.get(before, ()), *item.prompt_ids]
+
+    def positions(self, index: int) -> int:
+        """Most positions an item can take, answers included."""
+        item = self.items[index]
+        before = 0 if item.follows is None else self.positions(item.follows)
+        return before + len(item.prompt_ids) + self.max_new_tokens
+
+    @property
+    def room(self) -> int:
+        """Positions that any item fits in: batches that have as many have one shape."""
+        return max(map(self.positions, range(len(self.items))))
+
+    def digest(self) -> str:
+        """SHA-256 of all prompts."""
+        return hashlib.sha256(json.dumps([[i.item, i.prompt_ids] for i in self.items]).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +159,13 @@ class Plan:
     groups: list[Group]
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """What is stored: everything, but for the prompts of private suites."""
+        suites = []
+        for suite in self.suites:
+            items = [_shallow(i) | ({"prompt_ids": []} if suite.withheld else {}) for i in suite.items]
+            suites.append(_shallow(suite) | {"items": items})
+        parts = {"suites": suites, "cells": list(map(_shallow, self.cells)), "groups": list(map(_shallow, self.groups))}
+        return _shallow(self) | parts
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
@@ -192,6 +232,11 @@ class Plan:
         if static_only := sorted(name for name in named if METHODS[name].outside):
             said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return said
+
+
+def _shallow(part: Any) -> dict[str, Any]:
+    """A dataclass as a dictionary; `dataclasses.asdict` would copy every token of every prompt."""
+    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
 
 
 def _read(kind: type[T], stored: Mapping[str, Any]) -> T:

@@ -1,25 +1,26 @@
-"""Planning: suites give prompts, prompts are tokenised, cells and blocks laid out; what is wrong is refused here."""
+"""Planning: arms, cells and blocks are laid out over what the suites ask; what is wrong is refused here."""
 
 import dataclasses
 import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from mtbench import contract, families
+from mtbench import contract, families, machine
 from mtbench.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.asking import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.errors import UserError, unknown
 from mtbench.families import Family
 from mtbench.method import Method
 from mtbench.models import DTYPES, Inspected, inspect
 from mtbench.objectives import saw_masks
 from mtbench.options import build, roles_of
-from mtbench.plan import BATCHINGS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
+from mtbench.plan import BATCHINGS, PROTOCOLS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
 from mtbench.registry import METHODS, SUITES
+from mtbench.rundir import RunDirectory
 from mtbench.shapes import SHAPES
 from mtbench.simulated import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
-from mtbench.suite import Prompt, Source, Suite, answering
+from mtbench.suite import Suite
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 MOST_GUESSES = 2048  # of a forward: no method gains by as many, and they would take a machine's memory
@@ -32,6 +33,7 @@ def make_plan(request: Request) -> Plan:
     suites, cells, groups = [], [], []
     inspected: dict[str, Inspected] = {}
     acceptance = None if request.accept is None else Acceptance(request.accept)
+    refuse_unknown_subtasks(request)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     for spec, (family, arms) in contestants.items():
         suite = open_suite(spec, request)
@@ -40,7 +42,7 @@ def make_plan(request: Request) -> Plan:
         for source in sources.values():
             if source not in inspected:
                 inspected[source] = inspect(source, offline=request.offline, needs_mask=source in masked)
-        suite_plan = _plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
+        suite_plan = plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
         suites.append(suite_plan)
         largest = max(request.batch_size)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
@@ -76,21 +78,20 @@ def make_plan(request: Request) -> Plan:
     return Plan(schema_version=SCHEMA_VERSION, request=asked, suites=suites, cells=cells, groups=groups)
 
 
-def open_suite(spec: str, request: Request | Mapping[str, Any]) -> Suite:
-    """The suite `name:rest`, with its data source. Raises UserError."""
-    asked = request if isinstance(request, Mapping) else dataclasses.asdict(request)
-    name, _, rest = spec.partition(":")
-    data_dir = Path(asked["data_dir"]) if asked["data_dir"] else None
-    source = Source(data_dir=data_dir, offline=asked["offline"], seed=asked["seed"])
-    with answering(spec):
-        suite: Suite = SUITES[name](rest, source)
-    return suite
+def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
+    """A new run directory that holds its plan. Raises UserError if something is there already."""
+    run = RunDirectory.create(path)
+    run.write_json("environment.json", machine.environment(command))
+    run.write_json("plan.json", plan.to_json(), indent=None)
+    return run
 
 
 def _check(request: Request) -> None:
     for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
+    if request.protocol not in PROTOCOLS:
+        raise unknown("protocol", request.protocol, PROTOCOLS, "mtbench run --help")
     if request.rounds < 1:
         raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number of at least 1.")
     if not request.batch_size or min(request.batch_size) < 1:
@@ -181,69 +182,6 @@ def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
     return [arm for arm in arms if arm.engine is not None] if size > 1 else []
 
 
-def _plan_suite(
-    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: Request
-) -> SuitePlan:
-    tokenizer = checkpoints[0].tokenizer
-
-    def template(messages: Sequence[Mapping[str, str]]) -> str:
-        if tokenizer.chat_template is None:
-            return "\n\n".join(m["content"] for m in messages)
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return str(text)
-
-    with answering(spec):
-        prompts = suite.prompts(template, request.limit)
-        items = [Item(item=p.item, prompt_ids=_ids(p, checkpoints[0]), stop=list(p.stop)) for p in prompts]
-    if not items:
-        raise UserError(f"suite {spec!r} has no items.")
-    if empty := [i.item for i in items if not i.prompt_ids]:
-        raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
-    for other in checkpoints[1:]:
-        words = other.tokenizer.get_vocab()
-        if odd := [w for w, i in tokenizer.get_vocab().items() if words.get(w, i) != i]:
-            raise UserError(
-                f"checkpoints {checkpoints[0].source!r} and {other.source!r} have different ids for {odd[0]!r}, so "
-                "they would not read the same prompts; give checkpoints of one family with `--checkpoint`."
-            )
-        if _ids(prompts[0], other) != items[0].prompt_ids:
-            raise UserError(
-                f"checkpoints {checkpoints[0].source!r} and {other.source!r} split {items[0].item} into different "
-                "tokens, so their counts cannot be compared; give checkpoints of one family with `--checkpoint`."
-            )
-    budget = request.max_new_tokens or suite.max_new_tokens
-    longest = max(items, key=lambda i: len(i.prompt_ids))
-    for checkpoint in checkpoints:
-        left = checkpoint.max_positions - len(longest.prompt_ids)
-        if budget > left:
-            raise UserError(
-                f"{longest.item} has {len(longest.prompt_ids)} prompt tokens, which with {budget} new ones do not fit "
-                f"the context of {checkpoint.source!r} ({checkpoint.max_positions}); "
-                + (f"lower `--max-new-tokens` to {left}, or " if left > 0 else "")
-                + f"shorten the prompts of `--suite {spec}`."
-            )
-    return SuitePlan(
-        suite=spec,
-        family=family.name,
-        task=dict(suite.task),
-        metric=suite.metric,
-        max_new_tokens=budget,
-        flags=["out of domain"] if family.domain not in (None, suite.name) else [],
-        items=items,
-    )
-
-
-def _ids(prompt: Prompt, checkpoint: Inspected) -> list[int]:
-    """The prompt's tokens. Raises UserError if it is to have more of them than its text gives."""
-    ids: list[int] = checkpoint.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
-    if prompt.tokens is not None and len(ids) < prompt.tokens:
-        raise UserError(
-            f"{prompt.item} is to have {prompt.tokens} tokens, but its text is only {len(ids)} to the tokenizer of "
-            f"{checkpoint.source!r}; take another suite, such as `--suite prompts:FILE.jsonl`."
-        )
-    return ids[: prompt.tokens]
-
-
 def _plan_cell(
     suite: SuitePlan,
     arm: Arm,
@@ -259,7 +197,7 @@ def _plan_cell(
     spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in arm.roles}
     trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
     method, untrained = build(METHODS[arm.method], arm.options, trained)
-    shortest = min(suite.items, key=lambda i: len(i.prompt_ids))
+    shortest = min((i for i in suite.items if i.follows is None), key=lambda i: len(i.prompt_ids))
     fault = contract.fault(method, {role: inspected[source] for role, source in checkpoints.items()})
     if fault is None and not method.outside:
         _refuse_too_wide(arm, method)
@@ -323,17 +261,24 @@ def _refuse_too_wide(arm: Arm, method: Method) -> None:
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:
     """Items in random order, those of one task together, so that tasks can be timed apart; the tasks take turns.
 
-    Static: as batches, a task's last one short; refilled: alike in size, none too short.
+    Static: as batches, a task's last one short; refilled: alike in size, none too short. Behind a block of first turns
+    come those of their later turns.
     """
     chance = random.Random(seed)
-    order = list(range(len(items)))
+    order = [index for index, item in enumerate(items) if item.follows is None]
+    later = {item.follows: index for index, item in enumerate(items) if item.follows is not None}
     chance.shuffle(order)
     tasks: dict[str, list[int]] = {}
     for index in order:
         tasks.setdefault(items[index].item.partition("/")[0], []).append(index)
     turns = itertools.zip_longest(*(_cut(of_task, size, batching) for of_task in tasks.values()))
     taken = [[block for block in turn if block is not None] for turn in turns]
-    return [block for turn in taken for block in chance.sample(turn, len(turn))]
+    blocks = []
+    for block in (block for turn in taken for block in chance.sample(turn, len(turn))):
+        while block:
+            blocks.append(block)
+            block = [later[index] for index in block if index in later]
+    return blocks
 
 
 def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:

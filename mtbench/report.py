@@ -271,7 +271,7 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
 
 
 def _markdown_table(table: Table) -> list[str]:
-    lines = ["| | arm | " + " | ".join(_plain(heading) for heading, _ in table.columns) + " |"]
+    lines = [f"| | {table.of} | " + " | ".join(_plain(heading) for heading, _ in table.columns) + " |"]
     lines.append("|--:|:--|" + "--:|" * len(table.columns))
     for row in table.rows:
         places = [_plain(entry.line()) for entry in row.entries]
@@ -279,7 +279,7 @@ def _markdown_table(table: Table) -> list[str]:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
         if row.tags:
             places[0] = f"**{', '.join(row.tags)}** {places[0]}"
-        lines.append(f"| {row.number} | {_plain(row.arm)} | " + " | ".join(places) + " |")
+        lines.append(f"| {row.number or ''} | {_plain(row.arm)} | " + " | ".join(places) + " |")
     return [*lines, ""]
 
 
@@ -297,7 +297,7 @@ def _latex(section: Section, table: Table) -> str:
         *(f"% {text}" for text in section.summary),
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
-        " & ".join(["arm", *map(_tex, columns)]) + " \\\\",
+        " & ".join([table.of, *map(_tex, columns)]) + " \\\\",
         "\\midrule",
     ]
     for row in table.rows:

@@ -141,10 +141,17 @@ def _cell_record(
         "lossless": _lossless(run, one, measured, session.get("dtype") or "float32"),
         "void": _void(one, dropped),
         "flags": list(cell.flags)
+        + _shared(session)
         + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings)
         + _recounted(one),
         "error": one.error,
     }
+
+
+def _shared(session: Mapping[str, Any]) -> list[str]:
+    """Workers on a CPU slow one another down, which GPUs of their own do not."""
+    workers = session.get("workers", 1)
+    return [f"{workers} workers shared the machine"] if workers > 1 and session["device"] == "cpu" else []
 
 
 def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:

@@ -161,7 +161,8 @@ def _block_floor_s(
     forwards = sum(g["forwards"] for g in answers)
     rows = forwards / sample["batch_forwards"]  # live in the mean forward
     positions = sum(g["positions_fed"] for g in answers) / forwards
-    known = sum(g["forwards"] * (len(g["prompt_ids"]) + len(g["token_ids"]) / 2) for g in answers) / forwards
+    prompts = [g["prompt_tokens"] if "prompt_tokens" in g else len(g["prompt_ids"]) for g in answers]  # older lines
+    known = sum(g["forwards"] * (n + len(g["token_ids"]) / 2) for g, n in zip(answers, prompts, strict=True)) / forwards
     pending = positions - (judged - 1)  # those fed are no guesses, and not yet cached
     once = floor_s(shape, probe, rows=rows, positions=positions, judged=judged, context=max(0.0, known - pending))
     drafted = sum(g["draft_forwards"] for g in answers) / forwards  # forwards of drafts for one of the target's

@@ -67,8 +67,9 @@ class RunDirectory:
         except ValueError as error:
             raise UserError(f"{self.path / name} is not JSON ({error}); restore it or start a new run.") from None
 
-    def write_json(self, name: str, data: Any) -> None:
-        self.write_text(name, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    def write_json(self, name: str, data: Any, *, indent: int | None = 1) -> None:
+        """For people to read; without an indent, for what is too much to be read, and ten times as fast."""
+        self.write_text(name, json.dumps(data, indent=indent, allow_nan=False) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
         self.write_bytes(name, text.encode())

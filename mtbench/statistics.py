@@ -185,6 +185,21 @@ def wilson(correct: int, n: int, *, level: float = 0.95) -> Proportion:
     return Proportion(p, stderr, max(0.0, (p + a - reach) / (1 + 2 * a)), min(1.0, (p + a + reach) / (1 + 2 * a)), n)
 
 
+def mean_of_proportions(parts: Sequence[tuple[int, int]], *, level: float = 0.95) -> Proportion:
+    """The unweighted mean of several accuracies, (correct, n) each: every part counts alike, however many its items.
+
+    Parts are sampled apart, so their variances add up; each is taken about (correct + 1)/(n + 2), lest a part that is
+    all right or all wrong seem certain.
+    """
+    if not parts:
+        return Proportion(None, None, None, None, 0)
+    mean = sum(correct / n for correct, n in parts) / len(parts)
+    smoothed = [((correct + 1) / (n + 2), n) for correct, n in parts]
+    stderr = math.sqrt(sum(p * (1 - p) / n for p, n in smoothed)) / len(parts)
+    half = NORMAL.inv_cdf((1 + level) / 2) * stderr
+    return Proportion(mean, stderr, max(0.0, mean - half), min(1.0, mean + half), sum(n for _, n in parts))
+
+
 def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Difference:
     """Accuracy of the arm less the baseline's on the same n items: `gained` only it has right, `lost` only the other.
 

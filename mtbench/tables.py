@@ -63,9 +63,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm. `notes` are its failure, why it is void, its flags, in words; a failed arm has no entries."""
+    """One arm, or one task, which has no number. `notes`: its failure, why it is void, its flags, in words.
 
-    number: int
+    A failed arm has no entries.
+    """
+
+    number: int | None
     arm: str
     entries: list[Entry]
     notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag
@@ -81,10 +84,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns beside that of the arm, and a row for each arm."""
+    """Columns beside that of the arm, and a row for each arm; or the other way round, of another thing."""
 
     columns: list[tuple[str, str]]  # heading, and what it means
     rows: list[Row]
+    of: str = "arm"  # what the rows are
 
     def first(self, n: int) -> "Table":
         """The same with so many columns."""
@@ -227,26 +231,32 @@ def acceptance_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table
 
 
 def task_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
-    """Each task apart, where a suite has several: a column for each."""
+    """Each task apart, where a suite has several: a row for each, a column for each arm; then all of them together."""
     items = {
         part["task"]: max(p["items"] for c in cells for p in c["tasks"] if p["task"] == part["task"])
         for c in cells
         for part in c["tasks"]
     }
-    columns = [("baseline", "what the speedups are over, on the same checkpoint")] + [
-        (
-            task,
-            f"{count:,} items: speedup, tokens per forward and what was accepted; of a baseline its tokens per second",
-        )
-        for task, count in items.items()
-    ]
+    shown = [cell for cell in cells if cell["status"] != "failed"] if items else []
+    baselines = {cell["arm"]: own[cell["arm"]]["baseline"] if cell["arm"] in own else None for cell in shown}
+    over = {arm: f"speedup over {baseline}" if baseline else "a baseline" for arm, baseline in baselines.items()}
+    columns = [(f"{numbers[cell['arm']]}. {cell['arm']}", over[cell["arm"]]) for cell in shown]
 
-    def entries(cell: Cell) -> list[Entry]:
-        apart = {part["task"]: part for part in cell["tasks"]}
-        baseline = own[cell["arm"]]["baseline"] if cell["arm"] in own else None
-        return [Entry(baseline or NONE), *(_task_entry(apart.get(task), baseline) for task in items)]
+    def row(name: str, entries: list[Entry]) -> Row:
+        return Row(None, name, entries, [], False, False, any(cell["simulated"] for cell in shown))
 
-    return _table(columns, cells if items else [], numbers, entries, notes=False)
+    rows = []
+    for task, count in items.items() if shown else ():
+        apart = [next((p for p in cell["tasks"] if p["task"] == task), None) for cell in shown]
+        parts = zip(apart, baselines.values(), strict=True)
+        rows.append(row(f"{task} ({count:,})", [_task_entry(part, baseline) for part, baseline in parts]))
+    if rows:
+        every = sum(items.values())
+        whole = [_task_entry(cell, baselines[cell["arm"]]) for cell in shown]
+        rows.append(row(f"all items ({every:,})", whole))
+    if any(cell["accuracy_macro"] for cell in shown):
+        rows.append(row(f"mean of the {len(items)}", [_percent_entry(cell["accuracy_macro"]) for cell in shown]))
+    return Table(columns, rows, of="task")
 
 
 def factor_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
@@ -459,20 +469,28 @@ def _positions_entry(shares: Sequence[float] | None) -> Entry:
 
 
 def _task_entry(part: Cell | None, baseline: str | None) -> Entry:
+    """Of a scored suite the share of items right, with the rest beside it; of any other the speedup."""
     if part is None:
         return Entry()
     taken = part["acceptance"] and part["acceptance"]["rate"]
     beside = [
         f"{number(part['tokens_per_forward'])} per forward" if part["tokens_per_forward"] else None,
         f"{100 * taken:.0f}% accepted" if taken is not None else None,
-        f"{100 * part['accuracy']['value']:.1f}% right" if part["accuracy"] else None,
     ]
-    detail = ", ".join(filter(None, beside)) or None
     entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
-    if entry is None or entry["value"] is None:
-        speed = part["tokens_per_s"]["value"]
-        return Entry(NONE if speed is None else f"{number(speed)} tokens/s", detail=detail)
-    return Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], detail=detail)
+    speed = Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"]) if entry and entry["value"] else None
+    if speed is None and part["tokens_per_s"]["value"] is not None:
+        speed = Entry(f"{number(part['tokens_per_s']['value'])} tokens/s")
+    if not part["accuracy"]:
+        return replace(speed or Entry(), detail=", ".join(filter(None, beside)) or None)
+    beside = [speed.value if speed else None, *beside]
+    return replace(_percent_entry(part["accuracy"]), detail=", ".join(filter(None, beside)) or None)
+
+
+def _percent_entry(accuracy: Cell | None) -> Entry:
+    if accuracy is None or accuracy["value"] is None:
+        return Entry()
+    return Entry(f"{100 * accuracy['value']:.1f}", interval(ci(accuracy), 100, 1))
 
 
 def _latency_entry(spread: Cell) -> Entry:

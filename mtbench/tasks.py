@@ -29,6 +29,7 @@ def came_to(one: Measured, metric: str | None) -> Record:
     return {
         "items": len(lines),
         "accuracy": _accuracy(metric, one.scores),
+        "accuracy_macro": _macro(metric, one.scores),
         "tokens_per_forward": per_forward and per_forward.value,
         "tokens_per_forward_ci": per_forward and bounds(per_forward),
         "acceptance": acceptance.of_cell(one),
@@ -50,7 +51,7 @@ def by_task(
     are decided over the arms of one task and baseline together, as they are over a whole suite's.
     """
     in_block = {number: {task_of(items[i].item) for i in block} for number, block in enumerate(blocks)}
-    tasks = list(dict.fromkeys(task_of(items[i].item) for block in blocks for i in block))
+    tasks = list(dict.fromkeys(task_of(items[i].item) for i in sorted(i for block in blocks for i in block)))
     found: dict[str, list[Record]] = {arm: [] for arm in of_group}
     for task in tasks if len(tasks) > 1 else ():
         own = {number for number, there in in_block.items() if there == {task}}
@@ -78,3 +79,14 @@ def _accuracy(metric: str | None, scores: Mapping[str, float]) -> Record | None:
     if metric is None or not scores:
         return None
     return {"metric": metric, **statistics.wilson(round(sum(scores.values())), len(scores))._asdict()}
+
+
+def _macro(metric: str | None, scores: Mapping[str, float]) -> Record | None:
+    """The mean over tasks, each counted alike; None where there is one task, or no score."""
+    of_task: dict[str, list[float]] = {}
+    for item, score in scores.items():
+        of_task.setdefault(task_of(item), []).append(score)
+    if metric is None or len(of_task) < 2:
+        return None
+    parts = [(round(sum(scored)), len(scored)) for scored in of_task.values()]
+    return {"metric": metric, "tasks": len(parts), **statistics.mean_of_proportions(parts)._asdict()}

@@ -90,7 +90,8 @@ def viewer(run: RunDirectory, plan: Plan, results: Mapping[str, Any], numbers: M
         letters = 0
         for item in answered[:ITEMS]:
             answers = _answers(item.item, of_group, lines, scores, texts)
-            prompt = _prompt(item.prompt_ids, texts.decode(_source(of_group[0])))
+            read = next(of_cell[item.item]["prompt_ids"] for of_cell in lines.values() if item.item in of_cell)
+            prompt = None if read is None else _prompt(read, texts.decode(_source(of_group[0])))
             items.append({"item": item.item, "prompt": prompt, "answers": answers})
             letters += len(json.dumps(items[-1], ensure_ascii=False))
             if letters > LETTERS / len(plan.groups):

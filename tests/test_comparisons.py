@@ -225,7 +225,7 @@ def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> Non
     apart = by_task(of_group, items, group.blocks, None, 0.0, 0.02)
     compared = [entry for tasks in apart.values() for task in tasks for entry in task["speedup"]]
     assert {entry["baseline"] for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}
-    assert [task["task"] for task in apart["mars:tau=0.3@mars/graph"]] == ["other", "arithmetic"]
+    assert {task["task"] for task in apart["mars:tau=0.3@mars/graph"]} == {"other", "arithmetic"}
 
 
 def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -> None:

@@ -1,5 +1,6 @@
 """The loop against references that recompute everything, in float64; and its accounting, on any acceptance pattern."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -346,6 +347,10 @@ def test_any_acceptance_pattern_is_accounted_for(data: strategies.DataObject) ->
         assert (generation.token_ids, generation.commits) == (tokens, commits)
         assert generation.finish_reason == ("end" if tokens[-1] == END else "length")
         assert generation.text == "".join(WORDS[t] for t in tokens if t != END)
+        before = sum(commits[:-1])
+        last = sure[row][lengths[row] + before + 1 :][: min(size, budget - before) - 1]
+        accepted = 1 + len(list(itertools.takewhile(bool, last)))  # by the last forward, whatever ended the answer
+        assert generation.surplus == accepted - commits[-1]
 
 
 @given(data=strategies.data())

@@ -10,7 +10,7 @@ from driver import Driver, processes
 
 from mtbench import energy, machine
 from mtbench.lab import Lab
-from mtbench.plan import Cell, Plan
+from mtbench.plan import Cell, Item, Plan, SuitePlan
 from mtbench.rundir import RunDirectory
 
 IDLE_W, BUSY_W, BLOCK_S, TOKENS = 70, 500, 4, 100
@@ -49,8 +49,8 @@ class Bench:
 
 def plan(second: str) -> Plan:
     """Two cells on five items in blocks of two, the second one's method as named."""
-    items = [SimpleNamespace(prompt_ids=[1], stop=[]) for _ in range(5)]
-    suite = SimpleNamespace(items=items, max_new_tokens=64)
+    items = [Item(item=f"s/{n}/0", prompt_ids=[1], stop=[]) for n in range(5)]
+    suite = SuitePlan(suite="s", family="tiny", task={}, metric=None, max_new_tokens=64, flags=[], items=items)
     cells = [SimpleNamespace(cell=name, method=by, suite="s") for name, by in (("one", "ar"), ("two", second))]
     groups = [SimpleNamespace(cells=["one", "two"], blocks=[[0, 1], [2, 3], [4]])]
     return cast("Plan", SimpleNamespace(cells=cells, groups=groups, suite=lambda name: suite))

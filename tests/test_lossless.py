@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from small import save_small, small_checkpoint
-from test_run import Quiet, cells_of, start
+from test_run import cells_of, start
+from whole import Quiet
 
 from mtbench import lossless, memory, statistics
 from mtbench.decoding import decode
@@ -18,7 +19,7 @@ from mtbench.lab import Lab
 from mtbench.lane import Lane
 from mtbench.method import Lanes
 from mtbench.models import Checkpoint
-from mtbench.plan import Cell, Request
+from mtbench.plan import Cell, Request, SuitePlan
 from mtbench.registry import METHODS
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
@@ -125,7 +126,8 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     )
     lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
     run.append("generations/c.jsonl", lines)
-    lossless.check(run, cast("Cell", cell), ["0", "1", "2"], lab, pytest.fail)
+    suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
+    lossless.check(run, cast("Cell", cell), suite, lab, pytest.fail)
 
     found = run.read_json("lossless/c.json")
     judge, own, width = Lane(checkpoint), lab.lane("ar", "model", engine), 5 if engine else 2

@@ -348,7 +348,7 @@ def test_no_weights_are_loaded_for_it(folder: Path) -> None:
     lab = Lab(dataclasses.asdict(request_for(folder, "http://127.0.0.1:8000/v1")))
     plan = make_plan(request_for(folder, "http://127.0.0.1:8000/v1", method=["openai"]))
     threads = torch.get_num_threads()
-    lab.load(plan)
+    lab.load(plan.cells)
     torch.set_num_threads(threads)
     assert (lab.checkpoints, lab.lanes) == ({}, {})
     known = lab.known(METHODS["openai"](), str(folder))
@@ -362,7 +362,7 @@ def test_offline_leaves_only_this_machine(folder: Path) -> None:
 
     def loaded(url: str) -> None:
         plan = Plan.from_json(make_plan(request_for(folder, url, method=[f"openai:url={url}"], offline=True)).to_json())
-        Lab(plan.request).load(plan)
+        Lab(plan.request).load(plan.cells)
 
     for url in ("http://10.1.2.3:8000/v1", "https://api.example.org/v1"):
         with pytest.raises(UserError, match=r"asks (10\.1\.2\.3|api\.example\.org), which --offline forbids"):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,20 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from small import save_small
+from whole import Quiet, figures
 
 from mtbench import cli
 from mtbench.errors import UserError
 from mtbench.generate import generate
 from mtbench.method import Commit, Judged, Method, Rows, State, Window
-from mtbench.plan import Cell, Request
-from mtbench.planning import make_plan
+from mtbench.plan import Request
+from mtbench.planning import begin_run, make_plan
 from mtbench.registry import METHODS
 from mtbench.results import assemble
 from mtbench.rundir import RunDirectory
 from mtbench.score import score
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
-
-
-@dataclass
-class Quiet:
-    """Progress that says nothing and, after `until` batches, dies."""
-
-    until: int = -1
-
-    def begin(self, cells: int, work: int) -> None: ...
-
-    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
-        self.until -= 1
-        if self.until == 0:
-            raise KeyboardInterrupt
-
-    def note(self, text: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -74,29 +59,13 @@ def request_for(checkpoints: dict[str, str], **changes: Any) -> Request:
 
 
 def start(path: Path, request: Request) -> RunDirectory:
-    run = RunDirectory.create(path)
-    run.write_json("environment.json", {"command": ["mtbench", "run"]})
-    run.write_json("plan.json", make_plan(request).to_json())
-    return run
+    return begin_run(path, make_plan(request), ["mtbench", "run"])
 
 
 def finish(run: RunDirectory) -> dict[str, Any]:
     generate(run, Quiet())
     score(run)
     return assemble(run)
-
-
-TIMES = {"command", "environment", "tokens_per_s", "decode_tokens_per_s", "parts", "factors", "peak_memory_bytes"}
-TIMES |= {"stops_paying", "plain"}
-SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "verdict"}
-
-
-def figures(value: Any) -> Any:
-    """Results without whatever a clock or a memory gauge decides."""
-    if isinstance(value, dict):
-        timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
-        return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}
-    return [figures(v) for v in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
@@ -410,6 +379,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     """The value, the choices, the next command; exit code 2; no run directory."""
     given, says = BAD[case]
     args = [a if isinstance(a, str) else a(tmp_path / "checkpoint") for a in given]
+    capsys.readouterr()  # what making a checkpoint said
     code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"), *args)
     assert code == 2
     assert error.count("\n") == 1, error

@@ -101,8 +101,9 @@ def test_a_task_is_compared_over_its_own_blocks(run: RunDirectory, results: Any)
 def test_a_mixed_block_gives_time_to_no_task(results: Any) -> None:
     """Tokens are still counted, for they are the items'; wall-clock is nobody's."""
     cell = cell_of(results, "arithmetic", "mars@mars/graph", 2)
-    assert [(t["task"], t["items"], t["tokens_per_forward"]) for t in cell["tasks"]] == [(EVEN, 4, 1), (ODD, 3, 1)]
-    alone, mixed = cell["tasks"]
+    apart = {t["task"]: t for t in cell["tasks"]}
+    alone, mixed = apart[EVEN], apart[ODD]
+    assert [(t["items"], t["tokens_per_forward"]) for t in (alone, mixed)] == [(4, 1), (3, 1)]
     assert alone["tokens_per_s"]["value"] > 0
     assert mixed["tokens_per_s"]["value"] is None
     assert [s["value"] for s in mixed["speedup"]] == [None] * 2
@@ -121,18 +122,34 @@ def test_the_schema_knows_tasks(results: Any) -> None:
 
 
 def test_tasks_have_a_table_wherever_people_look(run: RunDirectory, results: Any) -> None:
-    """A column each, in page, Markdown, LaTeX and a terminal that is wide enough; none for a suite of one task."""
+    """A row each and one of all, in page, Markdown, LaTeX and terminal; none for a suite of one task."""
     markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
     assert markdown.count("### By task") == page.count('<h3 class="apart">By task</h3>') == 2
-    assert "| | arm | baseline | even &amp; co | odd |" in markdown
-    assert "even &amp; co" in page
+    for row in ("|  | even &amp; co (4) |", "|  | odd (3) |", "|  | all items (7) |", "|  | mean of the 2 |"):
+        assert markdown.count(row) == 2
+    assert "even &amp; co (4)" in page
     assert " per forward, " in markdown
     latex = (run.path / "tables/arithmetic.b1.tasks.tex").read_text()
-    assert "arm & baseline & even \\& co & odd \\\\" in latex
+    assert "even \\& co (4) & " in latex
     assert not (run.path / "tables/prompts_my_prompts_jsonl.b1.tasks.tex").exists()
-    for width, tables in ((100, 2), (40, 2), (28, 0)):
+    for width in (120, 60):
         console = Console(width=width, record=True)
         for table in results_tables(results, width):
             console.print(table)
         text = console.export_text()
-        assert len([line for line in text.splitlines() if EVEN in line and ODD in line]) == tables
+        begins = [line.strip().startswith((EVEN, ODD, "all items")) for line in text.splitlines()]
+        assert sum(begins) == 2 * 3
+        assert ("on the page: " in text) == (width == 60)
+
+
+def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Any) -> None:
+    """Beside the mean over items, with an interval that is not empty even where all is wrong."""
+    scores = run.read_json("scores.json")
+    for cell in (c for c in results["cells"] if c["tasks"]):
+        scored = scores[cell["cell"]].items()
+        of_task = {name: [value for item, value in scored if item.startswith(name)] for name in (EVEN, ODD)}
+        macro = cell["accuracy_macro"]
+        assert macro["value"] == pytest.approx(sum(sum(v) / len(v) for v in of_task.values()) / 2)
+        assert (macro["n"], macro["tasks"]) == (7, 2)
+        assert macro["ci_low"] <= macro["value"] < macro["ci_high"]
+    assert all(c["accuracy_macro"] is None for c in results["cells"] if not c["tasks"])

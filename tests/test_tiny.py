@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mtbench.asking import open_suite
 from mtbench.checkpoint import weights_sha256
 from mtbench.decoding import decode
 from mtbench.families import RECORD, TINY, family
@@ -19,7 +20,7 @@ from mtbench.lane import Lane
 from mtbench.method import Lanes
 from mtbench.models import load
 from mtbench.plan import Plan, Request
-from mtbench.planning import make_plan, open_suite
+from mtbench.planning import make_plan
 from mtbench.recipes import RECIPES
 from mtbench.registry import METHODS
 from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
