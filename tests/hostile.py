@@ -1,0 +1,397 @@
+"""Programs that mean harm, by what they are after. Each passes only if it gets it, and otherwise fails by an exception.
+
+They find these names set: HOME and HOME_NAMES, the user's home folder and what lies in it; PROJECT, this project's
+folder; SECRET, a file with a secret in it; VARIABLE, an environment variable of the test's; PORT, where a server of the
+test's listens on the loopback device; UNIX and ABSTRACT, two more, by path and by name; PID, the test's process;
+MARKER, a word in the command line of whatever is to outlive.
+"""
+
+CALL = """
+import ctypes, os
+def call(number, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = libc.syscall(ctypes.c_long(number), *(a if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+def number(x86, arm):
+    return arm if os.uname().machine == "aarch64" else x86
+"""
+
+READS = {
+    "passwd": "open('/etc/passwd').read()",
+    "shadow": "open('/etc/shadow').read()",
+    "hosts": "open('/etc/hosts').read()",
+    "home folder": "import os\nassert set(os.listdir(HOME)) & set(HOME_NAMES)",
+    "keys in the home folder": "import os\nassert os.listdir(os.path.join(HOME, '.ssh'))",
+    "the project": "import os\nassert os.path.exists(os.path.join(PROJECT, 'pyproject.toml'))",
+    "the project as a module": "import mtbench.sandbox",
+    "a file by its path": "open(SECRET).read()",
+    "a file by climbing": "import os\nopen('../' * 20 + SECRET).read()",
+    "a file by a symbolic link": "import os\nos.symlink(SECRET, 'link')\nopen('link').read()",
+    "a file by a hard link": "import os\nos.link(SECRET, 'link')\nopen('link').read()",
+    "a file by searching": (
+        "import os\n"
+        "tops = ('/home', '/mnt', '/opt', '/run', '/srv', '/tmp', '/var')\n"
+        "assert any(os.path.basename(SECRET) in files for top in tops for _, _, files in os.walk(top))"
+    ),
+    "the environment": "import os\nassert VARIABLE in os.environ or 'HOME' in os.environ or 'PATH' in os.environ",
+    "the environment in C": CALL + "assert ctypes.CDLL(None).getenv(VARIABLE.encode())",
+    "init's environment": "open('/proc/1/environ', 'rb').read()",
+    "init's root": "import os\nos.listdir('/proc/1/root/')",
+    "the parent's root": "import os\nopen(f'/proc/{os.getppid()}/root{SECRET}').read()",
+    "the judge's process": "open(f'/proc/{PID}/cmdline').read()",
+    "its own memory": "open('/proc/self/mem', 'rb').seek(0)",
+    "its open files": "import os\nos.listdir('/proc/self/fd')",
+    "the mounts": "open('/proc/self/mountinfo').read()",
+    "kernel memory": "open('/dev/mem', 'rb').read(1)",
+    "kernel symbols": "open('/proc/kallsyms').read()",
+    "kernel messages": CALL + "call(number(103, 116), 10, 0, 0)",
+    "disks": "import glob\nassert glob.glob('/dev/[svn]d*') or glob.glob('/dev/nvme*')",
+    "graphics cards": "import glob\nassert glob.glob('/dev/nvidia*') or glob.glob('/dev/dri/*')",
+    "devices in sysfs": "import os\nos.listdir('/sys/class')",
+    "services of the host": "import os\nos.listdir('/run')",
+    "logs": "import os\nos.listdir('/var/log')",
+    "processes of the host": "import os\nos.kill(PID, 0)",
+    "the host's name": "import os\nassert os.uname().nodename != 'sandbox'",
+    "the user's name": "import getpass\ngetpass.getuser()",
+    "a file by its handle": (
+        CALL + "place = ctypes.create_string_buffer(b'\\x80\\0\\0\\0' + bytes(140))\n"
+        "call(number(303, 264), -100, b'/usr', ctypes.addressof(place), ctypes.addressof(place) + 136, 0)"
+    ),
+    "another process's memory": CALL + "call(number(310, 270), os.getppid(), 0, 0, 0, 0, 0)",
+    "another process's files": CALL + "call(438, call(434, 1, 0), 0, 0)",
+    "what stands on standard input": "import os\nassert os.read(0, 1)",
+}
+
+WRITES = {
+    "system folder": "open('/usr/mtbench_hostile', 'w')",
+    "root folder": "open('/mtbench_hostile', 'w')",
+    "device folder": "open('/dev/mtbench_hostile', 'w')",
+    "shared memory folder": "open('/dev/shm/mtbench_hostile', 'w')",
+    "interpreter": "import os\nopen(os.__file__, 'a')",
+    "interpreter's folder": "import os\nos.mkdir(os.path.join(os.path.dirname(os.__file__), 'mtbench_hostile'))",
+    "installed packages": "import sys\nopen(sys.path[-1] + '/mtbench_hostile.pth', 'w')",
+    "rights of the interpreter": "import os, sys\nos.chmod(os.path.realpath(sys.executable), 0o777)",
+    "times of the interpreter": "import os\nos.utime(os.__file__)",
+    "home folder": "import os\nos.makedirs(HOME, exist_ok=True)\nopen(os.path.join(HOME, 'mtbench_hostile'), 'w')",
+    "a file by its path": "open(SECRET, 'w').write('changed')",
+    "a file by a link": "import os\nos.symlink(SECRET, 'link')\nopen('link', 'r+').write('changed')",
+    "a file by removing it": "import os\nos.remove(SECRET)",
+    "a file by renaming over it": "import os\nopen('x', 'w').write('changed')\nos.replace('x', SECRET)",
+    "a whole system": "import shutil\nshutil.rmtree('/usr')\nassert not shutil.os.path.exists('/usr/lib')",
+    "the scratch folder": "import os\nhere = os.getcwd()\nos.chdir('/')\nos.rmdir(here)",
+    "the scratch folder's name": "import os\nos.rename(os.getcwd(), '/gone')",
+    "kernel settings": "open('/proc/sys/kernel/hostname', 'w').write('hostile')",
+    "core pattern": "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')",
+    "sysrq": "open('/proc/sysrq-trigger', 'w').write('h')",
+    "the killer's mind": "open('/proc/self/oom_score_adj', 'w').write('-1000')",
+    "control groups": "import os\nos.mkdir('/sys/fs/cgroup/hostile')",
+    "kernel messages": "open('/dev/kmsg', 'w').write('hostile')",
+    "the terminal": "open('/dev/tty', 'w').write('hostile')",
+    "the terminal's input": (
+        "import fcntl, os, termios\n"
+        "terminal = next((fd for fd in range(64) if os.isatty(fd)), None)\n"
+        "assert terminal is not None\n"
+        "fcntl.ioctl(terminal, termios.TIOCSTI, b'x')"
+    ),
+    "a device of its own": "import os\nos.mknod('disk', 0o60600, os.makedev(254, 0))\nopen('disk', 'rb')",
+    "the host's name": "import socket\nsocket.sethostname('hostile')",
+    "the clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
+}
+
+CONNECTS = {
+    "loopback": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)",
+    "loopback, IPv6": "import socket\nsocket.create_connection(('::1', PORT), 1)",
+    "datagram": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    "raw": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "packet": "import socket\nsocket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "netlink": "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "unix, by path": "import socket\nsocket.socket(socket.AF_UNIX).connect(UNIX)",
+    "unix, by name": "import socket\nsocket.socket(socket.AF_UNIX).connect(ABSTRACT)",
+    "vsock": "import socket\nsocket.socket(40, socket.SOCK_STREAM).bind((2**32 - 1, 2**32 - 1))",
+    "kernel's crypto": "import socket\nsocket.socket(38, socket.SOCK_SEQPACKET)",
+    "any family": (
+        "import socket\n"
+        "opened = 0\n"
+        "for family in range(64):\n"
+        "    for kind in range(1, 11):\n"
+        "        try:\n"
+        "            socket.socket(family, kind)\n"
+        "            opened += 1\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "assert opened"
+    ),
+    "a server of its own": "import socket\nsocket.create_server(('127.0.0.1', 0))",
+    "a name": "import socket\nassert socket.getaddrinfo('example.com', 80)",
+    "a page": "import urllib.request\nurllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1)",
+    "asyncio": "import asyncio\nasyncio.run(asyncio.open_connection('127.0.0.1', PORT))",
+    "another program": (
+        "import subprocess\nsubprocess.run(['/usr/bin/bash', '-c', f'echo > /dev/tcp/127.0.0.1/{PORT}'], check=True)"
+    ),
+    "the bare system call": CALL + "call(number(41, 198), 2, 1, 0)",
+    "the call's old number": (
+        "import ctypes, mmap\n"  # socket(AF_INET, SOCK_STREAM, 0) as 32-bit programs call it
+        "page = mmap.mmap(-1, 4096, prot=7)\n"
+        "page.write(bytes.fromhex('53b867010000bb02000000b90100000031d2cd805bc3'))\n"
+        "start = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+        "assert ctypes.CFUNCTYPE(ctypes.c_int)(start)() >= 0"
+    ),
+    "the call's other numbering": CALL + "call(0x40000000 + 41, 2, 1, 0)",
+    "a ring of requests": CALL + "place = ctypes.create_string_buffer(256)\ncall(425, 4, ctypes.addressof(place))",
+    "inherited files": (
+        "import os, stat\n"
+        "found = 0\n"
+        "for fd in range(1024):\n"
+        "    try:\n"
+        "        found += not stat.S_ISCHR(mode := os.fstat(fd).st_mode) and not stat.S_ISFIFO(mode)\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "assert found"
+    ),
+}
+
+ESCAPES = {
+    "setuid": "import os\nos.setuid(0)",
+    "setresuid to another": "import os\nos.setresuid(1, 1, 1)",
+    "setgid": "import os\nos.setgid(0)",
+    "setgroups": "import os\nos.setgroups([0])",
+    "being root": "import os\nassert 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups())",
+    "privileges by what it starts": "import ctypes\nassert ctypes.CDLL(None).prctl(39, 0, 0, 0, 0) != 1",
+    "a setuid file of its own": (
+        "import os, shutil, subprocess, sys\n"
+        "shutil.copy('/usr/bin/env', 'x')\nos.chown('x', 0, 0)\nos.chmod('x', 0o4755)"
+    ),
+    "capabilities": CALL + "assert any(ctypes.CDLL(None).prctl(47, 1, n, 0, 0) == 1 for n in range(41))",
+    "taking capabilities": (
+        CALL + "head = (ctypes.c_uint32 * 2)(0x20080522, 0)\ndata = (ctypes.c_uint32 * 6)(*[0xFFFFFFFF] * 6)\n"
+        "call(number(126, 91), ctypes.addressof(head), ctypes.addressof(data))"
+    ),
+    "a user namespace": CALL + "call(number(272, 97), 0x10000000)",
+    "a mount namespace": CALL + "call(number(272, 97), 0x00020000)",
+    "a network namespace": CALL + "call(number(272, 97), 0x40000000)",
+    "a namespace by clone": CALL + "if call(number(56, 220), 0x10000000 | 17, 0, 0, 0, 0) == 0: os._exit(0)",
+    "a namespace by clone3": (
+        CALL + "place = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)\n"
+        "if call(435, ctypes.addressof(place), 88) == 0: os._exit(0)"
+    ),
+    "another's namespace": CALL + "call(number(308, 268), os.open('/proc/1/ns/net', os.O_RDONLY), 0)",
+    "another's namespace by process": CALL + "call(number(308, 268), call(434, 1, 0), 0x40000000)",
+    "mount": CALL + "call(number(165, 40), b'none', b'/usr', b'tmpfs', 0, 0)",
+    "remount": CALL + "call(number(165, 40), b'none', b'/usr', b'none', 4096 | 32, 0)",
+    "unmount": CALL + "call(number(166, 39), b'/usr', 2)",
+    "mount by file descriptor": CALL + "call(430, b'proc', 0)",
+    "chroot": "import os\nos.chroot('/usr')",
+    "pivot_root": CALL + "call(number(155, 41), b'/usr', b'/usr')",
+    "the way out of a chroot": "import os\nos.mkdir('in')\nos.chroot('in')\nos.chdir('../../../..')\nopen(SECRET)",
+    "tracing its parent": CALL + "call(number(101, 117), 16, os.getppid(), 0, 0)",
+    "tracing init": CALL + "call(number(101, 117), 0x4206, 1, 0, 0)",
+    "tracing its child": (
+        CALL + "child = os.fork()\nif not child:\n    import time; time.sleep(1); os._exit(0)\n"
+        "call(number(101, 117), 16, child, 0, 0)"
+    ),
+    "loading code into the kernel": CALL + "call(number(321, 280), 5, 0, 0)",
+    "kernel modules": CALL + "call(number(175, 105), 0, 0, b'')",
+    "counters": CALL + "call(number(298, 241), ctypes.addressof(ctypes.create_string_buffer(128)), 0, -1, -1, 0)",
+    "page faults": CALL + "call(number(323, 282), 0)",
+    "keys": CALL + "call(number(250, 219), 0, -4, 1)",
+    "a layout without chance": CALL + "call(number(135, 92), 0x0040000)",
+    "reboot": CALL + "call(number(169, 142), 0xFEE1DEAD, 672274793, 0x1234567, 0)",
+    "limits": (
+        "import resource\n"
+        "raised = 0\n"
+        "for name in ('AS', 'CPU', 'NPROC', 'FSIZE', 'NOFILE', 'CORE'):\n"
+        "    try:\n"
+        "        resource.setrlimit(getattr(resource, 'RLIMIT_' + name), (-1, -1))\n"
+        "        raised += 1\n"
+        "    except ValueError:\n"
+        "        pass\n"
+        "assert raised"
+    ),
+    "priority": "import os\nos.setpriority(os.PRIO_PROCESS, 0, -20)",
+    "real-time priority": "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))",
+}
+
+SIGNALS = {
+    "the test's process": "import os\nos.kill(PID, 9)",
+    "the parent": "import os\nassert os.getppid() != 1\nos.kill(os.getppid(), 9)",
+    "init": "import os, time\nos.kill(1, 9)\nos.kill(1, 15)\ntime.sleep(0.3)\nos.kill(1, 0)\nraise RuntimeError",
+    "everyone": "import os\nos.kill(-1, 9)\nos.kill(-1, 19)\nraise RuntimeError",
+    "its group": "import os\nos.killpg(0, 9)",
+    "itself": "import os\nos.kill(os.getpid(), 9)",
+    "itself, to stop": "import os\nos.kill(os.getpid(), 19)",
+    "abort": "import os\nos.abort()",
+}
+
+EXHAUSTS = {
+    "an endless loop": "while True: pass",
+    "an endless loop that catches all": (
+        "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass"
+    ),
+    "an endless loop that will not hear": (
+        "import signal\nfor n in set(signal.Signals) - {9, 19}:\n    signal.signal(n, signal.SIG_IGN)\nwhile True: pass"
+    ),
+    "sleep": "import time\ntime.sleep(1000)",
+    "a lock": "import threading\nthreading.Lock().acquire()\nlock = threading.Lock()\nlock.acquire()\nlock.acquire()",
+    "a child that sleeps": "import os, time\nif not os.fork():\n    time.sleep(1000)\nos.wait()",
+    "a slow pattern": "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')",
+    "output": "while True: print('x' * 2**16)\n",
+    "output to every file": (
+        "import os\nwhile True:\n    for fd in range(64):\n        try:\n            os.write(fd, b'x' * 2**16)\n"
+        "        except OSError:\n            pass"
+    ),
+    "memory": "x = bytearray(2**33)",
+    "memory, by and by": "x = []\nwhile True: x.append(bytearray(2**20))",
+    "memory of many": "import os\nfor _ in range(4): os.fork()\nx = []\nwhile True: x.append(b'x' * 2**24)",
+    "memory without a name": CALL + "call(number(319, 279), b'x', 0)",
+    "memory shared": CALL + "call(number(29, 194), 0, 2**26, 0o1600)",
+    "messages": CALL + "call(number(68, 186), 0, 0o1600)",
+    "semaphores": CALL + "call(number(64, 190), 0, 250, 0o1600)",
+    "forks": "import os\nwhile True: os.fork()",
+    "forks that try again": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "forks, counted": "import os, time\nfor _ in range(64):\n    if not os.fork():\n        time.sleep(9)",
+    "threads": "import threading, time\nfor _ in range(64): threading.Thread(target=time.sleep, args=(9,)).start()",
+    "processes of programs": "import subprocess\nfor _ in range(64): subprocess.Popen(['/usr/bin/sleep', '9'])",
+    "open files": "x = [open('/dev/null') for _ in range(100)]",
+    "one large file": "with open('x', 'wb') as f:\n    for _ in range(256): f.write(bytes(2**20))",
+    "a file of holes": "open('x', 'wb').truncate(2**40)",
+    "many files": "for n in range(256):\n    with open(f'x{n}', 'wb') as f: f.write(bytes(2**20))",
+    "recursion": "def f(): f()\nf()",
+    "recursion in C": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    "a broken pointer": "import ctypes\nctypes.string_at(0)",
+    "a deep expression": "eval('(' * 10**5 + ')' * 10**5)",
+    "a large constant": "x = ((((1,) * 10**4) * 10**4) * 10**4)",
+    "a large text": "x = 'x' * 2**40",
+    "locked memory": CALL + "x = bytearray(2**28)\ncall(number(151, 230), 3)",
+}
+
+OUTLIVES = {
+    "a daemon": (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        "        os.execv('/usr/bin/sleep', [MARKER, '60'])\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.2)\n"
+        "os._exit(0)"
+    ),
+    "a deaf child": (
+        "import os, signal, time\n"
+        "if not os.fork():\n"
+        "    for n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
+        "    os.execv('/usr/bin/sleep', [MARKER, '60'])\n"
+        "time.sleep(0.2)\n"
+        "os._exit(0)"
+    ),
+    "a program in the background": (
+        "import subprocess\n"
+        "subprocess.Popen([MARKER, '60'], executable='/usr/bin/sleep', start_new_session=True)\n"
+        "raise RuntimeError"
+    ),
+    "at exit": (
+        "import atexit, subprocess\n"
+        "atexit.register(lambda: subprocess.Popen([MARKER, '60'], executable='/usr/bin/sleep'))\n"
+        "raise RuntimeError"
+    ),
+    "on and on": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
+    "while we wait": "import os\nos.execv('/usr/bin/sleep', [MARKER, '60'])",
+}
+
+SAY = """
+for fd in range(64):
+    for word in words:
+        try:
+            os.write(fd, word)
+        except OSError:
+            pass
+os._exit(0)
+"""
+
+FORGES = {
+    "os._exit": "import os\nos._exit(0)",
+    "sys.exit": "import sys\nsys.exit(0)",
+    "SystemExit": "raise SystemExit",
+    "exit": "exit(0)",
+    "quit": "quit()",
+    "another program": "import os\nos.execv('/usr/bin/true', ['true'])",
+    "another Python": "import os, sys\nos.execv(os.path.realpath(sys.executable), ['python', '-S', '-c', 'pass'])",
+    "an exit while asserting": "import atexit, os\natexit.register(os._exit, 0)\nassert False",
+    "KeyboardInterrupt": "raise KeyboardInterrupt",
+    "GeneratorExit": "raise GeneratorExit",
+    "an interrupt": "import _thread, time\n_thread.interrupt_main()\ntime.sleep(1)",
+    "a thread that exits": "import os, _thread\n_thread.start_new_thread(os._exit, (0,))\nwhile True: pass",
+    "the child's success": "import os\nif os.fork(): os._exit(0)",
+    "the child's success, waited for": "import os\nif os.fork():\n    os.wait()\n    assert False",
+    "other assertions": "import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {})\nassert False",
+    "other exceptions": "import builtins\nbuiltins.BaseException = builtins.Exception = ()\nassert False",
+    "no exceptions": "import builtins\nbuiltins.BaseException = None\nassert False",
+    "other builtins": (
+        "import builtins\n"
+        "for name in ('exec', 'type', 'len', 'open', 'getattr', 'print', '__import__'):\n"
+        "    setattr(builtins, name, lambda *a, **k: None)\n"
+        "assert False"
+    ),
+    "another way to leave": "import os\nos._exit = lambda code: None\nos.write = lambda *a: 1\nassert False",
+    "an exception hook": "import sys\nsys.excepthook = lambda *a: None\nassert False",
+    "a trace": "import os, sys\nsys.settrace(lambda *a: os._exit(0))\ndef f(): pass\nf()",
+    "a profile": "import os, sys\nsys.setprofile(lambda *a: os._exit(0))\nlen('')",
+    "the judge's frames": (
+        "import os, sys\nwords, frame = [b'+', b'passed', b'True'], sys._getframe()\n"
+        "while frame:\n"
+        "    words += [v for v in [*frame.f_locals.values(), *frame.f_globals.values()] if isinstance(v, bytes)]\n"
+        "    frame = frame.f_back\n" + SAY
+    ),
+    "the judge's objects": (
+        "import gc, os\n"
+        "found = [value for thing in gc.get_objects() for value in gc.get_referents(thing)]\n"
+        "words = [value for value in found if type(value) is bytes and len(value) < 99]\n" + SAY
+    ),
+    "the judge's variables": (
+        "import os, sys\nframe = sys._getframe(1)\n"
+        "words = [str(v).encode() for v in frame.f_locals.values()][:20]\n" + SAY
+    ),
+    "the judge's file": "import os\nwords = [b'+', b'', b'0' * 32]\n" + SAY,
+    "the judge's file and then the end": (
+        "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'+')\n    except OSError:\n        pass"
+    ),
+    "the judge's file closed": "import os\nos.closerange(0, 1024)",
+    "the judge's file, another": "import os\nfor fd in range(3, 64): os.dup2(1, fd)",
+    "the judge's module": "import sys\nsys.modules['__main__'].main()\nassert False",
+    "the program's end": "import sys\nsys._getframe(1).f_locals['key'] = b''\nassert False",
+    "an exception of a long name": "raise type('x' * 10**6, (Exception,), {})('x' * 10**7)",
+    "an exception of a strange name": "raise type('+\\né', (Exception,), {})",
+    "an exception that lies": (
+        "class Meta(type):\n    __name__ = property(lambda self: 1 / 0)\n"
+        "class Error(Exception, metaclass=Meta): pass\nraise Error"
+    ),
+    "an exception that leaves": (
+        "import os\n"
+        "class Meta(type):\n    __name__ = property(lambda self: os._exit(0))\n"
+        "class Error(Exception, metaclass=Meta): pass\nraise Error"
+    ),
+    "an exception that hangs": (
+        "class Error(Exception):\n    def __str__(self):\n        while True: pass\n    __repr__ = __str__\nraise Error"
+    ),
+    "a destructor": "import os\nclass X:\n    def __del__(self): os._exit(0)\nx = X()\ndel x",
+    "syntax": "def f(:",
+    "indentation": "def f():\npass",
+    "no text": "\0",
+    "half a character": "x = '\ud800'",
+    "another encoding": "# -*- coding: utf-16 -*-\nraise RuntimeError",
+    "a return": "return",
+    "a long program": "x = 1\n" * 2 * 10**4 + "assert False",
+}
+
+KINDS = {
+    "reads": READS,
+    "writes": WRITES,
+    "connects": CONNECTS,
+    "escapes": ESCAPES,
+    "signals": SIGNALS,
+    "exhausts": EXHAUSTS,
+    "outlives": OUTLIVES,
+    "forges": FORGES,
+}
+PROGRAMS = {f"{kind}: {name}": program for kind, programs in KINDS.items() for name, program in programs.items()}
