@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle, pairwise
+from pathlib import Path
 from random import Random
 from typing import TypeVar
 
@@ -232,6 +233,9 @@ class Arithmetic(Suite):
             else:
                 question, answer = render_question(problem, story, SEEN, rng), render_answer(problem, story, rng)
             yield [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+    def keep(self, folder: Path) -> None:
+        """Nothing: it is made on the spot."""
 
     def _problem(self, doc: int) -> tuple[Problem, Random]:
         rng = Random(f"test/{self.seed}/{doc}")

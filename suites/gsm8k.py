@@ -10,12 +10,12 @@ strict filter is the headline.
 
 from typing import ClassVar
 
-from mtbench.harness import HarnessSuite
+from mtbench.harness import TrainableSuite
 from mtbench.registry import SUITES
 
 
 @SUITES.register("gsm8k")
-class Gsm8k(HarnessSuite):
+class Gsm8k(TrainableSuite):
     tasks: ClassVar = {"gsm8k": {"train": "gsm8k/train.jsonl", "test": "gsm8k/test.jsonl"}}
     folder = "gsm8k"
     num_fewshot = 5

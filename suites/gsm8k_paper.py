@@ -10,12 +10,12 @@ which the strict filter wants, so an untuned instruct model would score near 0 t
 
 from typing import ClassVar
 
-from mtbench.harness import HarnessSuite
+from mtbench.harness import TrainableSuite
 from mtbench.registry import SUITES
 
 
 @SUITES.register("gsm8k-paper")
-class Gsm8kPaper(HarnessSuite):
+class Gsm8kPaper(TrainableSuite):
     tasks: ClassVar = {"gsm8k_cot": {"test": "gsm8k/test.jsonl"}}
     folder = "gsm8k"
     num_fewshot = 0

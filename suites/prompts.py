@@ -21,6 +21,7 @@ from mtbench.errors import UserError
 from mtbench.registry import SUITES
 from mtbench.suite import Messages, Prompt, Source, Suite, Template
 
+KEPT = "prompts"  # below --data-dir, where a bundle carries files to
 ROLES = ("system", "user", "assistant")
 
 
@@ -29,10 +30,11 @@ class Prompts(Suite):
     metric = None
 
     def __init__(self, rest: str, source: Source) -> None:
-        self.file, data = _read(rest)
-        self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": _digest(data)}
+        self.file, self._data = _read(rest)
+        sha256 = _digest(self._data)
+        self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
-        for number, line in enumerate(data.split(b"\n"), start=1):
+        for number, line in enumerate(self._data.split(b"\n"), start=1):
             if line.strip():
                 self._add(number, line)
         if not self._conversations:
@@ -43,6 +45,19 @@ class Prompts(Suite):
         """The file's stem and a hash of what is in it: an edited file is another benchmark."""
         file, data = _read(rest)
         return f"prompts-{file.stem}-{_digest(data)[:8]}"
+
+    def keep(self, folder: Path) -> None:
+        kept = folder / KEPT / self.file.name
+        if kept.exists() and kept.read_bytes() != self._data:
+            raise UserError(f"suite 'prompts': two files are called {self.file.name}; rename one to carry both")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(self._data)
+
+    @classmethod
+    def found(cls, rest: str, data_dir: Path) -> str:
+        """The file carried there, if there is none where `rest` says."""
+        kept = data_dir / KEPT / Path(rest).name
+        return str(kept) if rest and kept.is_file() and not Path(rest).expanduser().is_file() else rest
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [

@@ -10,6 +10,7 @@ mtbench/simulated.py; with trained weights add `--fixed-length`, for an answer t
 """
 
 import re
+from pathlib import Path
 from random import Random
 
 from mtbench.errors import UserError
@@ -38,6 +39,9 @@ class Synthetic(Suite):
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [self._prompt(number) for number in range(ITEMS if limit is None else limit)]
+
+    def keep(self, folder: Path) -> None:
+        """Nothing: it is made on the spot."""
 
     def _prompt(self, number: int) -> Prompt:
         chance = Random(f"{self.seed}/{number}")

@@ -1,0 +1,60 @@
+"""BBH: 6,511 questions of 27 kinds that language models once found hard, three worked examples before each.
+
+Paper: "Challenging BIG-Bench Tasks and Whether Chain-of-Thought Can Solve Them", Suzgun et al., arXiv 2210.09261.
+Data: github.com/suzgunmirac/BIG-Bench-Hard (MIT); lm-eval takes it from the hub's SaylorTwift/bbh.
+Task: lm-eval's `bbh_cot_fewshot`: the paper's own examples, each a turn of the chat and each ending in "So the answer
+is (A).", which is what the filter reads; up to 1,024 new tokens. Its headline is the mean over all questions (the kinds
+have 146 to 250).
+
+    mtbench run --suite bbh --limit 20                   # of each kind
+    mtbench run --suite bbh --subtask snarks --subtask navigate
+    mtbench run --suite bbh --offline --data-dir DIR     # DIR/bbh/bbh/snarks.json, …, or .gz
+"""
+
+from typing import ClassVar
+
+from mtbench.harness import HarnessSuite
+from mtbench.registry import SUITES
+
+KINDS = (
+    "boolean_expressions",
+    "causal_judgement",
+    "date_understanding",
+    "disambiguation_qa",
+    "dyck_languages",
+    "formal_fallacies",
+    "geometric_shapes",
+    "hyperbaton",
+    "logical_deduction_five_objects",
+    "logical_deduction_seven_objects",
+    "logical_deduction_three_objects",
+    "movie_recommendation",
+    "multistep_arithmetic_two",
+    "navigate",
+    "object_counting",
+    "penguins_in_a_table",
+    "reasoning_about_colored_objects",
+    "ruin_names",
+    "salient_translation_error_detection",
+    "snarks",
+    "sports_understanding",
+    "temporal_sequences",
+    "tracking_shuffled_objects_five_objects",
+    "tracking_shuffled_objects_seven_objects",
+    "tracking_shuffled_objects_three_objects",
+    "web_of_lies",
+    "word_sorting",
+)
+
+
+@SUITES.register("bbh")
+class Bbh(HarnessSuite):
+    subtasks = KINDS
+    tasks: ClassVar = {f"bbh_cot_fewshot_{kind}": {"test": f"bbh/bbh/{kind}.json"} for kind in KINDS}
+    group = "bbh_cot_fewshot"
+    folder = "bbh/cot_fewshot"
+    field = "examples"
+    num_fewshot = 3
+    filter = "get-answer"
+    metric = "exact_match"
+    max_new_tokens = 1024

@@ -1,0 +1,155 @@
+"""Made-up rows for every suite that reads files, in the columns and places of the real ones, and right answers."""
+
+import gzip
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from mtbench.suite import Prompt
+
+bbh: Any = importlib.import_module("mtbench.suites.bbh")
+mmlu_pro: Any = importlib.import_module("mtbench.suites.mmlu_pro")
+speed_bench: Any = importlib.import_module("mtbench.suites.speed_bench")
+spec_bench: Any = importlib.import_module("mtbench.suites.spec_bench")
+mt_bench: Any = importlib.import_module("mtbench.suites.mt_bench")
+
+COUNT = 12  # of each subtask
+LETTERS = "ABCD"
+Rows = list[dict[str, Any]]
+
+GSM8K: Rows = [
+    {"question": f"Ann has {n} pens and buys {n}. How many?", "answer": f"She has {n} + {n}.\n#### {2 * n}"}
+    for n in range(1, COUNT + 1)
+]
+BBH: Rows = [{"input": f"not {n % 2 == 0} is", "target": str(n % 2 == 1)} for n in range(COUNT)]
+IFEVAL: Rows = [
+    {
+        "key": n,
+        "prompt": f"Tell me of {n} cats, without commas.",
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+    }
+    for n in range(COUNT)
+]
+HUMANEVAL: Rows = [
+    {
+        "task_id": f"HumanEval/{n}",
+        "prompt": f'def add{n}(x: int) -> int:\n    """Add {n} to x."""\n',
+        "entry_point": f"add{n}",
+        "canonical_solution": f"    return x + {n}\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {n + 1}\n",
+    }
+    for n in range(COUNT)
+]
+
+
+def gpqa(count: int = COUNT) -> Rows:
+    """In the columns lm-eval reads and one that it does not. Every answer is a number: none may be read as one."""
+    rows = []
+    for n in range(count):
+        wrong = {f"Incorrect Answer {k}": f"{n * 10 + k}" for k in (1, 2, 3)}
+        rows.append(
+            {"Question": f"What, then, is {n} times ten?", "Correct Answer": f"{n * 10}", **wrong, "Writer": "me"}
+        )
+    return rows
+
+
+def mmlu_rows(count: int, validation: bool = False) -> Rows:
+    """The same questions of every subject, one behind the other."""
+    return [
+        {
+            "question_id": n * 100 + k,
+            "question": f"Which is {n}, asks {subject}?",
+            "options": [f"{n + k}" for k in range(4)],
+            "answer": "A",
+            "answer_index": 0,
+            "cot_content": f"A: Let's think step by step. {n} is {n}. The answer is (A)." if validation else "",
+            "category": subject.replace("_", " "),
+            "src": "made up",
+        }
+        for n in range(count)
+        for k, subject in enumerate(mmlu_pro.SUBJECTS)
+    ]
+
+
+def questions(categories: Sequence[str], turns: int) -> Rows:
+    asked = [f"Why {n}?" for n in range(turns)]
+    return [{"question_id": f"{c}-{n}", "category": c, "turns": asked} for n in range(COUNT) for c in categories]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def write_csv(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [",".join(f'"{cell}"' for cell in cells) for cells in ([*rows[0]], *([*row.values()] for row in rows))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: Rows) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def write_all(folder: Path) -> Path:
+    """A folder for `--data-dir` with all of it; `prompts` finds its own in mine.jsonl."""
+    write_lines(folder / "mine.jsonl", [{"prompt": f"Why {n}?"} for n in range(COUNT)])
+    write_lines(folder / "gsm8k/train.jsonl", GSM8K[:8])
+    write_lines(folder / "gsm8k/test.jsonl.gz", GSM8K)
+    for kind in bbh.KINDS:
+        path = folder / f"bbh/bbh/{kind}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"canary": "none", "examples": BBH}))
+    for split, rows in (("test", mmlu_rows(COUNT)), ("validation", mmlu_rows(5, validation=True))):
+        write_parquet(folder / f"mmlu_pro/{split}-00000-of-00001.parquet", rows)
+    write_lines(folder / "ifeval/input_data.jsonl", IFEVAL)
+    for subset in ("diamond", "main", "extended"):
+        write_csv(folder / f"gpqa/gpqa_{subset}.csv", gpqa())
+    write_lines(folder / "humaneval/HumanEval.jsonl", HUMANEVAL)
+    write_lines(folder / "spec_bench/question.jsonl", questions(["stem", "writing", "qa", "rag"], 1))
+    write_lines(folder / "mt_bench/question.jsonl", questions(mt_bench.MTBench.subtasks, 2))
+    write_parquet(folder / "speed_bench/speed/qualitative/test.parquet", questions(speed_bench.CATEGORIES, 2))
+    return folder
+
+
+# --- Right answers ------------------------------------------------------------------------------------------------
+
+
+def _gpqa_answer(prompt: Prompt, doc: int) -> str:
+    """The letter before the right choice, as the prompt has them."""
+    found = re.search(rf"\(([A-D])\) {doc * 10}\n", prompt.text)
+    assert found
+    return f"So it is ({found[1]})."
+
+
+RIGHT: Mapping[str, Callable[[Prompt, int], str]] = {
+    "gsm8k": lambda prompt, doc: GSM8K[doc]["answer"],
+    "bbh": lambda prompt, doc: f"So the answer is {BBH[doc]['target']}.",
+    "mmlu-pro": lambda prompt, doc: "The answer is (A).",
+    "ifeval": lambda prompt, doc: "Cats are kind",
+    "gpqa": _gpqa_answer,
+}
+WRONG = "Well, no"  # of all of them
+
+
+def right(suite: str, prompts: Sequence[Prompt]) -> dict[str, str]:
+    """item -> an answer that is right."""
+    answer = RIGHT[suite.removesuffix("-paper")]
+    return {prompt.item: answer(prompt, int(prompt.item.split("/")[1])) for prompt in prompts}
+
+
+def answerable(suites: Sequence[str]) -> Iterator[str]:
+    """Of these suites, those whose right answers stand here."""
+    return (name for name in suites if name.removesuffix("-paper") in RIGHT)
