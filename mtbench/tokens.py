@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mtbench.cache import cache_home
 from mtbench.layout import Example
 from mtbench.suite import Messages
 
@@ -113,8 +114,7 @@ def token_file(conversations: Iterable[Messages | None], tokenizer: Any, max_len
     for turns in conversations:
         plain = None if turns is None else [[turn["role"], turn["content"]] for turn in turns]
         digest.update(json.dumps(plain).encode() + b"\n")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "mtbench" / "tokens" / f"{digest.hexdigest()}.safetensors"
+    return cache_home() / "tokens" / f"{digest.hexdigest()}.safetensors"
 
 
 def _identity(tokenizer: Any) -> list[Any]:
