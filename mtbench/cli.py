@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from mtbench import __version__
+from mtbench.cli_fetch import fetch
+from mtbench.cli_reproduce import reproduce
 from mtbench.cli_request import DataOption, request_of, with_options
 from mtbench.cli_train import app as train_app
 from mtbench.errors import UserError, unknown
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
 INTERRUPTED = 130
 begun: list[Path] = []  # the run that this process works on, once there is one
-PER_SESSION = {"time_budget_s", "offline", "data_dir"}  # what `--resume` may say anew
+PER_SESSION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code"}  # what `--resume` may say anew
 
 app = typer.Typer(
     add_completion=False,
@@ -36,10 +39,24 @@ app = typer.Typer(
     "`mtbench run` is the embedded demonstration.",
 )
 app.add_typer(train_app, name="train")
+app.command()(fetch)
+app.command()(reproduce)
 out = Console()
 err = Console(stderr=True)
 
 OutOption = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory; default runs/<suite>-<time>.")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", help="Processes that decode side by side, each with a GPU of its own; default: 1."),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option("--ray", help="Decode on a Ray cluster: its address, auto, or local; one worker for each GPU."),
+]
+UnsandboxedOption = Annotated[
+    bool,
+    typer.Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them."),
+]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Copy results.json there; - for standard output.")]
 
 
@@ -60,18 +77,21 @@ def run(
         bool, typer.Option("--dry-run", help="Print the plan and a time estimate; run nothing.")
     ] = False,
     json_to: JsonOption = None,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
     **_: Any,
 ) -> None:
     """Plan, generate, score and report: a comparison of arms, from prompts to a page."""
     from mtbench.lab import resolve_device
 
     request = request_of(ctx.params)
-    resolve_device(request.device)
+    if ray is None:
+        resolve_device(request.device)
     if dry_run:
         _dry_run(request, None if resume else directory)
         return
     opened = _resume(ctx, request, directory) if resume else _start(request, directory)
-    results = _finish(opened, request, json_to)
+    results = _finish(opened, request, json_to, workers, ray)
     if any(cell["status"] != "ok" for cell in results["cells"]):
         raise typer.Exit(2)
 
@@ -88,20 +108,23 @@ DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 
 
 @app.command()
-def generate(directory: DirectoryArgument) -> None:
+def generate(directory: DirectoryArgument, workers: WorkersOption = None, ray: RayOption = None) -> None:
     """Run what is missing of a plan. Needs torch and transformers only: no network, no lm-eval, no datasets."""
     from mtbench.rundir import RunDirectory
 
-    _generate(RunDirectory.open(directory))
+    _generate(RunDirectory.open(directory), None, workers, ray)
 
 
 @app.command()
-def score(directory: DirectoryArgument, data_dir: DataOption = None) -> None:
+def score(
+    directory: DirectoryArgument, data_dir: DataOption = None, allow_unsandboxed_code: UnsandboxedOption = False
+) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.rundir import RunDirectory
     from mtbench.score import score as score_run
 
-    score_run(RunDirectory.open(directory), None if data_dir is None else str(data_dir))
+    where = None if data_dir is None else str(data_dir)
+    score_run(RunDirectory.open(directory), where, unsandboxed=allow_unsandboxed_code)
 
 
 @app.command()
@@ -132,15 +155,16 @@ def main() -> None:
     except UsageError as error:
         code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
     if code == INTERRUPTED:
-        _say_how_to_go_on(training=sys.argv[1:2] == ["train"])
+        _say_how_to_go_on("".join(sys.argv[1:2]))
     sys.exit(code)
 
 
-def _say_how_to_go_on(*, training: bool) -> None:
+def _say_how_to_go_on(command: str) -> None:
     """After an interruption."""
-    said = "nothing was begun"
+    said, training = "nothing was begun", command == "train"
     if training or begun:
-        again = "the same command" if training else f"`mtbench run -o {begun[-1]} --resume`"
+        resumed = command if command == "reproduce" else "run"
+        again = "the same command" if training else f"`mtbench {resumed} -o {begun[-1]} --resume`"
         said = f"what was complete is kept, {again} goes on"
     err.print(f"interrupted; {said}", markup=False, highlight=False, soft_wrap=True)
 
@@ -152,16 +176,12 @@ def _complain(mistake: str) -> int:
 
 def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     """A planned run. Nothing is written before the plan is known to be sound."""
-    from mtbench.machine import environment
-    from mtbench.planning import make_plan
-    from mtbench.rundir import RunDirectory
+    from mtbench.planning import begin_run, make_plan
 
     path = directory or Path("runs") / f"{_slug(request.suite[0])}-{time.strftime('%Y%m%d-%H%M%S')}"
     _refuse_existing(path)
     planned = make_plan(request)
-    opened = RunDirectory.create(path)
-    opened.write_json("environment.json", environment(sys.argv))
-    opened.write_json("plan.json", planned.to_json())
+    opened = begin_run(path, planned, sys.argv)
     begun.append(path)
     for warning in planned.warnings():
         err.print(warning, markup=False, highlight=False, soft_wrap=True)
@@ -215,21 +235,25 @@ def _restart(request: "Request", directory: Path) -> "RunDirectory":
     return _start(request, directory)
 
 
-def _finish(opened: "RunDirectory", request: "Request", json_to: Path | None) -> Mapping[str, Any]:
+def _finish(
+    opened: "RunDirectory", request: "Request", json_to: Path | None, workers: int | None, ray: str | None
+) -> Mapping[str, Any]:
     from mtbench.score import score as score_run
 
-    _generate(opened, request.time_budget_s)
+    _generate(opened, request.time_budget_s, workers, ray)
     if not opened.has("scores.json") or _newer(opened, "generations", "scores.json"):
-        score_run(opened, request.data_dir)
+        score_run(opened, request.data_dir, unsandboxed=request.allow_unsandboxed_code)
     return _report(opened, json_to)
 
 
-def _generate(opened: "RunDirectory", time_budget_s: float | None = None) -> None:
+def _generate(
+    opened: "RunDirectory", time_budget_s: float | None = None, workers: int | None = None, ray: str | None = None
+) -> None:
     from mtbench.generate import generate as run_plan
     from mtbench.progress import RunProgress
 
     with RunProgress(err) as progress:
-        run_plan(opened, progress, time_budget_s)
+        run_plan(opened, progress, time_budget_s, workers, ray)
 
 
 def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
@@ -311,13 +335,19 @@ def _list_methods() -> None:
 def _list_suites() -> None:
     from mtbench.registry import SUITES
 
-    table = Table("suite", "family", "new tokens", "metric", "what it is")
+    table = Table(*(Column(c, no_wrap=True) for c in ("suite", "new tokens", "scored by", "subtasks")), "what it is")
+    table.box = SIMPLE_HEAD
+    runs_on: dict[str, list[str]] = {}
     for name in SUITES:
         suite = SUITES[name]
-        row = (name, suite.family, str(suite.max_new_tokens), suite.metric or "–", _about(suite))
-        table.add_row(*map(escape, row))
+        runs_on.setdefault(suite.family, []).append(name)
+        several = str(len(suite.subtasks) or "")
+        table.add_row(*map(escape, (name, str(suite.max_new_tokens), suite.metric or "–", several, _about(suite))))
     for name, why in SUITES.broken.items():
         table.add_row(escape(name), "broken", "", "", escape(why))
+    usual = max(runs_on, key=lambda family: len(runs_on[family]))
+    others = [f"{', '.join(names)} on {family}" for family, names in runs_on.items() if family != usual]
+    table.caption = f"with no family named, on {usual}; {'; '.join(others)}"
     out.print(table)
 
 

@@ -41,7 +41,10 @@ def options(
     batching: Annotated[
         str, Option("--batching", help="static, refill (a finished row takes the next prompt), or static,refill.")
     ] = "static",
-    limit: Annotated[int | None, Option("--limit", help="Items per suite; default: all.")] = None,
+    limit: Annotated[
+        int | None, Option("--limit", help="Items per suite, or per subtask of one that has them; default: all.")
+    ] = None,
+    subtask: Annotated[list[str], Option("--subtask", help="Of a suite that has several, this one. Repeats.")] = [],  # noqa: B006
     rounds: Annotated[int, Option("--rounds", help="Times the first blocks are timed.")] = 3,
     time_budget: Annotated[
         str | None, Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")
@@ -54,13 +57,29 @@ def options(
         float, Option("--temperature", help="0: greedy. Above: sampled, with the same dice for every arm.")
     ] = 0.0,
     data_dir: DataOption = None,
+    bundle: Annotated[
+        Path | None, Option("--bundle", help="Data and checkpoints from this file, which `mtbench fetch` made.")
+    ] = None,
     offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
+    skip_unscorable: Annotated[
+        bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
+    ] = False,
+    allow_unsandboxed_code: Annotated[
+        bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
+    ] = False,
+    protocol: Annotated[
+        str,
+        Option(
+            "--protocol",
+            help="own, or paper: decode on behind stop strings, which cut the text only when it is scored.",
+        ),
+    ] = "own",
     fixed_length: Annotated[
         bool, Option("--fixed-length", help="Ignore end tokens: equal tokens for all arms.")
     ] = False,
     accuracy_margin: Annotated[float, Option("--accuracy-margin", help="0.02 means 2 points.")] = 0.02,
 ) -> None:
-    """Never called: its signature is the table. Names are those of `Request`'s fields, but for `time_budget`."""
+    """Never called: its signature is the table. Names are `Request`'s fields, but for `time_budget` and `bundle`."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,26 +97,41 @@ def request_of(params: Mapping[str, Any]) -> "Request":
     from mtbench.plan import Request
 
     asked = {f.name: params[f.name] for f in dataclasses.fields(Request) if f.name in params}
-    return Request(
-        **{
-            **asked,
-            "checkpoint": dict(_role_and_path(text) for text in params["checkpoint"]),
-            "batch_size": _whole_numbers(params["batch_size"]),
-            "batching": params["batching"].split(","),
-            "time_budget_s": _seconds(params["time_budget"]),
-            "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
-        }
-    )
+    asked |= {
+        "checkpoint": dict(role_and_path(text) for text in params["checkpoint"]),
+        "batch_size": whole_numbers(params["batch_size"]),
+        "batching": params["batching"].split(","),
+        "time_budget_s": _seconds(params["time_budget"]),
+        "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
+    }
+    return Request(**asked if params["bundle"] is None else _bundled(params["bundle"], asked))
 
 
-def _role_and_path(text: str) -> tuple[str, str]:
+def _bundled(bundle: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """The request on what a bundle holds; its checkpoints stand back where others are named."""
+    from mtbench.bundle import open_bundle
+    from mtbench.registry import SUITES
+
+    if asked["data_dir"] is not None:
+        raise UserError("--bundle and --data-dir both say where the data are; give one of them.")
+    opened = open_bundle(bundle)
+    specs = [spec.partition(":") for spec in asked["suite"]]
+    suites = [f"{name}{colon}{SUITES[name].found(rest, opened.data_dir)}" for name, colon, rest in specs]
+    asked = {**asked, "data_dir": str(opened.data_dir), "suite": suites}
+    if asked["model"] or asked["weights"] or asked["family"] not in (None, opened.family):
+        return asked
+    checkpoints = {**opened.checkpoints, **asked["checkpoint"]}
+    return {**asked, "family": opened.family, "model": opened.model, "checkpoint": checkpoints}
+
+
+def role_and_path(text: str) -> tuple[str, str]:
     role, equals, path = text.partition("=")
     if not equals or not role or not path:
         raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
     return role, path
 
 
-def _whole_numbers(text: str) -> list[int]:
+def whole_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -16,9 +16,9 @@ DEFAULTS: dict[str, Any] = {name: p.default for name, p in inspect.signature(opt
 
 
 def test_every_field_of_a_request_has_its_option() -> None:
-    """None is forgotten, none says something that nobody reads."""
+    """None is forgotten, none says something that nobody reads; a bundle says where other fields' things are."""
     fields = {f.name for f in dataclasses.fields(Request)}
-    assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == fields
+    assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == fields | {"bundle"}
 
 
 def test_nothing_said_is_a_requests_own_defaults() -> None:
@@ -39,7 +39,7 @@ def test_run_and_plan_take_the_same_options() -> None:
     }
     names = {name: {p.name for p in command.params} for name, command in commands.items()}
     assert set(DEFAULTS) < names["plan"] < names["run"]
-    assert names["run"] - names["plan"] == {"resume", "dry_run", "json_to"}
+    assert names["run"] - names["plan"] == {"resume", "dry_run", "json_to", "workers", "ray"}
 
 
 @pytest.mark.parametrize(("batching", "read"), [("static", ["static"]), ("static,refill", ["static", "refill"])])

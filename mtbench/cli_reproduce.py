@@ -1,0 +1,195 @@
+"""`mtbench reproduce NAME`: a published table here, figure beside figure. Without a name: which there are."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer import Option
+
+from mtbench.cli_request import DataOption, role_and_path, whole_numbers
+from mtbench.errors import UserError
+
+if TYPE_CHECKING:
+    from mtbench.reproduce import Asked, Part, Published
+
+out = Console()
+err = Console(stderr=True)
+PER_SESSION = {"name", "offline", "data_dir", "allow_unsandboxed_code"}  # what `--resume` may say anew
+
+
+def reproduce(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Of a published table; without one they are listed.")] = None,
+    family: Annotated[
+        str | None, Option("--family", help="Only this family of the table's; or another one in place of all.")
+    ] = None,
+    suite: Annotated[
+        list[str], Option("--suite", help="Only this suite of the table's; or another one in place of all. Repeats.")
+    ] = [],  # noqa: B006
+    checkpoint: Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")] = [],  # noqa: B006
+    limit: Annotated[int | None, Option("--limit", help="Items per suite or subtask; default: as published.")] = None,
+    batch_size: Annotated[
+        str | None, Option("--batch-size", help="One or several, such as 1,8; default: the table's.")
+    ] = None,
+    rounds: Annotated[
+        int | None, Option("--rounds", help="Times the first blocks are timed; default: the table's.")
+    ] = None,
+    max_new_tokens: Annotated[int | None, Option("--max-new-tokens", help="Default: as published.")] = None,
+    engine: Annotated[
+        str | None, Option("--engine", help="graph, eager (as papers measure) or invariant; default: the table's.")
+    ] = None,
+    protocol: Annotated[
+        str, Option("--protocol", help="paper: decode on behind stop strings and count as the paper does; or own.")
+    ] = "paper",
+    dtype: Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")] = "auto",
+    device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, Option("--seed", help="Of blocks, orders and drawn data.")] = 0,
+    data_dir: DataOption = None,
+    offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
+    skip_unscorable: Annotated[
+        bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
+    ] = False,
+    allow_unsandboxed_code: Annotated[
+        bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
+    ] = False,
+    workers: Annotated[
+        int | None, Option("--workers", help="Processes that decode side by side, each with a GPU of its own.")
+    ] = None,
+    directory: Annotated[Path | None, Option("-o", "--out", help="Default runs/NAME-<time>.")] = None,
+    resume: Annotated[bool, Option("--resume", help="Finish what is missing in -o DIR.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what would run and how long it takes here; run nothing.")
+    ] = False,
+) -> None:
+    """Run a published table here and print our figure beside each of its own, with a verdict."""
+    from mtbench import cli
+
+    if resume:
+        folder, asked, parts = _resume(ctx, directory)
+    elif name is None:
+        _list()
+        return
+    else:
+        from mtbench import reproduce as reproduction
+        from mtbench.lab import resolve_device
+
+        asked, table = _asked(ctx.params), reproduction.published(name)
+        resolve_device(device)
+        folder = directory or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        reproduction.refuse_existing(folder)
+        parts = reproduction.lay_out(table, asked)
+        if dry_run:
+            _dry_run(table, parts)
+            return
+        reproduction.begin(folder, asked, parts, sys.argv)
+    cli.begun.append(folder)
+    _say(parts)
+    _finish(folder, asked, parts, workers)
+
+
+def _asked(params: Mapping[str, Any]) -> "Asked":
+    """What was asked for. Raises UserError for text that cannot be read."""
+    from mtbench.reproduce import Asked
+
+    given = {f.name: params[f.name] for f in dataclasses.fields(Asked)}
+    return Asked(
+        **{
+            **given,
+            "checkpoint": dict(role_and_path(text) for text in params["checkpoint"]),
+            "batch_size": None if params["batch_size"] is None else whole_numbers(params["batch_size"]),
+            "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
+        }
+    )
+
+
+def _resume(ctx: typer.Context, directory: Path | None) -> "tuple[Path, Asked, list[Part]]":
+    """The reproduction in `directory`, with which whatever was said again must agree."""
+    from mtbench.reproduce import reopen
+
+    if directory is None:
+        raise UserError("--resume needs the directory: `mtbench reproduce -o DIR --resume`.")
+    stored, parts = reopen(directory)
+    if ctx.params["name"] not in (None, stored.name):
+        raise UserError(f"{str(directory)!r} holds {stored.name!r}, not {ctx.params['name']!r}; leave the name out.")
+    said = _asked({**ctx.params, "name": stored.name})
+    begun, now = (json.loads(json.dumps(dataclasses.asdict(one))) for one in (stored, said))  # lists, not tuples
+    for name in begun.keys() - PER_SESSION:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and begun[name] != now[name]:
+            raise UserError(
+                f"the reproduction in {str(directory)!r} was begun with {name}={begun[name]!r}, not {now[name]!r}; go "
+                f"on with `mtbench reproduce -o {directory} --resume`, or begin another in a new directory."
+            )
+    return directory, dataclasses.replace(stored, **{name: getattr(said, name) for name in PER_SESSION}), parts
+
+
+def _finish(folder: Path, asked: "Asked", parts: "list[Part]", workers: int | None) -> None:
+    """Run what is missing; a table of every figure, then the page's path as the last line."""
+    from mtbench import reproduction_page
+    from mtbench.progress import RunProgress
+    from mtbench.reproduce import compare, published, run
+
+    for part in parts:
+        if part.plan is not None:
+            with RunProgress(err) as progress:
+                run(folder, part, asked, progress, workers)
+    result = compare(published(asked.name), asked, parts, folder)
+    page = reproduction_page.write(folder, result)
+    out.print(reproduction_page.terminal_table(result))
+    _print(str(page))
+    if any(figure["why"].startswith("failed: ") for figure in result["figures"]):
+        raise typer.Exit(2)
+
+
+def _dry_run(table: "Published", parts: "list[Part]") -> None:
+    from mtbench.display import plan_table
+    from mtbench.generate import estimate_s
+    from mtbench.progress import clock
+
+    for part in parts:
+        if part.plan is not None:
+            _print(f"{table.name}, {part.family}")
+            out.print(plan_table(part.plan))
+            _print(
+                f"{part.family}: about {clock(estimate_s(part.plan))} (h:min:s), if every answer takes its whole budget"
+            )
+    _say(parts)
+
+
+def _say(parts: "list[Part]") -> None:
+    """What will not be run, and why."""
+    for part in parts:
+        for what, why in (*part.missing.items(), *part.closed.items()):
+            err.print(f"not run: {part.family}, {what}: {why}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _list() -> None:
+    from mtbench import reproduce as reproduction
+
+    table = Table("name", "what", "runs", "needs")
+    for name in reproduction.names():
+        one = reproduction.published(name)
+        runs = []
+        for family in one.families:
+            arms = reproduction.specs_of([row for row in one.rows if row.family == family])
+            runs.append(f"{family}: {len(arms)} arms")
+        suites = len(one.benchmarks)
+        runs.append(f"{suites} suites" if suites > 1 else next(iter(one.benchmarks.values()))["suite"])
+        needs = [f"--checkpoint {role}=…" for role in reproduction.not_released(one)]
+        needs += ["a GPU, for times"] * any("speedup" in row.figures for row in one.rows)
+        table.add_row(*map(escape, (name, one.what, "\n".join(runs), ", ".join(needs) or "–")))
+        table.add_section()
+    table.caption = "any of them in miniature: mtbench reproduce NAME --family tiny --suite arithmetic --limit 8"
+    out.print(table)
+
+
+def _print(text: str) -> None:
+    out.print(text, soft_wrap=True, markup=False, highlight=False)
