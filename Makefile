@@ -7,7 +7,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # Where the loop meets transformers: run on its oldest version too.
 LOOP := decoding engine hf_generate block_diffusion medusa
-PARALLEL := -n auto --dist loadfile
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test slow clean
 

@@ -105,17 +105,15 @@ def terminal_table(result: Record) -> Table:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for heading, side in (("", "left"), ("benchmark", "left"), ("quantity", "left"), ("published", "right")):
-        table.add_column(heading, justify=side, no_wrap=bool(heading))  # type: ignore[arg-type]
-    table.add_column("ours", justify="right")
-    table.add_column("verdict", overflow="fold")
+    for heading, side in (("figure", "left"), ("paper", "right"), ("ours", "right"), ("verdict", "left")):
+        table.add_column(heading, justify=side, no_wrap=heading != "figure")  # type: ignore[arg-type]
     for row, figures in _by_row(result):
-        for place, figure in enumerate(figures):
+        table.add_row(f"[bold]{escape(row)}[/]")
+        for figure in figures:
             line = line_of(figure, reasons)
             verdict = f"{line.short} ({line.note})" if line.note else line.short
             ours = " ".join(filter(None, (line.ours, line.interval)))
-            said = ("" if place else row, line.benchmark, line.quantity, line.published, ours, verdict)
-            table.add_row(*map(escape, said))
+            table.add_row(*map(escape, (f"  {line.benchmark}, {line.quantity}", line.published, ours, verdict)))
         table.add_section()
     notes = [DEMONSTRATION] * _demonstrates(result) + [summary(result)]
     table.caption = escape("\n".join(notes + [f"({number}) {why}" for why, number in reasons.items()]))

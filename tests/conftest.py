@@ -13,6 +13,13 @@ from mtbench.lane import Lane
 from mtbench.plan import Request
 from mtbench.rundir import RunDirectory
 
+LONGEST = {f"test_{name}" for name in ("run", "workers", "sandbox", "recipes", "reproduce", "offline", "report")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest come first, so that at the end no worker is left alone with one of them."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("objective", ["ar", "mars"])
+@pytest.mark.parametrize("objective", [pytest.param("ar", marks=pytest.mark.slow), "mars"])
 def test_two_processes_have_the_losses_of_one(base: Path, tmp_path: Path, objective: str) -> None:
     """`accelerate launch -m mtbench train …`, the same global batch: equal to 1e-5; one of them speaks and writes."""
     said = [objective, "--base", str(base), *SAID.split(), "-o"]

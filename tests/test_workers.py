@@ -42,8 +42,8 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
     return Request(
         checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
         method=("ar", "mars:tau=0.3"),
-        batch_size=(1, 2),
-        limit=8,
+        batch_size=(2,),
+        limit=12,
         rounds=2,
         max_new_tokens=6,
     )
@@ -106,6 +106,7 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: Request, 
     assert len(run.read_json("environment.json")["sessions"]) == 3
 
 
+@pytest.mark.slow
 def test_killed_outright_with_its_workers_a_run_goes_on(request_: Request, alone: Any, tmp_path: Path) -> None:
     """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
     run = begun(tmp_path / "run", request_)
