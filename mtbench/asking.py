@@ -81,13 +81,14 @@ def plan_suite(
     return dataclasses.replace(planned, withheld=planned.digest()) if suite.private else planned
 
 
-def open_plan(run: RunDirectory) -> Plan:
+def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
     """The plan of a run; prompts that no file holds are asked of their suites again.
 
-    Raises UserError if they cannot be had here, or are not those that were planned.
+    `data_dir`: where their data is, if elsewhere than the plan says. Raises UserError if they cannot be had here, or
+    are not those that were planned.
     """
     plan = Plan.from_json(run.read_json("plan.json"))
-    request = Request(**plan.request)
+    request = Request(**{**plan.request, **({"data_dir": data_dir} if data_dir else {})})
     suites = []
     for suite in plan.suites:
         if suite.withheld is not None:

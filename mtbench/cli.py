@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from mtbench import __version__
 from mtbench.cli_fetch import fetch
 from mtbench.cli_reproduce import reproduce
-from mtbench.cli_request import DataOption, request_of, with_options
+from mtbench.cli_request import DataOption, RayOption, UnsandboxedOption, WorkersOption, request_of, with_options
 from mtbench.cli_train import app as train_app
 from mtbench.errors import UserError, unknown
 
@@ -45,18 +45,6 @@ out = Console()
 err = Console(stderr=True)
 
 OutOption = Annotated[Path | None, typer.Option("-o", "--out", help="Run directory; default runs/<suite>-<time>.")]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option("--workers", help="Processes that decode side by side, each with a GPU of its own; default: 1."),
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option("--ray", help="Decode on a Ray cluster: its address, auto, or local; one worker for each GPU."),
-]
-UnsandboxedOption = Annotated[
-    bool,
-    typer.Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them."),
-]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Copy results.json there; - for standard output.")]
 
 
@@ -108,11 +96,14 @@ DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
 
 
 @app.command()
-def generate(directory: DirectoryArgument, workers: WorkersOption = None, ray: RayOption = None) -> None:
-    """Run what is missing of a plan. Needs torch and transformers only: no network, no lm-eval, no datasets."""
+def generate(
+    directory: DirectoryArgument, workers: WorkersOption = None, ray: RayOption = None, data_dir: DataOption = None
+) -> None:
+    """Run what is missing of a plan: no network, no lm-eval, no datasets, unless a suite's questions are in no file."""
     from mtbench.rundir import RunDirectory
 
-    _generate(RunDirectory.open(directory), None, workers, ray)
+    where = None if data_dir is None else str(data_dir)
+    _generate(RunDirectory.open(directory), None, workers, ray, where)
 
 
 @app.command()
@@ -238,22 +229,27 @@ def _restart(request: "Request", directory: Path) -> "RunDirectory":
 def _finish(
     opened: "RunDirectory", request: "Request", json_to: Path | None, workers: int | None, ray: str | None
 ) -> Mapping[str, Any]:
+    from mtbench.score import due
     from mtbench.score import score as score_run
 
-    _generate(opened, request.time_budget_s, workers, ray)
-    if not opened.has("scores.json") or _newer(opened, "generations", "scores.json"):
+    _generate(opened, request.time_budget_s, workers, ray, request.data_dir)
+    if due(opened):
         score_run(opened, request.data_dir, unsandboxed=request.allow_unsandboxed_code)
     return _report(opened, json_to)
 
 
 def _generate(
-    opened: "RunDirectory", time_budget_s: float | None = None, workers: int | None = None, ray: str | None = None
+    opened: "RunDirectory",
+    time_budget_s: float | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    data_dir: str | None = None,
 ) -> None:
     from mtbench.generate import generate as run_plan
     from mtbench.progress import RunProgress
 
     with RunProgress(err) as progress:
-        run_plan(opened, progress, time_budget_s, workers, ray)
+        run_plan(opened, progress, time_budget_s, workers, ray, data_dir)
 
 
 def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
@@ -273,11 +269,6 @@ def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
         json_to.write_text((opened.path / "results.json").read_text())
     console.print(str(path), soft_wrap=True, markup=False, highlight=False)
     return results
-
-
-def _newer(opened: "RunDirectory", folder: str, than: str) -> bool:
-    then = (opened.path / than).stat().st_mtime
-    return any(file.stat().st_mtime > then for file in (opened.path / folder).glob("*.jsonl"))
 
 
 def _dry_run(request: "Request", directory: Path | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 from rich.console import Console
 from typer import Option
 
-from mtbench.cli_request import DataOption, role_and_path
+from mtbench.cli_request import CheckpointOption, DataOption, role_and_path
 from mtbench.errors import UserError
 
 out = Console()
@@ -17,7 +17,7 @@ def fetch(
     suite: Annotated[list[str], Option("--suite", help="Suite, or name:rest. Repeats.")],
     family: Annotated[str | None, Option("--family", help="Checkpoints that belong together.")] = None,
     model: Annotated[str | None, Option("--model", help="Path or hub id: a family with the role ar alone.")] = None,
-    checkpoint: Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")] = [],  # noqa: B006
+    checkpoint: CheckpointOption = [],  # noqa: B006
     role: Annotated[list[str], Option("--role", help="Of the family, this role. Repeats; default: all.")] = [],  # noqa: B006
     no_checkpoints: Annotated[bool, Option("--no-checkpoints", help="Carry data alone.")] = False,
     data_dir: DataOption = None,

@@ -14,7 +14,19 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
-from mtbench.cli_request import DataOption, role_and_path, whole_numbers
+from mtbench.cli_request import (
+    CheckpointOption,
+    DataOption,
+    DeviceOption,
+    DtypeOption,
+    OfflineOption,
+    RayOption,
+    SkipOption,
+    UnsandboxedOption,
+    WorkersOption,
+    role_and_path,
+    whole_numbers,
+)
 from mtbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +46,7 @@ def reproduce(
     suite: Annotated[
         list[str], Option("--suite", help="Only this suite of the table's; or another one in place of all. Repeats.")
     ] = [],  # noqa: B006
-    checkpoint: Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")] = [],  # noqa: B006
+    checkpoint: CheckpointOption = [],  # noqa: B006
     limit: Annotated[int | None, Option("--limit", help="Items per suite or subtask; default: as published.")] = None,
     batch_size: Annotated[
         str | None, Option("--batch-size", help="One or several, such as 1,8; default: the table's.")
@@ -49,20 +61,15 @@ def reproduce(
     protocol: Annotated[
         str, Option("--protocol", help="paper: decode on behind stop strings and count as the paper does; or own.")
     ] = "paper",
-    dtype: Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
     seed: Annotated[int, Option("--seed", help="Of blocks, orders and drawn data.")] = 0,
     data_dir: DataOption = None,
-    offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
-    skip_unscorable: Annotated[
-        bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
-    ] = False,
-    allow_unsandboxed_code: Annotated[
-        bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
-    ] = False,
-    workers: Annotated[
-        int | None, Option("--workers", help="Processes that decode side by side, each with a GPU of its own.")
-    ] = None,
+    offline: OfflineOption = False,
+    skip_unscorable: SkipOption = False,
+    allow_unsandboxed_code: UnsandboxedOption = False,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
     directory: Annotated[Path | None, Option("-o", "--out", help="Default runs/NAME-<time>.")] = None,
     resume: Annotated[bool, Option("--resume", help="Finish what is missing in -o DIR.")] = False,
     dry_run: Annotated[
@@ -82,7 +89,8 @@ def reproduce(
         from mtbench.lab import resolve_device
 
         asked, table = _asked(ctx.params), reproduction.published(name)
-        resolve_device(device)
+        if ray is None:
+            resolve_device(device)
         folder = directory or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         reproduction.refuse_existing(folder)
         parts = reproduction.lay_out(table, asked)
@@ -92,7 +100,7 @@ def reproduce(
         reproduction.begin(folder, asked, parts, sys.argv)
     cli.begun.append(folder)
     _say(parts)
-    _finish(folder, asked, parts, workers)
+    _finish(folder, asked, parts, workers, ray)
 
 
 def _asked(params: Mapping[str, Any]) -> "Asked":
@@ -131,21 +139,28 @@ def _resume(ctx: typer.Context, directory: Path | None) -> "tuple[Path, Asked, l
     return directory, dataclasses.replace(stored, **{name: getattr(said, name) for name in PER_SESSION}), parts
 
 
-def _finish(folder: Path, asked: "Asked", parts: "list[Part]", workers: int | None) -> None:
+def _finish(folder: Path, asked: "Asked", parts: "list[Part]", workers: int | None, ray: str | None) -> None:
     """Run what is missing; a table of every figure, then the page's path as the last line."""
     from mtbench import reproduction_page
     from mtbench.progress import RunProgress
     from mtbench.reproduce import compare, published, run
 
+    broken: list[UserError] = []
     for part in parts:
         if part.plan is not None:
-            with RunProgress(err) as progress:
-                run(folder, part, asked, progress, workers)
+            try:
+                with RunProgress(err) as progress:
+                    run(folder, part, asked, progress, workers, ray)
+            except UserError as error:  # the other family may fare better
+                broken.append(error)
+                _warn(f"{part.family} could not be run: {error}")
+    if len(broken) == sum(part.plan is not None for part in parts):
+        raise broken[0]
     result = compare(published(asked.name), asked, parts, folder)
     page = reproduction_page.write(folder, result)
     out.print(reproduction_page.terminal_table(result))
     _print(str(page))
-    if any(figure["why"].startswith("failed: ") for figure in result["figures"]):
+    if broken or any("failed: " in figure["why"] for figure in result["figures"]):
         raise typer.Exit(2)
 
 
@@ -168,7 +183,11 @@ def _say(parts: "list[Part]") -> None:
     """What will not be run, and why."""
     for part in parts:
         for what, why in (*part.missing.items(), *part.closed.items()):
-            err.print(f"not run: {part.family}, {what}: {why}", markup=False, highlight=False, soft_wrap=True)
+            _warn(f"not run: {part.family}, {what}: {why}")
+
+
+def _warn(text: str) -> None:
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _list() -> None:

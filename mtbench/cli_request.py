@@ -14,14 +14,33 @@ from mtbench.errors import UserError
 if TYPE_CHECKING:
     from mtbench.plan import Request
 
+# Options that several commands take.
 DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
+OfflineOption = Annotated[bool, Option("--offline", help="Never touch the network.")]
+CheckpointOption = Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")]
+DtypeOption = Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")]
+DeviceOption = Annotated[str, Option("--device", help="auto, cpu or cuda.")]
+SkipOption = Annotated[
+    bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
+]
+UnsandboxedOption = Annotated[
+    bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
+]
+WorkersOption = Annotated[
+    int | None,
+    Option("--workers", help="Processes that decode side by side, each with a GPU of its own; default: 1."),
+]
+RayOption = Annotated[
+    str | None,
+    Option("--ray", help="Decode on a Ray cluster: its address, auto, or local; one worker for each GPU."),
+]
 
 
 def options(
     suite: Annotated[list[str], Option("--suite", help="Suite, or name:rest. Repeats.")] = ["arithmetic"],  # noqa: B006
     family: Annotated[str | None, Option("--family", help="Checkpoints that belong together.")] = None,
     model: Annotated[str | None, Option("--model", help="Path or hub id: a family with the role ar alone.")] = None,
-    checkpoint: Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")] = [],  # noqa: B006
+    checkpoint: CheckpointOption = [],  # noqa: B006
     weights: Annotated[
         str | None, Option("--weights", help="random:SHAPE: random weights in all roles; simulated, speed only.")
     ] = None,
@@ -50,8 +69,8 @@ def options(
         str | None, Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")
     ] = None,
     max_new_tokens: Annotated[int | None, Option("--max-new-tokens", help="Default: the suite's.")] = None,
-    dtype: Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")] = "auto",
-    device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
     seed: Annotated[int, Option("--seed", help="Of blocks, orders, drawn data and sampling.")] = 0,
     temperature: Annotated[
         float, Option("--temperature", help="0: greedy. Above: sampled, with the same dice for every arm.")
@@ -60,13 +79,9 @@ def options(
     bundle: Annotated[
         Path | None, Option("--bundle", help="Data and checkpoints from this file, which `mtbench fetch` made.")
     ] = None,
-    offline: Annotated[bool, Option("--offline", help="Never touch the network.")] = False,
-    skip_unscorable: Annotated[
-        bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
-    ] = False,
-    allow_unsandboxed_code: Annotated[
-        bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
-    ] = False,
+    offline: OfflineOption = False,
+    skip_unscorable: SkipOption = False,
+    allow_unsandboxed_code: UnsandboxedOption = False,
     protocol: Annotated[
         str,
         Option(

@@ -16,6 +16,7 @@ from typer import Option
 from typer.core import TyperGroup
 
 from mtbench.cli_request import DataOption as DataDirOption
+from mtbench.cli_request import OfflineOption
 from mtbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ DataOption = Annotated[
     list[str],
     Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeats."),
 ]
-OfflineOption = Annotated[bool, Option("--offline", help="Never touch the network.")]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Print what it will cost; train nothing.")]
 
 

@@ -8,10 +8,12 @@ subtracted.
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from mtbench import machine
 from mtbench.errors import first_line
+from mtbench.generation import said
 from mtbench.lab import Lab
 from mtbench.machine import Gpu
 from mtbench.plan import Cell, Plan
@@ -56,7 +58,9 @@ def measure(
             note(f"time budget spent; the energy of {len(todo) - i} cells is measured with --resume")
             return
         try:
-            cells[cell.cell] = window(gpu, plan, lab, cell)
+            lines = run.lines(f"generations/{cell.cell}.jsonl")
+            answered = {g["item"]: ids for g in lines if (ids := said(g)) is not None}
+            cells[cell.cell] = window(gpu, plan, lab, cell, answered)
         except Exception as error:  # a method's own fault; what it measured before stands
             cells[cell.cell] = _unknown(f"{type(error).__name__}: {first_line(error)}")
         run.write_json("energy.json", {"idle_power_w": idle_power_w, "cells": cells})
@@ -68,10 +72,13 @@ def of(known: Record, cell: str, error: str | None = None) -> Record:
     return {name: found[name] for name in ("energy_j", "j_per_token", "energy_reason")}
 
 
-def window(gpu: Gpu, plan: Plan, lab: Lab, cell: Cell) -> Record:
+def window(
+    gpu: Gpu, plan: Plan, lab: Lab, cell: Cell, answered: Mapping[str, Sequence[int]] = MappingProxyType({})
+) -> Record:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
-    The first block runs once before, so that nothing is captured or compiled inside.
+    The first block runs once before, so that nothing is captured or compiled inside. `answered`: by item, what later
+    turns follow.
     """
     suite = plan.suite(cell.suite)
     group = next(g for g in plan.groups if cell.cell in g.cells)
@@ -81,7 +88,7 @@ def window(gpu: Gpu, plan: Plan, lab: Lab, cell: Cell) -> Record:
 
     def decode(block: list[int]) -> int:
         items = [suite.items[i] for i in block]
-        prompts, stop = [suite.prompt(i) for i in block], [i.stop for i in items]
+        prompts, stop = [suite.prompt(i, answered) for i in block], [i.stop for i in items]
         _, timing = lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
         return timing.tokens
 

@@ -1,28 +1,32 @@
 """The middle stage: run the plan's cells and write down what came out and how long it took.
 
 Inside every block all arms run next to each other in random order, so that a drift of the machine meets them alike.
-Needs torch and transformers only. What is on disk counts; what is missing is run.
+Needs torch and transformers only, but for private suites, which are asked again. What is on disk counts; what is
+missing is run.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import multiprocessing
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from mtbench import energy, lossless, memory
 from mtbench.asking import open_plan
 from mtbench.errors import UserError
-from mtbench.generation import Generation
-from mtbench.lab import Lab
+from mtbench.generation import Generation, said
+from mtbench.lab import Lab, resolve_device
 from mtbench.plan import Cell, Group, Plan, SuitePlan
 from mtbench.rundir import Record, RunDirectory
-from mtbench.workers import Died, Done, Failed, Task, Worker, hire
+from mtbench.workers import Died, Done, Failed, Task, Worker, hire, undisturbed
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
@@ -43,14 +47,17 @@ def generate(
     time_budget_s: float | None = None,
     workers: int | None = None,
     ray: str | None = None,
+    data_dir: str | None = None,
 ) -> None:
     """Run whatever of the plan is not on disk yet; `time_budget_s` is this session's, else the plan's.
 
-    By this process, by so many `workers` of this machine, or by those of the Ray cluster at an address. Raises
-    UserError if nothing can be run at all, or if the run was begun on another kind of device or in another type.
+    By this process, by so many `workers` of this machine, or by those of the Ray cluster at an address. `data_dir`:
+    where private suites' data is, if elsewhere than the plan says. Raises UserError if nothing can be run at all, or if
+    the run was begun on another kind of device or in another type.
     """
-    plan = open_plan(run)
-    lab = Lab(plan.request)
+    plan = open_plan(run, data_dir)
+    alone = ray is None and workers in (None, 1)
+    lab = Lab(plan.request) if alone else None
     budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
@@ -62,26 +69,72 @@ def generate(
     work = sum(stage.work for stage in stages)
     progress.begin(len(plan.cells), work)
     if work:
-        with hire(lab, plan.cells, workers, ray) as staff:
+        with hire(lab, plan.request, plan.cells, workers, ray) as staff:
             crew = [Hand(worker, len(staff), run) for worker in staff]
             side_by_side(crew, Hand.begin)
-            for stage in stages:
-                stage.run_blocks(crew, deadline)
-    if (there := _device(run)) not in (None, lab.device):
-        progress.note(f"decoded on {there}, and here is {lab.device}: answers are not re-scored, nor memory measured")
-        return
+            if not all(stage.run_blocks(crew, deadline) for stage in stages):
+                progress.note("time budget spent; what is missing runs with --resume")
+    if lab is not None:
+        _untimed(run, plan, lab, failed, progress.note, deadline)
+    else:
+        _untimed_apart(run, plan, failed, progress.note, deadline)
+
+
+def _untimed(
+    run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
+) -> None:
+    """The passes behind the timed one: re-scoring, energy, memory."""
     for cell in plan.cells:
         if cell.cell not in failed:
-            lossless.check(run, cell, plan.suite(cell.suite), lab, progress.note)
-    energy.measure(run, plan, lab, failed, progress.note, deadline)
-    memory.measure(run, plan, lab, failed, progress.note, deadline)
+            lossless.check(run, cell, plan.suite(cell.suite), lab, note)
+    energy.measure(run, plan, lab, failed, note, deadline)
+    memory.measure(run, plan, lab, failed, note, deadline)
     lab.clear()
 
 
-def _device(run: RunDirectory) -> str | None:
-    """What kind of device the run decodes on; None before it has begun."""
+def _untimed_apart(
+    run: RunDirectory, plan: Plan, failed: set[str], note: Callable[[str], None], deadline: float
+) -> None:
+    """The same in a process of its own: who hands out work to GPUs must never be seen on one."""
     sessions = run.read_json("environment.json").get("sessions", [])
-    return sessions[0]["device"] if sessions else None
+    there, request = sessions[0]["device"] if sessions else None, {**plan.request, "device": "auto"}
+    here = resolve_device("auto")
+    if there == "cpu":
+        request["device"] = here = "cpu"
+    if there != here:
+        note(f"decoded on {there}, and here is {here}: answers are not re-scored, nor memory measured")
+        return
+    context = multiprocessing.get_context("spawn")
+    heard, tell = context.Pipe(duplex=False)
+    child = context.Process(target=_untimed_in_child, args=(str(run.path), plan, request, failed, tell, deadline))
+    with undisturbed():
+        child.start()
+    tell.close()
+    try:
+        with contextlib.suppress(EOFError):
+            while True:
+                note(heard.recv())
+    except BaseException:
+        child.kill()
+        raise
+    finally:
+        child.join()
+    if child.exitcode:
+        note(f"the untimed passes died (exit code {child.exitcode}); `--resume` tries them again")
+
+
+def _untimed_in_child(
+    path: str, plan: Plan, request: Mapping[str, Any], failed: set[str], tell: Connection, deadline: float
+) -> None:
+    _untimed(RunDirectory(Path(path)), plan, Lab(request), failed, tell.send, deadline)
+
+
+KIND = ("--device", "--dtype", "the GPU")  # of a session; a cell's are all of one
+
+
+def _kind(session: Mapping[str, Any]) -> tuple[str | None, ...]:
+    gpu = session.get("gpu") or {}
+    return session["device"], session["dtype"], gpu.get("name") if session["device"] == "cuda" else None
 
 
 class Hand:
@@ -102,12 +155,11 @@ class Hand:
         with self._writing:
             environment = self.run.read_json("environment.json")
             sessions = environment.get("sessions", [])
-            for name in ("device", "dtype"):
-                if sessions and sessions[0][name] != described[name]:
+            for what, there, here in zip(KIND, _kind(sessions[0]), _kind(described), strict=True) if sessions else ():
+                if there != here:
                     raise UserError(
-                        f"this run was begun with --{name} {sessions[0][name]}, here it would go on with "
-                        f"{described[name]}; a cell must not mix them. Go on where it began, or start another run with "
-                        "`-o DIR`."
+                        f"this run was begun with {what} {there}, here it would go on with {here}; a cell must not mix "
+                        "them. Go on where it began, or start another run with `-o DIR`."
                     )
             self.session = len(sessions) + 1
             self.run.write_json("environment.json", {**environment, "sessions": [*sessions, described]})
@@ -166,24 +218,32 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self._live())
 
-    def run_blocks(self, crew: Sequence[Hand], deadline: float) -> None:
-        """Round by round, for what a round repeats must be there; in a round each hand takes what is next."""
+    def run_blocks(self, crew: Sequence[Hand], deadline: float) -> bool:
+        """Round by round, for what a round repeats must be there; in a round each hand takes what is next.
+
+        False if the deadline leaves something undone.
+        """
         todo = self.todo
+        if time.monotonic() > deadline:
+            return not todo
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
         side_by_side(crew, lambda hand: self._warm_up(hand, shapes))
         for round_, of_round in itertools.groupby(todo, key=lambda at: at[0]):
             queue = deque(self._chains([block for _, block in of_round]))
 
             def serve(hand: Hand, round_: int = round_, queue: deque[list[int]] = queue) -> None:
-                while queue and time.monotonic() <= deadline:
-                    with contextlib.suppress(IndexError):  # another hand took the last
-                        for block in queue.popleft():
-                            self._run_block(hand, round_, block)
+                while time.monotonic() <= deadline:
+                    try:
+                        chain = queue.popleft()
+                    except IndexError:
+                        return
+                    for block in chain:
+                        self._run_block(hand, round_, block)
 
             side_by_side(crew, serve)
             if queue:
-                self.progress.note("time budget spent; what is missing runs with --resume")
-                return
+                return False
+        return True
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
         """Blocks that one hand runs one after the other: later turns behind the answers they follow."""
@@ -207,11 +267,11 @@ class Stage:
             for block, cell in itertools.product(blocks, self._live()):
                 outcome = self._attempt(hand, cell, block, WARM_UP_TOKENS, cold=True)
                 if isinstance(outcome, Done):
+                    hand.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
                     preparing |= outcome.timing.preparation_s > 0
             if not preparing:
                 break
-        hand.warm |= {(name, len(self.group.blocks[block])) for name, block in wall_s}
         for cell in self._live():
             calls = [w for (name, _), w in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(w) - len(w) * w[-1]) for w in calls)
@@ -303,9 +363,8 @@ class Stage:
 
     def _remember(self, cell: str, line: Mapping[str, Any]) -> None:
         self.tokens[cell][line["item"]] = line["token_ids"]
-        if line["token_ids"] is not None:
-            until = -1 if line["finish_reason"] == "end" else None
-            self.said[cell][line["item"]] = line["token_ids"][:until]
+        if (ids := said(line)) is not None:
+            self.said[cell][line["item"]] = ids
 
     def _fail(self, cell: Cell, error: str) -> None:
         with self.writing:

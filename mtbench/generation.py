@@ -1,8 +1,8 @@
 """What decoding a request gave and what it cost, and where an answer ends: for our loop and outside engines alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -56,6 +56,12 @@ class Timing:
     drafts: int | None = None  # times it drafted
     drafted: int | None = None  # tokens of those drafts
     accepted: int | None = None  # of these
+
+
+def said(line: Mapping[str, Any]) -> list[int] | None:
+    """What a later turn finds of a stored answer: its tokens but for the end token; None if they are hidden."""
+    ids: list[int] | None = line["token_ids"]
+    return ids if ids is None or line["finish_reason"] != "end" else ids[:-1]
 
 
 def finish(

@@ -27,7 +27,6 @@ class Lab:
     """The models of a plan, each loaded once and shared by the cells that use it."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        self.request = request
         self.device = resolve_device(request["device"])
         self.dtype = resolve_dtype(request["dtype"], self.device)
         self.offline = request["offline"]

@@ -15,15 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from mtbench.asking import open_plan
 from mtbench.lab import Lab
 from mtbench.models import Checkpoint
 from mtbench.plan import Cell, Plan
 from mtbench.registry import METHODS
 from mtbench.rundir import RunDirectory
+
+
+class Block(NamedTuple):
+    """What is decoded, for `Lab.decode`."""
+
+    prompts: list[list[int]]
+    budget: int
+    items: list[int]
+    stop: list[list[str]]
+    room: int
 
 
 def measure(
@@ -42,7 +52,7 @@ def measure(
         if time.monotonic() > deadline:
             note(f"time budget spent; the peak memory of {len(todo) - i} cells is measured with --resume")
             return
-        known[cell.cell] = _allocated(plan, cell, lab) if lab.device == "cuda" else _resident(run, cell, lab)
+        known[cell.cell] = _allocated(plan, cell, lab) if lab.device == "cuda" else _resident(run, plan, cell, lab)
         run.write_json("memory.json", known)
 
 
@@ -67,19 +77,21 @@ def _allocated(plan: Plan, cell: Cell, lab: Lab) -> int | None:
         lab.lanes_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
         torch.cuda.reset_peak_memory_stats()
         at_rest = torch.cuda.memory_allocated()
-        _decode_first_block(plan, cell, lab)
+        _decode(cell, first_block(plan, cell), lab)
     except Exception:  # a method's own fault, or memory ran out
         return None
     return share(torch.cuda.max_memory_allocated(), at_rest, map(lab.checkpoint, cell.checkpoints.values()))
 
 
-def _resident(run: RunDirectory, cell: Cell, lab: Lab) -> int | None:
+def _resident(run: RunDirectory, plan: Plan, cell: Cell, lab: Lab) -> int | None:
     """The largest resident size of a process that decodes the cell's first block and nothing else."""
     lab.clear()  # else its models stand beside that process's
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mtbench.memory"])
     receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(str(run.path), cell.cell, lab.device, send))
+    child = context.Process(
+        target=_in_child, args=(str(run.path), cell.cell, lab.device, first_block(plan, cell), send)
+    )
     child.start()
     send.close()
     try:
@@ -90,20 +102,25 @@ def _resident(run: RunDirectory, cell: Cell, lab: Lab) -> int | None:
     return peak
 
 
-def _in_child(directory: str, name: str, device: str, send: multiprocessing.connection.Connection) -> None:
+def _in_child(
+    directory: str, name: str, device: str, block: Block, send: multiprocessing.connection.Connection
+) -> None:
     """Decode the cell's first block and send the peak."""
-    plan = open_plan(RunDirectory(Path(directory)))
+    plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    _decode_first_block(plan, plan.cell(name), Lab({**plan.request, "device": device}))
+    _decode(plan.cell(name), block, Lab({**plan.request, "device": device}))
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
 
 
-def _decode_first_block(plan: Plan, cell: Cell, lab: Lab) -> None:
+def first_block(plan: Plan, cell: Cell) -> Block:
     """As many prompts as the cell has rows, in batches as long as the timed ones: shapes are warm."""
     group = next(g for g in plan.groups if cell.cell in g.cells)
     suite = plan.suite(cell.suite)
     block = group.blocks[0][: cell.batch_size]
-    items = [suite.items[i] for i in block]
-    prompts, stop = [suite.prompt(i) for i in block], [i.stop for i in items]
-    lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=suite.room)
+    stop = [suite.items[i].stop for i in block]
+    return Block([suite.prompt(i) for i in block], suite.max_new_tokens, block, stop, suite.room)
+
+
+def _decode(cell: Cell, block: Block, lab: Lab) -> None:
+    lab.decode(cell, block.prompts, block.budget, items=block.items, stop=block.stop, room=block.room)

@@ -1,5 +1,7 @@
 """The plan: everything generation needs, in one file, so that a GPU node needs no network, no lm-eval, no datasets.
 
+Only the prompts of private suites are not in it (mtbench/asking.py).
+
 A **cell** is suite × arm × batch size × batching. The cells that differ only in the arm form a **group**: they share
 the same **blocks** (fixed lists of prompts) and run next to each other inside every block, in random order. A static
 block is one batch; a block of refilled batches has at least eight prompts for every slot.

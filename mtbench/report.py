@@ -242,15 +242,15 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
         lines += [f"## {section.suite}, {section.batches}", ""]
         lines += [", ".join(section.facts) + ".", ""]
         lines += [said["own"][section.slug], ""] * bool(said["own"][section.slug])
-        lines += [f"**{_plain(' '.join(section.simulated))}**", ""] * bool(section.simulated)
+        lines += [f"**{plain(' '.join(section.simulated))}**", ""] * bool(section.simulated)
         lines += _markdown_table(section.table)
         notes = [(row, text) for row in section.table.rows for _, text in row.notes]
-        lines += [f"- {_plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
+        lines += [f"- {plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
         for remark in section.remarks:
-            lines += [_plain(remark), ""]
+            lines += [plain(remark), ""]
         for drawing in section.drawings:
             source = f"figures/{section.slug}.{drawing.name}.svg"
-            lines += [f"![{_plain(drawing.alt)}]({source})", "", f"*{_plain(drawing.caption)}*", ""]
+            lines += [f"![{plain(drawing.alt)}]({source})", "", f"*{plain(drawing.caption)}*", ""]
         for heading, table in (
             ("By task", section.tasks),
             ("Acceptance", section.acceptance),
@@ -261,29 +261,29 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mappin
         ):
             if table.rows:
                 lines += [f"### {heading}", "", *_markdown_table(table)]
-        lines += [_plain(" ".join(section.gaps)), ""] * bool(section.gaps)
+        lines += [plain(" ".join(section.gaps)), ""] * bool(section.gaps)
     for one in sweeps:
-        lines += [f"## {one.heading}", "", *(f"- {_plain(said_of)}" for said_of in one.sentences), ""]
-        lines += [f"![{_plain(one.drawing.alt)}](figures/{one.slug}.svg)", "", f"*{_plain(one.drawing.caption)}*", ""]
-    lines += ["## Environment", "", *(f"- {name}: {_plain(value)}" for name, value in said["environment"]), ""]
+        lines += [f"## {one.heading}", "", *(f"- {plain(said_of)}" for said_of in one.sentences), ""]
+        lines += [f"![{plain(one.drawing.alt)}](figures/{one.slug}.svg)", "", f"*{plain(one.drawing.caption)}*", ""]
+    lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in said["environment"]), ""]
     lines += ["## How to read it", "", *(f"- **{name}.** {text}" for name, text in said["method"]), ""]
     return "\n".join(lines)
 
 
 def _markdown_table(table: Table) -> list[str]:
-    lines = [f"| | {table.of} | " + " | ".join(_plain(heading) for heading, _ in table.columns) + " |"]
+    lines = [f"| | {table.of} | " + " | ".join(plain(heading) for heading, _ in table.columns) + " |"]
     lines.append("|--:|:--|" + "--:|" * len(table.columns))
     for row in table.rows:
-        places = [_plain(entry.line()) for entry in row.entries]
+        places = [plain(entry.line()) for entry in row.entries]
         if row.failed:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
         if row.tags:
             places[0] = f"**{', '.join(row.tags)}** {places[0]}"
-        lines.append(f"| {row.number or ''} | {_plain(row.arm)} | " + " | ".join(places) + " |")
+        lines.append(f"| {row.number or ''} | {plain(row.arm)} | " + " | ".join(places) + " |")
     return [*lines, ""]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown takes for text."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_|])", r"\\\1", text)

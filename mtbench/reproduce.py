@@ -23,6 +23,7 @@ ours as there are forwards in theirs, and the prompt's own is counted in neither
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ from mtbench.registry import METHODS, SUITES
 from mtbench.report import write_report
 from mtbench.results import assemble
 from mtbench.rundir import Record, RunDirectory
-from mtbench.score import score
+from mtbench.score import due, score
 
 FOLDER = Path(__file__).parent / "published"
 SCHEMA_VERSION = 1
@@ -313,11 +314,15 @@ def refuse_existing(folder: Path) -> None:
 def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[str]) -> None:
     """Write a reproduction that has not run yet. Raises UserError if something is there already."""
     refuse_existing(folder)
-    for part in parts:
-        if part.plan is not None:
-            begin_run(folder / part.folder, part.plan, command)
     kept = [{name: getattr(part, name) for name in ("family", "missing", "closed")} for part in parts]
-    RunDirectory(folder).write_json(ASKED, {"asked": dataclasses.asdict(asked), "parts": kept})
+    try:
+        for part in parts:
+            if part.plan is not None:
+                begin_run(folder / part.folder, part.plan, command)
+        RunDirectory(folder).write_json(ASKED, {"asked": dataclasses.asdict(asked), "parts": kept})
+    except BaseException:  # half a beginning could not be gone on with
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def reopen(folder: Path) -> tuple[Asked, list[Part]]:
@@ -334,13 +339,19 @@ def reopen(folder: Path) -> tuple[Asked, list[Part]]:
 
 
 def run(
-    folder: Path, part: Part, asked: Asked, progress: Progress, workers: int | None = None, *, report: bool = True
+    folder: Path,
+    part: Part,
+    asked: Asked,
+    progress: Progress,
+    workers: int | None = None,
+    ray: str | None = None,
+    *,
+    report: bool = True,
 ) -> None:
     """Run what is missing of a part, score it, and write its report if there shall be one."""
     opened = RunDirectory.open(folder / part.folder)
-    generate(opened, progress, workers=workers)
-    scores, lines = opened.path / "scores.json", (opened.path / "generations").glob("*.jsonl")
-    if not scores.is_file() or any(file.stat().st_mtime > scores.stat().st_mtime for file in lines):
+    generate(opened, progress, workers=workers, ray=ray, data_dir=asked.data_dir)
+    if due(opened):
         score(opened, asked.data_dir, unsandboxed=asked.allow_unsandboxed_code)
     results = assemble(opened)
     if report:
@@ -380,7 +391,7 @@ class _Opened:
         self.run = RunDirectory(folder / part.folder)
         self.cells: dict[tuple[str, str, int], tuple[Measured, Record]] = {}
         self.session: Record = {}
-        if part.plan is not None:
+        if part.plan is not None and self.run.has("results.json"):
             self.session = (self.run.read_json("environment.json").get("sessions") or [{}])[-1]
             of_run = measured.read(self.run, part.plan)
             for record in self.run.read_json("results.json")["cells"]:
@@ -418,7 +429,10 @@ class _Opened:
         size = batch_size or max(request["batch_size"])
         if size not in request["batch_size"]:
             return f"batch size {size} was not asked for; leave `--batch-size` out"
-        one, record = self.cells[suite, str(arm_of(spec, request["engine"])), size]
+        place = suite, str(arm_of(spec, request["engine"])), size
+        if place not in self.cells:
+            return "failed: its run did not come to results; `--resume` goes on"
+        one, record = self.cells[place]
         if record["error"]:
             return f"failed: {record['error']}"
         if record["status"] != "ok":
@@ -432,7 +446,7 @@ class _Opened:
             forwards, tokens = one.counted("forwards"), sum(len(g["token_ids"]) for g in one.lines.values())
             if not forwards:
                 continue
-            surplus = one.counted("surplus") if _told(one) else None
+            surplus = one.counted("surplus") if self.asked.protocol == PAPER and _told(one) else None
             lines.append(
                 {
                     "family": self.part.family,
@@ -590,7 +604,12 @@ def _odd(part: _Opened, row: PublishedRow, quantity: str, benchmark: str, pair: 
         device = part.session.get("device")
         said += [f"measured on {device or 'no known device'}, theirs on a GPU"] * (device != "cuda")
         said += [f"engine {one.cell.engine}, theirs is eager"] * (one.cell.engine not in (None, EAGER))
+        said += [f"{record['dtype']}, theirs is bfloat16"] * (record["dtype"] != "bfloat16")
+        said += ["--protocol own stops at stop strings, theirs does not"] * (part.asked.protocol != PAPER)
         said += ["it is its own baseline"] * (row.arm == row.against[quantity])
+    if quantity in ("wall_s", "draft_forwards"):
+        theirs = table.benchmarks[benchmark]["items"]
+        said += [f"of {record['items']} items, theirs of {theirs}"] * (record["items"] != theirs)
     if quantity == "tokens_per_forward":
         said += ["--protocol own stops at stop strings, theirs does not"] * (part.asked.protocol != PAPER)
         said += ["tokens accepted behind the end are not stored, theirs count them"] * (not _told(one))

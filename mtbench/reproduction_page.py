@@ -15,8 +15,7 @@ from rich.table import Table
 from mtbench.agreement import WORDS
 from mtbench.display import DEMONSTRATION
 from mtbench.numbers import NONE
-from mtbench.report import _plain as plain
-from mtbench.report import template
+from mtbench.report import plain, template
 from mtbench.rundir import Record, RunDirectory
 from mtbench.tables import SIGNS
 
@@ -84,15 +83,21 @@ def summary(result: Record) -> str:
     """How many figures got which verdict.
 
     >>> print(summary({"verdicts": {"agrees": 2, "differs": 0, "cannot tell": 1, "not comparable": 0, "not run": 3}}))
-    Of 6 published figures 2 agree with ours and none differ; 1 cannot be told. 3 were not run.
+    Of 6 published figures 2 agree with ours and none differs; 1 cannot be told, 3 were not run.
     """
     of = result["verdicts"]
-    said = f"Of {sum(of.values())} published figures {of['agrees'] or 'none'} agree with ours and "
-    said += f"{of['differs'] or 'none'} differ"
-    more = [f"{of['cannot tell']} cannot be told"] * bool(of["cannot tell"])
-    more += [f"{of['not comparable']} are not comparable"] * bool(of["not comparable"])
-    said += f"; {', '.join(more)}." if more else "."
-    return said + f" {of['not run']} were not run." * bool(of["not run"])
+
+    def some(word: str, one: str, several: str) -> list[str]:
+        return [f"{of[word]} {one if of[word] == 1 else several}"] * bool(of[word])
+
+    first = some("agrees", "agrees", "agree") or ["none agrees"]
+    second = some("differs", "differs", "differ") or ["none differs"]
+    more = some("cannot tell", "cannot be told", "cannot be told")
+    more += some("not comparable", "is not comparable", "are not comparable") + some(
+        "not run", "was not run", "were not run"
+    )
+    beside = f"; {', '.join(more)}" if more else ""
+    return f"Of {sum(of.values())} published figures {first[0]} with ours and {second[0]}{beside}."
 
 
 def terminal_table(result: Record) -> Table:

@@ -43,7 +43,7 @@ def assemble(run: RunDirectory) -> Record:
         for name in group.cells:
             one = measured[name]
             cells.append(
-                _cell_record(run, plan, group, one, measured, session)
+                _cell_record(run, plan, group, one, measured, sessions)
                 | {"peak_memory_bytes": memory.get(name), **energy.of(joules, name, one.error)}
                 | {**_roofline(one, sessions), **comparisons[one.cell.arm], "tasks": apart[one.cell.arm]}
             )
@@ -77,10 +77,11 @@ def _cell_record(
     group: Group,
     one: Measured,
     measured: Mapping[str, Measured],
-    session: Mapping[str, Any],
+    sessions: Sequence[Record],
 ) -> Record:
     """What a cell is by itself; comparisons are added by the caller. measured: every cell of the run."""
     cell, suite = one.cell, plan.suite(one.cell.suite)
+    session: Record = (sessions or [{}])[-1]
     lines = list(one.lines.values())
     tokens = sum(len(g["token_ids"]) for g in lines)
     fed, draft_forwards = one.counted("positions_fed"), one.counted("draft_forwards")
@@ -141,17 +142,18 @@ def _cell_record(
         "lossless": _lossless(run, one, measured, session.get("dtype") or "float32"),
         "void": _void(one, dropped),
         "flags": list(cell.flags)
-        + _shared(session)
+        + _shared(one, sessions)
         + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings)
         + _recounted(one),
         "error": one.error,
     }
 
 
-def _shared(session: Mapping[str, Any]) -> list[str]:
+def _shared(one: Measured, sessions: Sequence[Record]) -> list[str]:
     """Workers on a CPU slow one another down, which GPUs of their own do not."""
-    workers = session.get("workers", 1)
-    return [f"{workers} workers shared the machine"] if workers > 1 and session["device"] == "cpu" else []
+    those = [sessions[t["session"] - 1] for t in one.samples if t["session"] <= len(sessions)]
+    workers = max((s.get("workers", 1) for s in those if s["device"] == "cpu"), default=1)
+    return [f"{workers} workers shared the machine"] * (workers > 1)
 
 
 def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:

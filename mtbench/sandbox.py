@@ -63,7 +63,7 @@ class Limits:
 
     cpu_s: int = 3  # per process
     wall_s: float = 10.0
-    memory_bytes: int = 2**30  # of address space, per process
+    memory_bytes: int = 2**29  # of address space, per process
     processes: int = 8  # and threads; two are there before the program begins
     file_bytes: int = 2**24
     scratch_bytes: int = 2**24
@@ -89,11 +89,31 @@ LIMITS = Limits()
 
 
 def run_all(programs: Sequence[str], *, unsandboxed: bool = False, limits: Limits = LIMITS) -> list[Outcome]:
-    """How each program went, in order; as many run at a time as there are processors. Raises UserError if none can."""
+    """How each program went, in order; as many run at a time as there are processors, and memory if all take theirs.
+
+    Raises UserError if none can.
+    """
     if not unsandboxed and (reason := unavailable()):
         raise UserError(f"{reason}.")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(lambda program: _run(program, limits, confined=not unsandboxed), programs))
+    with ThreadPoolExecutor(_at_a_time(limits)) as pool:
+        return list(pool.map(lambda program: _try(program, limits, confined=not unsandboxed), programs))
+
+
+def _at_a_time(limits: Limits) -> int:
+    """Half the machine's memory may be taken by programs of which every process takes all it may."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    greedy = limits.processes * limits.memory_bytes + limits.scratch_bytes
+    return max(1, min(os.cpu_count() or 1, memory_bytes // 2 // greedy))
+
+
+def _try(program: str, limits: Limits, *, confined: bool) -> Outcome:
+    """An interpreter that does not start is begun once more, and then fails its own item."""
+    for _ in range(2):
+        try:
+            return _run(program, limits, confined=confined)
+        except UserError as error:
+            reason = str(error)
+    return Outcome(False, reason)
 
 
 @cache

@@ -45,6 +45,14 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     run.keep_lines("failures.jsonl", failures)
 
 
+def due(run: RunDirectory) -> bool:
+    """Whether something was generated since it was last scored, or could not be scored then."""
+    scores = run.path / "scores.json"
+    if not scores.is_file() or any(f.get("stage") == STAGE for f in run.lines("failures.jsonl")):
+        return True
+    return any(file.stat().st_mtime > scores.stat().st_mtime for file in (run.path / "generations").glob("*.jsonl"))
+
+
 def before(text: str, strings: Sequence[str]) -> str:
     """The text up to the first of some strings.
 

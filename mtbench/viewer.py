@@ -102,7 +102,9 @@ def viewer(run: RunDirectory, plan: Plan, results: Mapping[str, Any], numbers: M
             groups.append({**run_of, "arms": arms, "items": items, "of": len(answered)})
     whole = any(a and a["pieces"] is None for g in groups for i in g["items"] for a in i["answers"])
     note = "A tokenizer could not be loaded where this page was made: those texts are shown whole, without shades."
-    return {"groups": groups, "notes": [note] * whole}
+    turns = any(item.follows is not None for suite in plan.suites for item in suite.items)
+    whose = "A later turn is shown as the first arm read it; every arm goes on from its own answers."
+    return {"groups": groups, "notes": [note] * whole + [whose] * turns}
 
 
 def _answers(

@@ -24,7 +24,7 @@ from mtbench.contract import Faulty, whereabouts
 from mtbench.decoding import Stuck
 from mtbench.errors import UserError, first_line
 from mtbench.generation import Generation, Timing
-from mtbench.lab import Lab
+from mtbench.lab import Lab, resolve_device
 from mtbench.models import DTYPES
 from mtbench.plan import Cell
 from mtbench.registry import METHODS
@@ -144,7 +144,8 @@ class Process:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True, name=self.name)
-        self.process.start()
+        with undisturbed():
+            self.process.start()
         theirs.close()
         if self.closed:  # while it was being born
             self.close()
@@ -174,9 +175,9 @@ class Process:
 
 def _serve(connection: Connection, number: int, of: int, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
     """The life of a worker's process: it ends when nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who hands out the work is interrupted, and ends this
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+    if resolve_device(request["device"]) == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
     bench = Bench(Lab(request), cells)
     with contextlib.suppress(EOFError, OSError):
@@ -186,6 +187,16 @@ def _serve(connection: Connection, number: int, of: int, request: Mapping[str, A
                 connection.send(bench.describe() if task is None else bench.decode(task))
             except UserError as error:
                 connection.send(error)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """A process that begins in here hears no interruption: the one who hands out the work does, and ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Actor:
@@ -220,7 +231,7 @@ class Actor:
 
         try:
             answer = ray.get(reference)
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:  # of the actor, or of what it could not even begin
             raise Died(f"{self.name} died ({first_line(error)})") from None
         if isinstance(answer, UserError):
             raise answer
@@ -247,21 +258,24 @@ class _Remote:
 
 
 @contextlib.contextmanager
-def hire(lab: Lab, cells: Sequence[Cell], workers: int | None, ray: str | None) -> Iterator[Sequence[Worker]]:
-    """The workers, ended at the end. With nothing said it is this process, on the `lab`.
+def hire(
+    lab: Lab | None, request: Mapping[str, Any], cells: Sequence[Cell], workers: int | None, ray: str | None
+) -> Iterator[Sequence[Worker]]:
+    """The workers, ended at the end. With a `lab` it is this process, on it.
 
     Raises UserError for more workers than GPUs (a GPU that is shared gives no timings), or a cluster that is not there.
     """
     staff: list[Worker] = []
     try:
-        if ray is not None:
-            workers, gpus = _join(ray, workers, lab.request["device"])
-            staff += [Actor(number, gpus, lab.request, cells) for number in range(workers)]
-        elif workers is None or workers == 1:
+        if lab is not None:
             staff.append(Bench(lab, cells))
+        elif ray is not None:
+            workers, gpus = _join(ray, workers, request["device"])
+            staff += [Actor(number, gpus, request, cells) for number in range(workers)]
         else:
-            _check(workers, lab.device)
-            staff += [Process(number, workers, lab.request, cells) for number in range(workers)]
+            assert workers is not None
+            _check(workers, resolve_device(request["device"]))
+            staff += [Process(number, workers, request, cells) for number in range(workers)]
         yield staff
     finally:
         for worker in staff:

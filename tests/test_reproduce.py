@@ -195,6 +195,8 @@ def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> N
     carried_out(table, dataclasses.replace(OWN, engine="eager"), tmp_path / "eager")
     environment = tmp_path / "eager" / "tiny" / "environment.json"
     environment.write_text(environment.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    results = tmp_path / "eager" / "tiny" / "results.json"
+    results.write_text(results.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
     asked, parts = reproduce.reopen(tmp_path / "eager")
     speedup = figure(reproduce.compare(table, asked, parts, tmp_path / "eager"), "fast", "speedup")
     assert (speedup["word"], speedup["why"]) == ("cannot tell", "n = 2 blocks, 6 needed")

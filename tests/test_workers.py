@@ -148,7 +148,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             return super().decode(task)
 
     @contextlib.contextmanager
-    def hire(lab: Any, cells: Any, *_: Any) -> Iterator[list[Bench]]:
+    def hire(lab: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[Bench]]:
         yield [Mortal(lab, cells)]
 
     monkeypatch.setattr(generating, "hire", hire)
