@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # Where the loop meets transformers: run on its oldest version too.
-LOOP := decoding engine hf_generate block_diffusion medusa
+LOOP := decoding engine hf_generate
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test slow clean

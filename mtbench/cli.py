@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
 INTERRUPTED = 130
+WIDE = 100  # columns that a listing wants for all it has to say
 begun: list[Path] = []  # the run that this process works on, once there is one
 PER_SESSION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code"}  # what `--resume` may say anew
 
@@ -70,9 +71,11 @@ def run(
     **_: Any,
 ) -> None:
     """Plan, generate, score and report: a comparison of arms, from prompts to a page."""
+    from mtbench import workers as crew
     from mtbench.lab import resolve_device
 
     request = request_of(ctx.params)
+    crew.refuse(workers, ray, request.device)
     if ray is None:
         resolve_device(request.device)
     if dry_run:
@@ -326,16 +329,18 @@ def _list_methods() -> None:
 def _list_suites() -> None:
     from mtbench.registry import SUITES
 
-    table = Table(*(Column(c, no_wrap=True) for c in ("suite", "new tokens", "scored by", "subtasks")), "what it is")
-    table.box = SIMPLE_HEAD
+    narrow = out.width < WIDE
+    headings = ("suite", "new tokens", *([] if narrow else ["scored by"]), "subtasks")
+    table = Table(*(Column(c, no_wrap=True) for c in headings), "what it is", box=SIMPLE_HEAD)
     runs_on: dict[str, list[str]] = {}
     for name in SUITES:
         suite = SUITES[name]
         runs_on.setdefault(suite.family, []).append(name)
         several = str(len(suite.subtasks) or "")
-        table.add_row(*map(escape, (name, str(suite.max_new_tokens), suite.metric or "–", several, _about(suite))))
+        scored = [] if narrow else [suite.metric or "–"]
+        table.add_row(*map(escape, (name, str(suite.max_new_tokens), *scored, several, _about(suite))))
     for name, why in SUITES.broken.items():
-        table.add_row(escape(name), "broken", "", "", escape(why))
+        table.add_row(escape(name), "broken", *[""] * (len(headings) - 2), escape(why))
     usual = max(runs_on, key=lambda family: len(runs_on[family]))
     others = [f"{', '.join(names)} on {family}" for family, names in runs_on.items() if family != usual]
     table.caption = f"with no family named, on {usual}; {'; '.join(others)}"

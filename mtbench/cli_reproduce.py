@@ -86,8 +86,10 @@ def reproduce(
         return
     else:
         from mtbench import reproduce as reproduction
+        from mtbench import workers as crew
         from mtbench.lab import resolve_device
 
+        crew.refuse(workers, ray, device)
         asked, table = _asked(ctx.params), reproduction.published(name)
         if ray is None:
             resolve_device(device)

@@ -150,7 +150,9 @@ def _task_text(part: Mapping[str, Any] | None, baseline: str | None) -> str:
     if part is None:
         return "–"
     entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
-    speed = None if entry is None or entry["value"] is None else f"×{entry['value']:.2f}"
+    speed = (
+        None if entry is None or entry["ci_low"] is None else f"×{entry['value']:.2f}"
+    )  # without one it says nothing
     return "  ".join(filter(None, (percent(part["accuracy"]), number(part["tokens_per_forward"], 2), speed))) or "–"
 
 

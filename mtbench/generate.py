@@ -67,11 +67,15 @@ def generate(
     failed |= broken.keys()
     stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
-    progress.begin(len(plan.cells), work)
-    if work:
+    if not work:
+        progress.begin(len(plan.cells), 0)
+    else:
         with hire(lab, plan.request, plan.cells, workers, ray) as staff:
+            if len(staff) > 1:
+                progress.note(f"{len(staff)} workers are loading the models")
             crew = [Hand(worker, len(staff), run) for worker in staff]
             side_by_side(crew, Hand.begin)
+            progress.begin(len(plan.cells), work)
             if not all(stage.run_blocks(crew, deadline) for stage in stages):
                 progress.note("time budget spent; what is missing runs with --resume")
     if lab is not None:

@@ -20,7 +20,7 @@ from mtbench.arms import ENGINES
 from mtbench.errors import UserError, unknown
 from mtbench.models import DTYPES
 from mtbench.options import options_of
-from mtbench.registry import METHODS
+from mtbench.registry import METHODS, SUITES
 
 SCHEMA_VERSION = 1
 MIN_BLOCKS = 6  # for an interval
@@ -226,6 +226,9 @@ class Plan:
             for g in self.groups
             if len(g.blocks) < MIN_BLOCKS
         ]
+        if asked := set(self.request["subtask"]):
+            whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
+            said += [f"{suite}: asked whole, for --subtask names nothing of it" for suite in whole]
         if "refill" not in self.request["batching"]:
             return said
         if 1 in self.request["batch_size"]:

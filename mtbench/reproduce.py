@@ -160,6 +160,11 @@ def lay_out(table: Published, asked: Asked) -> list[Part]:
     """A part for every family, with its plan. Raises UserError if nothing at all can be run, or a name is not known."""
     for suite in asked.suite:
         SUITES[suite.partition(":")[0]]
+    sizes = {row.batch_size for row in table.rows}
+    if asked.batch_size is not None and None not in sizes and sizes.isdisjoint(asked.batch_size):
+        said = ",".join(map(str, asked.batch_size))
+        known = ", ".join(map(str, sorted(filter(None, sizes))))
+        raise UserError(f"--batch-size {said}: {table.name} is at {known}; take one of them, or leave it out.")
     parts = [_part(table, asked, family) for family in _families(table, asked)]
     if any(part.plan for part in parts):
         return parts

@@ -21,6 +21,7 @@ from mtbench.registry import METHODS
 from mtbench.rundir import Record, RunDirectory
 from mtbench.tasks import by_task, came_to
 
+MOST_OF = 0.75  # of a batch's rows: with fewer it is another batch size that was measured
 ACCURACY_FLOOR = 0.05  # beneath it, speed is the speed of wrong answers
 
 
@@ -143,6 +144,7 @@ def _cell_record(
         "void": _void(one, dropped),
         "flags": list(cell.flags)
         + _shared(one, sessions)
+        + _thin(one)
         + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings)
         + _recounted(one),
         "error": one.error,
@@ -152,8 +154,17 @@ def _cell_record(
 def _shared(one: Measured, sessions: Sequence[Record]) -> list[str]:
     """Workers on a CPU slow one another down, which GPUs of their own do not."""
     those = [sessions[t["session"] - 1] for t in one.samples if t["session"] <= len(sessions)]
-    workers = max((s.get("workers", 1) for s in those if s["device"] == "cpu"), default=1)
-    return [f"{workers} workers shared the machine"] * (workers > 1)
+    crowded = [s["workers"] for s in those if s["device"] == "cpu" and s.get("workers", 1) > 1]
+    when = "" if len(crowded) == len(those) else f" in {len(crowded)} of {len(those)} samples"
+    return [f"{max(crowded)} workers shared the machine{when}"] if crowded else []
+
+
+def _thin(one: Measured) -> list[str]:
+    """Small subtasks, or a small limit, leave batches short of the size they are named by."""
+    rows = [t["rows"] for t in one.samples]
+    if not rows or np.mean(rows) >= MOST_OF * one.cell.batch_size:
+        return []
+    return [f"batches held {np.mean(rows):.1f} rows of {one.cell.batch_size}"]
 
 
 def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:

@@ -36,6 +36,7 @@ def facts(cells: Sequence[Cell]) -> list[str]:
         counted(max(c["blocks"] for c in cells), "block") + " timed",
         first["dtype"] or "",
         f"scored by {first['accuracy']['metric']}" if first["accuracy"] else "not scored",
+        "programs ran unconfined" if task.get("sandbox") is False else "",
     ]
     return [fact for fact in facts if fact]
 

@@ -483,7 +483,7 @@ def _task_entry(part: Cell | None, baseline: str | None) -> Entry:
         speed = Entry(f"{number(part['tokens_per_s']['value'])} tokens/s")
     if not part["accuracy"]:
         return replace(speed or Entry(), detail=", ".join(filter(None, beside)) or None)
-    beside = [speed.value if speed else None, *beside]
+    beside = [speed.value if speed and (not entry or entry["ci_low"] is not None) else None, *beside]
     return replace(_percent_entry(part["accuracy"]), detail=", ".join(filter(None, beside)) or None)
 
 

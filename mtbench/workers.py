@@ -284,6 +284,30 @@ def hire(
             sys.modules["ray"].shutdown()
 
 
+def refuse(workers: int | None, ray: str | None, device: str) -> None:
+    """Raise UserError for workers that cannot be had, as far as that is known before anything begins."""
+    if ray is not None:
+        _knock(ray)
+    elif workers is not None:
+        _check(workers, resolve_device(device))
+
+
+def _knock(address: str) -> None:
+    """Raise UserError if nobody is at the address of a cluster; Ray itself would go on knocking for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if not address:
+            raise ValueError("no address")
+        if host:
+            socket.create_connection((host, int(port)), PATIENCE_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, error) from None
+
+
+def _no_cluster(address: str, error: BaseException) -> UserError:
+    return UserError(f"--ray {address!r}: no cluster ({first_line(error)}); `ray start --head` begins one.")
+
+
 def _check(workers: int, device: str) -> None:
     there = torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
     if not 1 <= workers <= there:
@@ -297,17 +321,13 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
         import ray
     except ImportError:
         raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
+    _knock(address)
     at_end = signal.getsignal(signal.SIGTERM)
     try:
-        if ":" in address:  # Ray itself would go on knocking for minutes
-            host, _, port = address.removeprefix("ray://").rpartition(":")
-            socket.create_connection((host, int(port)), PATIENCE_S).close()
         more = {"include_dashboard": False} if address == "local" else {}
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
     except Exception as error:
-        raise UserError(
-            f"--ray {address!r}: no cluster ({first_line(error)}); `ray start --head` begins one."
-        ) from None
+        raise _no_cluster(address, error) from None
     signal.signal(signal.SIGTERM, at_end)  # Ray puts its own there
     there = ray.cluster_resources()
     gpus = 0 if device == "cpu" else int(there.get("GPU", 0))

@@ -224,3 +224,29 @@ def test_by_the_papers_protocol_stop_strings_cut_only_what_is_scored(
     assert before(longest["text"], [word]) == answers(early)[cell][item]["text"]
     score(early)
     assert seen[item] == answers(early)[cell][item]["text"]
+
+
+# --- what is said beforehand, and of batches that were not full ----------------------------------------------------
+
+
+def test_subtasks_are_those_of_any_suite_and_the_others_are_said_to_be_whole(
+    checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that no suite knows is refused with the choices."""
+    monkeypatch.setattr(Riddle, "subtasks", ("riddle", "other"))
+    request = Request(suite=("riddle", "talk"), subtask=("riddle",), checkpoint=checkpoints, method=("ar",))
+
+    assert "talk: asked whole, for --subtask names nothing of it" in make_plan(request).warnings()
+    with pytest.raises(UserError, match=r"'ridle'.*riddle.*other"):
+        make_plan(dataclasses.replace(request, subtask=("ridle",)))
+    with pytest.raises(UserError, match=r"--subtask 'x': talk is not made of several"):
+        make_plan(dataclasses.replace(request, suite=("talk",), subtask=("x",)))
+
+
+def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """Three rows are no measurement of batch size 5."""
+    run = begun(tmp_path / "run", checkpoints, suite=("riddle",), batch_size=(1, 5))
+    generate(run, Quiet())
+    flags = {(c["batch_size"], flag) for c in assemble(run)["cells"] for flag in c["flags"] if "held" in flag}
+
+    assert flags == {(5, "batches held 3.0 rows of 5")}

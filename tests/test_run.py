@@ -164,7 +164,7 @@ def test_a_run_that_died_ends_with_the_same_figures(
 ) -> None:
     """Wherever it stops, going on gives what an undisturbed run gives; what was complete is not run again."""
     run = start(tmp_path / "run", request_for(checkpoints))
-    run.write_json("memory.json", {cell["cell"]: None for cell in run.read_json("plan.json")["cells"]})  # a minute less
+    run.write_json("memory.json", {cell["cell"]: None for cell in run.read_json("plan.json")["cells"]})
     with pytest.raises(KeyboardInterrupt):
         generate(run, Quiet(until=batches))
     victim = next((run.path / "timings").glob("*.jsonl"))
@@ -434,6 +434,7 @@ def test_importing_the_package_is_light() -> None:
 def test_generation_needs_torch_and_transformers_only(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """The middle stage runs with none of the other libraries importable."""
     run = start(tmp_path / "run", request_for(checkpoints, **BRIEF))
+    run.write_json("memory.json", {cell["cell"]: None for cell in run.read_json("plan.json")["cells"]})
     code = f"""
 import sys
 class Without:

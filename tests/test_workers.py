@@ -18,6 +18,7 @@ import torch
 from small import save_small
 from whole import Quiet, figures
 
+from mtbench import cli
 from mtbench import generate as generating
 from mtbench.errors import UserError
 from mtbench.generate import generate
@@ -67,7 +68,7 @@ def came_to(run: RunDirectory) -> Any:
     score(run)
     results = assemble(run)
     for cell in results["cells"]:
-        cell["flags"] = [flag for flag in cell["flags"] if flag != SHARED]
+        cell["flags"] = [flag for flag in cell["flags"] if not flag.startswith(SHARED)]
     return figures(json.loads(json.dumps(results)))
 
 
@@ -203,3 +204,16 @@ def test_workers_that_cannot_be_had_are_refused(request_: Request, tmp_path: Pat
     with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
         generate(run, Quiet(), **how)
     assert not (run.path / "timings").exists()
+
+
+def test_bad_workers_are_refused_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No directory is left that the corrected command would stumble over."""
+    for said in (["--workers", "0"], ["--ray", "127.0.0.1:1", "--workers", "1"], ["--ray", ""]):
+        monkeypatch.setattr(sys, "argv", ["mtbench", "run", "--limit", "2", "-o", str(tmp_path / "run"), *said])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.count("error: ") == 1
+        assert not (tmp_path / "run").exists()
