@@ -9,7 +9,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 LOOP := decoding engine hf_generate
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test slow clean
+.PHONY: run test lint slow clean
 
 run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
 	$(BIN)/mtbench run --limit 300
@@ -17,12 +17,14 @@ run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its
 # The tests' models are so small that a second thread would only make the first one wait.
 test slow: export OMP_NUM_THREADS = 1
 
-test: $(INSTALLED) .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
+test: lint .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
+	$(BIN)/pytest $(PARALLEL)
+	.venv-oldest/bin/python -m pytest $(PARALLEL) $(addprefix tests/test_,$(addsuffix .py,$(LOOP)))
+
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest $(PARALLEL)
-	.venv-oldest/bin/python -m pytest $(PARALLEL) $(addprefix tests/test_,$(addsuffix .py,$(LOOP)))
 
 slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow
