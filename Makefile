@@ -5,8 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
-# Where the loop meets transformers: run on its oldest version too.
-LOOP := decoding engine hf_generate
+# Where the loop meets transformers (its attention, cache and `generate`): run on its oldest version too.
+MEETING := tests/test_decoding.py tests/test_hf_generate.py -k "generate or architecture or recomputation"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test lint slow clean
@@ -19,7 +19,7 @@ test slow: export OMP_NUM_THREADS = 1
 
 test: lint .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
 	$(BIN)/pytest $(PARALLEL)
-	.venv-oldest/bin/python -m pytest $(PARALLEL) $(addprefix tests/test_,$(addsuffix .py,$(LOOP)))
+	.venv-oldest/bin/python -m pytest $(PARALLEL) $(MEETING)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

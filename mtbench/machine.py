@@ -220,7 +220,7 @@ def _version(package: str) -> str | None:
 def _git() -> str | None:
     """The commit mtbench runs from, with `-dirty` if the tree differs; None outside a checkout."""
     here = Path(mtbench.__file__).parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    command = ["git", "--no-optional-locks", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -292,6 +292,7 @@ def test_killed_outright_a_run_goes_on(checkpoints: dict[str, str], tmp_path: Pa
     assert figures(json.loads((path / "results.json").read_text())) == figures(json.loads(json.dumps(undisturbed)))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_costs_nothing_that_was_there(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """When a file cannot grow, the error names it; what was complete is kept and the run can go on."""
     path = tmp_path / "run"
