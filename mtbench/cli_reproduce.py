@@ -144,8 +144,9 @@ def _resume(ctx: typer.Context, directory: Path | None) -> "tuple[Path, Asked, l
 def _finish(folder: Path, asked: "Asked", parts: "list[Part]", workers: int | None, ray: str | None) -> None:
     """Run what is missing; a table of every figure, then the page's path as the last line."""
     from mtbench import reproduction_page
+    from mtbench.beside import compare
     from mtbench.progress import RunProgress
-    from mtbench.reproduce import compare, published, run
+    from mtbench.reproduce import published, run
 
     broken: list[UserError] = []
     for part in parts:

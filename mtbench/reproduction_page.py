@@ -1,6 +1,6 @@
 """A reproduction to look at: a table in the terminal, reproduction.md, and reproduction.html, one file without network.
 
-Made from reproduction.json (mtbench/reproduce.py) alone, in the look of the report.
+Made from reproduction.json (mtbench/beside.py) alone, in the look of the report.
 """
 
 import itertools

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from mtbench import cli, reproduce, reproduction_page
 from mtbench.agreement import WORDS
+from mtbench.beside import compare
 from mtbench.display import DEMONSTRATION
 from mtbench.errors import UserError
 from mtbench.measured import read
@@ -72,7 +73,7 @@ def carried_out(table: Published, asked: Asked, folder: Path) -> Record:
     for part in parts:
         if part.plan is not None:
             reproduce.run(folder, part, asked, Quiet(), report=False)
-    return reproduce.compare(table, asked, parts, folder)
+    return compare(table, asked, parts, folder)
 
 
 def validate(result: Record) -> None:
@@ -198,16 +199,13 @@ def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> N
     results = tmp_path / "eager" / "tiny" / "results.json"
     results.write_text(results.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
     asked, parts = reproduce.reopen(tmp_path / "eager")
-    speedup = figure(reproduce.compare(table, asked, parts, tmp_path / "eager"), "fast", "speedup")
+    speedup = figure(compare(table, asked, parts, tmp_path / "eager"), "fast", "speedup")
     assert (speedup["word"], speedup["why"]) == ("cannot tell", "n = 2 blocks, 6 needed")
     assert speedup["difference"]["value"] == pytest.approx(speedup["ours"]["value"])
     same = dataclasses.replace(
         table, rows=[dataclasses.replace(table.rows[1], against={**table.rows[1].against, "speedup": "mars:tau=0.5"})]
     )
-    assert (
-        figure(reproduce.compare(same, asked, parts, tmp_path / "eager"), "fast", "speedup")["why"]
-        == "it is its own baseline"
-    )
+    assert figure(compare(same, asked, parts, tmp_path / "eager"), "fast", "speedup")["why"] == "it is its own baseline"
 
 
 def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[Record, Path]) -> None:
@@ -312,7 +310,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
     assert second.batches == 4 - 2, "of 2 blocks of 2 arms, the first was whole"
     reproduce.run(tmp_path / "twice", reopened[0], kept, third, report=False)
     assert third.batches == 0
-    result = reproduce.compare(table, kept, reopened, tmp_path / "twice")
+    result = compare(table, kept, reopened, tmp_path / "twice")
     whole = carried_out(table, asked, tmp_path / "once")
     timed = ("speedup", "tokens_per_s")
     for one, other in zip(result["figures"], whole["figures"], strict=True):
