@@ -6,7 +6,7 @@ INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # Where the loop meets transformers (its attention, cache and `generate`): run on its oldest version too.
-MEETING := tests/test_decoding.py tests/test_hf_generate.py -k "generate or architecture or recomputation"
+MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture or recomputation"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test lint slow clean

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from mtbench.decoding import Batch, decode
-from mtbench.generation import Generation, Timing
-from mtbench.lab import Lab
-from mtbench.lane import Feed, Lane
-from mtbench.looks import Shape
-from mtbench.plan import Cell, Plan, Request
-from mtbench.planning import make_plan
+from mtbench.decoding.host_sync import Shape
+from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.output import Generation, Timing
+from mtbench.models.runner import Feed, Lane
+from mtbench.runs.model_pool import Lab
+from mtbench.runs.plan import Cell, Plan, Request
+from mtbench.runs.planner import make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
 GENERATE = "hf-generate@ar"

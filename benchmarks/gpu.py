@@ -7,8 +7,8 @@ Parts run in order of worth until the time is up; what was not measured says so,
 is done is written at once. Ratios and rates are ratios of totals with the t interval over blocks (benchmarks/race.py),
 and it is the interval that meets or misses a bar. What engines and methods gain is judged by the time of decoding, with
 the same by the wall beside it, prompts included; what an outside engine takes, by the wall.
-Weights are random, acceptance is scripted (mtbench/simulated.py): speed, not accuracy. `--device cpu` runs the same
-script on a toy, to see that it works; it judges nothing.
+Weights are random, acceptance is scripted (mtbench/runs/simulation.py): speed, not accuracy. `--device cpu` runs the
+same script on a toy, to see that it works; it judges nothing.
 """
 
 import argparse
@@ -33,18 +33,21 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mtbench import energy, kernels, lossless, machine, roofline, simulated, statistics
-from mtbench.lab import Lab
-from mtbench.models import DTYPES
-from mtbench.plan import BATCHINGS, REFILLS, Plan, Request
-from mtbench.planning import make_plan
-from mtbench.rundir import Record
+from mtbench import statistics
+from mtbench.hardware import machine, probe
+from mtbench.hardware.timer import Stopwatch
+from mtbench.models import kernels
+from mtbench.models.loading import DTYPES
+from mtbench.runs import energy, rescoring, simulation
+from mtbench.runs.directory import Record
+from mtbench.runs.model_pool import Lab
+from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, Request
+from mtbench.runs.planner import make_plan
 from mtbench.statistics import INCONCLUSIVE, Ratio
-from mtbench.stopwatch import Stopwatch
 
 SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded:tiny/ar"
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, the paper's at 7B
-SIMULATED = f"simulated: random weights, scripted acceptance ({simulated.Acceptance(ACCEPT).note})"
+SIMULATED = f"simulated: random weights, scripted acceptance ({simulation.Acceptance(ACCEPT).note})"
 MARS = "mars:tau=0.95"
 LOSSLESS = ("speculative", "prompt-lookup", "jacobi", "lookahead", "mars-speculative", "mars-selfspec")
 STATIC, REFILL = BATCHINGS
@@ -88,7 +91,7 @@ class Bench:
         self.console = Console(width=150, highlight=False)
         self.bars: list[Bar] = []
         self.found: Record = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
-        self.probe: tuple[roofline.Probe | None, str | None] = (None, "not probed")
+        self.probe: tuple[probe.Probe | None, str | None] = (None, "not probed")
         self.layers: Record = {}  # last shown
         self._lab: Lab | None = None
 
@@ -184,7 +187,7 @@ class Bench:
         if described["layers"] != self.layers:
             self.layers = described["layers"]
             self.say(f"  {described}")
-        session = {**described, **roofline.described(*self.probe, lab.checkpoints)}
+        session = {**described, **probe.described(*self.probe, lab.checkpoints)}
         done = race(lab, plan, session, self.deadline, **options)
         arms = list(done.arms)
         figures = {arm: done.figures(arm) for arm in arms}
@@ -243,9 +246,9 @@ def row(bar: Bar) -> tuple[str, ...]:
 # ---- the parts
 
 
-def probe(bench: Bench) -> None:
+def probe_machine(bench: Bench) -> None:
     """What this machine is, and what its GPU can do."""
-    bench.probe = probed, reason = roofline.probe(bench.asked.device, DTYPES[bench.dtype])
+    bench.probe = probed, reason = probe.probe(bench.asked.device, DTYPES[bench.dtype])
     bench.keep("probe", dataclasses.asdict(probed) if probed else reason)
     bench.say(f"  {bench.found['environment']}")
     bench.say(f"  {probed or reason}")
@@ -300,7 +303,7 @@ def attention(told: Operations, rows: int, width: int) -> None:
     want = kernels.attend_plain(query.double(), key, value, bias, size**-0.5)
     attends: dict[str, Callable[..., Tensor]] = {"plain": kernels.attend}
     if not told.cpu:
-        from mtbench import triton_kernels
+        from mtbench.models import triton_kernels
 
         attends = {name: partial(triton_kernels.attend, split=name == "split") for name in ("split", "walked")}
     for name, attend in attends.items():
@@ -423,7 +426,7 @@ def grade(bench: Bench) -> None:
         short = [
             short
             for pair in zip(prompts, said[1], strict=True)
-            for short in lossless.shortfalls(judge, lossless.Answer(*pair), 64).values()
+            for short in rescoring.shortfalls(judge, rescoring.Answer(*pair), 64).values()
         ]
         found[engine] = {
             "identical alone and in a batch": sum(a == b for a, b in zip(*said, strict=True)) / len(prompts),
@@ -517,7 +520,7 @@ def sweep(bench: Bench) -> None:
 
 
 PARTS: dict[str, Callable[[Bench], None]] = {  # in order of worth
-    "probe": probe,
+    "probe": probe_machine,
     "static-4": partial(static, size=4),
     "static-16": partial(static, size=16),
     "static-1": partial(static, size=1),

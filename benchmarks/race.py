@@ -1,6 +1,7 @@
 """Arms next to each other: inside every block of prompts, in random order, in one process, by the rules of a run.
 
-A contaminated batch (mtbench/machine.py), or one into which preparation fell, costs its block and round for all arms.
+A contaminated batch (mtbench/hardware/machine.py), or one into which preparation fell, costs its block and round for
+all arms.
 """
 
 import dataclasses
@@ -10,12 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from mtbench import machine, roofline, statistics
-from mtbench.generation import Generation, Timing
-from mtbench.lab import Lab, method_of
-from mtbench.measured import Measured
-from mtbench.plan import Cell, Plan
-from mtbench.rundir import Record
+from mtbench import statistics
+from mtbench.decoding.output import Generation, Timing
+from mtbench.hardware import machine, probe
+from mtbench.results.samples import Measured
+from mtbench.runs.directory import Record
+from mtbench.runs.model_pool import Lab, method_of
+from mtbench.runs.plan import Cell, Plan
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
@@ -55,7 +57,7 @@ class Race:
         one = self.arms[arm]
         cell, totals = one.cell, one.totals
         judged = 1 if cell.engine is None else method_of(cell).window().guesses + 1
-        near, reason = roofline.fraction(cell, judged, one.lines.values(), one.samples, [self.session])
+        near, reason = probe.fraction(cell, judged, one.lines.values(), one.samples, [self.session])
         busy = self.rate(arm, "device_s", "decode_s").value
         step_s = self.rate(arm, "decode_s", "batch_forwards").value
         parts = totals and statistics.parts(totals)

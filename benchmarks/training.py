@@ -46,15 +46,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from mtbench import crossentropy, loss, machine, models, roofline, statistics
-from mtbench.lane import ATTENTION
-from mtbench.layout import PADDING, Example, Packed, Sees
-from mtbench.loss import hidden_states, learns
-from mtbench.objectives import Ar, Mars, Objective, Special, losses
-from mtbench.schedule import Schedule
+from mtbench import statistics
+from mtbench.hardware import machine, probe
+from mtbench.hardware.timer import Stopwatch
+from mtbench.models import loading
+from mtbench.models.runner import ATTENTION
 from mtbench.statistics import INCONCLUSIVE, Ratio
-from mtbench.stopwatch import Stopwatch
-from mtbench.trainer import PACKED, ROWS, ObjectiveTrainer
+from mtbench.training import linear_cross_entropy, loss
+from mtbench.training.loss import hidden_states, learns
+from mtbench.training.objectives import Ar, Mars, Objective, Special, losses
+from mtbench.training.packing import PADDING, Example, Packed, Sees
+from mtbench.training.schedule import Schedule
+from mtbench.training.trainer import PACKED, ROWS, ObjectiveTrainer
 
 WEIGHTS = "random:qwen2.5-0.5b"
 WORDS = 4000  # token ids in use, so that a toy's head may be small
@@ -151,7 +154,7 @@ def batches(plan: Schedule) -> list[Batch]:
 
 
 def shape(layers: int | None = None) -> Any:
-    config = models.load_config(WEIGHTS)
+    config = loading.load_config(WEIGHTS)
     if layers is not None:
         config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
     return config
@@ -165,7 +168,7 @@ def random_model(config: Any, device: torch.device, attention: str = ATTENTION) 
 
 
 class Training:
-    """A model that learns an objective, as `mtbench.trainer.fit` has it, without the Trainer around it."""
+    """A model that learns an objective, as `mtbench.training.trainer.fit` has it, without the Trainer around it."""
 
     def __init__(self, objective: Objective, config: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -473,7 +476,7 @@ def same(bench: Bench) -> None:
 
 def peak_rate(bench: Bench) -> float:
     """FLOP/s of the machine's matrix products, bfloat16."""
-    rate, size = roofline.matmul_rate(bench.device, torch.bfloat16, memory=torch.cuda.mem_get_info()[0] // 2)
+    rate, size = probe.matmul_rate(bench.device, torch.bfloat16, memory=torch.cuda.mem_get_info()[0] // 2)
     bench.keep("matrix_peak", {"flop_per_s": rate, "size": size})
     bench.say(f"  matrix peak: {rate / 1e12:.0f} TFLOP/s at {size}")
     return rate
@@ -493,7 +496,7 @@ def share(bench: Bench) -> None:
                 torch._dynamo.reset()
                 freed()
                 try:
-                    with patch.object(crossentropy, "CHUNK", chunk):
+                    with patch.object(linear_cross_entropy, "CHUNK", chunk):
                         one = speed(ARMS[arm], config, bench.device, rows, packed)
                 except torch.OutOfMemoryError:
                     found[name] = "out of memory"

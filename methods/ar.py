@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mtbench.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
 from mtbench.registry import METHODS
 
 

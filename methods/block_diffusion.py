@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -66,14 +66,14 @@ class BlockDiffusion(Method):
         places = self._places(rows)
         block = state["decided"].gather(1, places)
         open, own = block == OPEN, slice(self.block_size)  # the last column judges the next block's first position
-        decide = rules.surest(judged.confidence[:, own], open, self.per_forward)
+        decide = sampling.surest(judged.confidence[:, own], open, self.per_forward)
         if self.tau < 1:
             decide |= open & judged.sure("probability", self.tau)[:, own]
         block = torch.where(decide, judged.choice[:, own], block)
         state["decided"].scatter_(1, places, block)
         said = rows.known - rows.base
         fresh = (places - rows.base[:, None] + said[:, None]).clamp(max=self.block_size - 1)
-        count, left = rules.leading(block != OPEN) - said, self.block_size - said
+        count, left = sampling.leading(block != OPEN) - said, self.block_size - said
         return Commit(block.gather(1, fresh), count, kept=torch.zeros_like(said), offered=left - 1)
 
     def _places(self, rows: Rows) -> Tensor:

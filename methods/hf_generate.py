@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding import READ_EVERY
+from mtbench.decoding.external import Answers, Outside, stock
+from mtbench.decoding.loop import READ_EVERY
+from mtbench.decoding.output import text_of
 from mtbench.errors import UserError
-from mtbench.generation import text_of
-from mtbench.models import Checkpoint
+from mtbench.models.loading import Checkpoint
 from mtbench.options import option
-from mtbench.outside import Answers, Outside, stock
 from mtbench.registry import METHODS
 
 AHEAD = 4  # drafts, unless said otherwise

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -35,7 +35,7 @@ class Jacobi(Method):
     def start(self, rows: Rows, lanes: Lanes) -> State:
         """What is guessed at every position, (R, S): at first anything."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
-        dice = rules.uniform(rows.seed[:, None], place)
+        dice = sampling.uniform(rows.seed[:, None], place)
         return {"iterate": (dice * lanes.target.checkpoint.vocabulary).long()}
 
     def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
@@ -43,6 +43,6 @@ class Jacobi(Method):
         return state["iterate"].gather(1, places)
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        accepted = rules.leading(judged.agrees(judged.guess))
+        accepted = sampling.leading(judged.agrees(judged.guess))
         state["iterate"].scatter_(1, judged.position, judged.choice)
         return Commit(judged.choice, accepted + 1, kept=accepted)

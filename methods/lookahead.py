@@ -9,9 +9,10 @@ N = 4 and W = 5, each token with its position behind the last decided one, which
     level 2    2  3  4  5  6     sees 0 to 4 of level 0, token 6 of level 2 also that one
     predicted  3  4  5  6  7     each column, read down, is an n-gram of consecutive positions
 
-So it is a tree (`mtbench.windows`): level 0 a chain, under each of its tokens a column. Then level 0 is dropped and
-what was predicted becomes the last level, one position on whatever was accepted, as in the released code. The n-grams
-go into a pool, and of those that begin with the last decided token the latest, up to G, are verified behind the window.
+So it is a tree (`mtbench.decoding.trees`): level 0 a chain, under each of its tokens a column. Then level 0 is dropped
+and what was predicted becomes the last level, one position on whatever was accepted, as in the released code. The
+n-grams go into a pool, and of those that begin with the last decided token the latest, up to G, are verified behind
+the window.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.trees import longest, products, tree
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
-from mtbench.windows import longest, products, tree
 
 POOL = 512  # n-grams remembered of each text, no two alike, the latest first
 
@@ -63,7 +64,7 @@ class Lookahead(Method):
     def start(self, rows: Rows, lanes: Lanes) -> State:
         """A window of anything, an empty pool, and of each draft the guess that it stands behind."""
         count, device = len(rows.known), rows.known.device
-        dice = rules.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
+        dice = sampling.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
         behind = torch.tensor(products(self.branches, self.first), device=device).expand(count, -1)
         return {
             "window": (dice * lanes.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),

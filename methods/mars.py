@@ -19,9 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mtbench import rules
+from mtbench.decoding.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.errors import UserError
-from mtbench.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -35,7 +35,7 @@ class Mars(Method):
     block_size: int = option(
         4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True, widths=(2, 4, 8)
     )
-    confidence: rules.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
+    confidence: sampling.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
     cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards", same_output=("none",))
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
     extra: bool = option(False, "feed one mask more and take up to B+1 tokens")
@@ -87,7 +87,7 @@ class Mars(Method):
             return self._accept_in_block(state, rows, judged.choice, sure)
         sure[:, 0] = True
         offered = torch.full_like(rows.known, sure.shape[1] - 1) if self.tau < 1 else torch.zeros_like(rows.known)
-        return Commit(judged.choice, rules.leading(sure), kept=torch.zeros_like(rows.known), offered=offered)
+        return Commit(judged.choice, sampling.leading(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
     def _sure(self, judged: Judged) -> Tensor:
         """(R, G+1) bool; at τ = 1 nothing is sure enough."""
@@ -101,7 +101,7 @@ class Mars(Method):
         column = torch.arange(self.cache_block, device=filled.device)
         source = (column + filled[:, None]).clamp(max=self.cache_block)
         undecided = column < (self.cache_block - filled)[:, None]
-        count = rules.leading((sure.gather(1, source) | (column == 0)) & undecided)
+        count = sampling.leading((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
         offered = (undecided.sum(1) - 1).clamp(min=0) * (self.tau < 1)

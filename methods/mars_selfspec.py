@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.trees import mask_groups, tree
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
-from mtbench.windows import mask_groups, tree
 
 
 @METHODS.register("mars-selfspec")
@@ -49,7 +49,7 @@ class MarsSelfSpeculative(Method):
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         drafts = judged.guess[:, : self.ahead]
-        accepted = rules.leading(judged.agrees(drafts))
+        accepted = sampling.leading(judged.agrees(drafts))
         group = accepted[:, None] * self.ahead + torch.arange(self.ahead, device=accepted.device)
         state["drafts"].copy_(state["mask"])
         state["drafts"][:, : self.ahead] = judged.choice.gather(1, self.ahead + 1 + group)

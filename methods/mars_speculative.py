@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.drafting import draft, forwards, refuse_draft
-from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
-from mtbench.models import Inspected
+from mtbench.decoding.draft_model import draft, forwards, refuse_draft
+from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.trees import mask_groups, tree
+from mtbench.models import sampling
+from mtbench.models.loading import Inspected
 from mtbench.options import option
 from mtbench.registry import METHODS
-from mtbench.windows import mask_groups, tree
 
 
 @METHODS.register("mars-speculative")
@@ -63,7 +63,7 @@ class MarsSpeculative(Method):
         return torch.cat((tokens, state["mask"].expand(-1, (self.ahead + 1) * self.masks)), 1)
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        accepted = rules.leading(judged.agrees(judged.guess[:, : self.ahead]))
+        accepted = sampling.leading(judged.agrees(judged.guess[:, : self.ahead]))
         torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
         column = torch.arange(self.ahead + self.block_size, device=accepted.device) - accepted[:, None] - 1
         group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
@@ -71,7 +71,7 @@ class MarsSpeculative(Method):
         source = torch.where(column < 0, verified, group)  # the verified and the next token, then the group's
         sure = (column < 0) | (self._sure(judged).gather(1, source) & (column < self.masks))
         offered = torch.full_like(accepted, self.ahead + self.masks * (self.tau < 1))
-        return Commit(judged.choice.gather(1, source), rules.leading(sure), kept=accepted, offered=offered)
+        return Commit(judged.choice.gather(1, source), sampling.leading(sure), kept=accepted, offered=offered)
 
     def _sure(self, judged: Judged) -> Tensor:
         """(R, G+1) bool; at tau = 1 nothing is sure enough."""

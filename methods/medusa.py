@@ -17,14 +17,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import cached_file
 
-from mtbench import rules, windows
+from mtbench.decoding import trees
+from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.errors import UserError
-from mtbench.families import RANDOM, locate
-from mtbench.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
-from mtbench.models import Checkpoint, Inspected
-from mtbench.objectives import ResidualHead
+from mtbench.models import sampling
+from mtbench.models.families import RANDOM, locate
+from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.options import option
 from mtbench.registry import METHODS
+from mtbench.training.objectives import ResidualHead
 
 HEADS = "medusa.safetensors"  # beside the model's own weights
 PARTS = 3  # tensors of each: hidden.weight, hidden.bias, head
@@ -68,7 +69,7 @@ class Medusa(Method):
             )
 
     def window(self) -> Window:
-        offset, sees = windows.tree(windows.products(self.branches))
+        offset, sees = trees.tree(trees.products(self.branches))
         commits = self.heads + 1
         return Window(pending=1, guesses=len(offset), commits=commits, sees=sees, offset=offset, hidden=True)
 
@@ -78,7 +79,7 @@ class Medusa(Method):
         return {
             "read": head.new_zeros(len(rows.known), head.shape[1]),
             "has": torch.zeros_like(rows.done),
-            "behind": torch.tensor(windows.products(self.branches), device=head.device).expand(len(rows.known), -1),
+            "behind": torch.tensor(trees.products(self.branches), device=head.device).expand(len(rows.known), -1),
         }
 
     def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
@@ -90,7 +91,7 @@ class Medusa(Method):
             logits.index_fill_(2, checkpoint.suppressed, float("-inf"))
             if rows.temperature:
                 places = rows.known[:, None] + torch.arange(self.heads, device=hidden.device)
-                logits = rules.sampled(logits, rows.temperature, rows.seed, places)
+                logits = sampling.sampled(logits, rows.temperature, rows.seed, places)
             return logits.topk(max(self.branches), 2).indices
 
         likely, guesses, nodes = lanes.target.beside(candidates, state["read"]), [], 1
@@ -103,7 +104,7 @@ class Medusa(Method):
         assert judged.hidden is not None
         has = state["has"].clone()
         drafts = judged.guess.masked_fill(~has[:, None], NONE)
-        accepted, path = windows.longest(judged.agrees(drafts, state["behind"]), self.branches)
+        accepted, path = trees.longest(judged.agrees(drafts, state["behind"]), self.branches)
         columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
         last = columns.gather(1, accepted[:, None])
         state["read"].copy_(judged.hidden.take_along_dim(last[..., None], 1)[:, 0])

@@ -20,11 +20,11 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from mtbench.models import Inspected
+from mtbench.decoding.external import Answers, Outside
+from mtbench.decoding.openai_client import Reply, Server, ServerError
+from mtbench.models.loading import Inspected
 from mtbench.options import option
-from mtbench.outside import Answers, Outside
 from mtbench.registry import METHODS
-from mtbench.server import Reply, Server, ServerError
 
 # What engines call them. SGLang tells of acceptance by gauges only (`sglang:spec_accept_length`), which are no counts.
 COUNTERS = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -57,5 +57,5 @@ class PromptLookup(Method):
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         found = state["found"]
-        accepted = rules.leading(judged.agrees(judged.guess.masked_fill(~found[:, None], NONE)))
+        accepted = sampling.leading(judged.agrees(judged.guess.masked_fill(~found[:, None], NONE)))
         return Commit(judged.choice, accepted + 1, kept=accepted, offered=found * self.ahead)

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.drafting import draft, forwards, refuse_draft
-from mtbench.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
-from mtbench.models import Inspected
+from mtbench.decoding.draft_model import draft, forwards, refuse_draft
+from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
+from mtbench.models.loading import Inspected
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -63,9 +63,9 @@ class Speculative(Method):
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         if self.verify == "match":
-            tokens, accepted = judged.choice, rules.leading(judged.agrees(judged.guess))
+            tokens, accepted = judged.choice, sampling.leading(judged.agrees(judged.guess))
         else:
             offered, wanted = state["offered"][:, : self.ahead], rows.distribution(judged.logits)
-            tokens, accepted = rules.coupled(judged.guess, offered, wanted, rows.seed, judged.position)
+            tokens, accepted = sampling.coupled(judged.guess, offered, wanted, rows.seed, judged.position)
         torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
         return Commit(tokens, accepted + 1, kept=accepted)

@@ -2,7 +2,7 @@
 
 import sys
 
-from mtbench.cli import main
+from mtbench.cli.main import main
 
 sys.argv[0] = "mtbench"  # what records call it
 main()

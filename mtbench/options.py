@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal
 
+from mtbench.decoding.method import AUTO, Method
 from mtbench.errors import UserError, unknown
-from mtbench.method import AUTO, Method
 
 
 def option(

@@ -99,12 +99,12 @@ class Registry(Generic[T]):
 
 def _check_method(cls: type[Any]) -> None:
     """Raise unless options can be shown and typed, roles are named, and the showcase can be entered."""
-    from mtbench.arms import parse_arms
-    from mtbench.method import Method
+    from mtbench.decoding.arms import parse_arms
+    from mtbench.decoding.method import Method
     from mtbench.options import options_of
 
     if not issubclass(cls, Method):
-        raise TypeError(f"{cls.__name__} is no mtbench.method.Method")
+        raise TypeError(f"{cls.__name__} is no mtbench.decoding.method.Method")
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
         raise TypeError(f"{cls.__name__} is no @dataclass(frozen=True, kw_only=True), whose fields are the options")
     if bare := [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]:
@@ -131,10 +131,10 @@ def _typed(kind: Any) -> bool:
 
 def _check_suite(cls: type[Any]) -> None:
     """Raise unless it can be listed."""
-    from mtbench.suite import Suite
+    from mtbench.evaluation.suite import Suite
 
     if not issubclass(cls, Suite):
-        raise TypeError(f"{cls.__name__} is no mtbench.suite.Suite")
+        raise TypeError(f"{cls.__name__} is no mtbench.evaluation.suite.Suite")
     for name, kind in {"family": str, "max_new_tokens": int, "metric": str | None}.items():
         if not isinstance(getattr(cls, name), kind):
             raise TypeError(f"{cls.__name__}.{name} is {getattr(cls, name)!r}, not {kind}")

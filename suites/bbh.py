@@ -13,7 +13,7 @@ have 146 to 250).
 
 from typing import ClassVar
 
-from mtbench.harness import HarnessSuite
+from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.registry import SUITES
 
 KINDS = (

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtbench import datafile
 from mtbench.errors import UserError, first_line
-from mtbench.harness import HarnessSuite
+from mtbench.evaluation import dataset_files
+from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.registry import SUITES
 
 SUBSETS = ("diamond", "main", "extended")
@@ -73,4 +73,4 @@ class Gpqa(HarnessSuite):
                 f"suite {self.name!r}: cannot unpack {path} ({first_line(error)}); fetch it anew from "
                 f"github.com/idavidrein/gpqa, or unpack it by the password given there to {path.with_name(name)}"
             ) from None
-        return datafile.read(io.BytesIO(text), ".csv")
+        return dataset_files.read(io.BytesIO(text), ".csv")

@@ -10,7 +10,7 @@ strict filter is the headline.
 
 from typing import ClassVar
 
-from mtbench.harness import TrainableSuite
+from mtbench.evaluation.lm_eval import TrainableSuite
 from mtbench.registry import SUITES
 
 

@@ -10,7 +10,7 @@ which the strict filter wants, so an untuned instruct model would score near 0 t
 
 from typing import ClassVar
 
-from mtbench.harness import TrainableSuite
+from mtbench.evaluation.lm_eval import TrainableSuite
 from mtbench.registry import SUITES
 
 

@@ -7,12 +7,12 @@ up to the next definition at the margin, or 1024 tokens. Score: pass@1 of the on
     mtbench run --suite humaneval
     mtbench run --suite humaneval --offline --data-dir DIR   # DIR/humaneval/HumanEval.jsonl, or .gz
 
-It needs bubblewrap (`apt install bubblewrap`), see mtbench/sandbox.py.
+It needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
 from typing import ClassVar
 
-from mtbench.programs import ProgramSuite
+from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.registry import SUITES
 
 

@@ -8,12 +8,12 @@ function anew there, so `def` cannot end the answer as in `humaneval`: the fence
 
     mtbench run --suite humaneval-paper --family qwen2.5-7b
 
-It needs bubblewrap (`apt install bubblewrap`), see mtbench/sandbox.py.
+It needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
 from typing import ClassVar
 
-from mtbench.programs import ProgramSuite
+from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.registry import SUITES
 
 

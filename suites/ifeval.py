@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
-from mtbench.harness import HarnessSuite, at_work
+from mtbench.evaluation.lm_eval import HarnessSuite, at_work
+from mtbench.evaluation.suite import Source
 from mtbench.registry import SUITES
-from mtbench.suite import Source
 
 PUNKT = "punkt_tab"
 TABLES = f"tokenizers/{PUNKT}"  # below a folder of NLTK's data

@@ -14,7 +14,7 @@ over all questions.
 
 from typing import ClassVar
 
-from mtbench.harness import HarnessSuite
+from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.registry import SUITES
 
 SUBJECTS = (

@@ -12,7 +12,7 @@ category. Its judged answers are sampled at temperatures from 0 to 0.7 by catego
 first, so arms that answered differently read different prompts there.
 """
 
-from mtbench.questions import QuestionSuite
+from mtbench.evaluation.multi_turn import QuestionSuite
 from mtbench.registry import SUITES
 
 

@@ -11,7 +11,7 @@ As there: greedy, up to 1024 new tokens, and MT-bench's eight subjects are one k
 is asked (MT-bench has a second, which `--suite mt-bench` asks too), by the checkpoint's chat template.
 """
 
-from mtbench.questions import QuestionSuite
+from mtbench.evaluation.multi_turn import QuestionSuite
 from mtbench.registry import SUITES
 
 SUBJECTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

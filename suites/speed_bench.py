@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from mtbench.errors import UserError, first_line, unknown
-from mtbench.questions import Question, QuestionSuite
+from mtbench.evaluation.multi_turn import Question, QuestionSuite
+from mtbench.evaluation.suite import Source
 from mtbench.registry import SUITES
-from mtbench.suite import Source
 
 CATEGORIES = (
     *("coding", "humanities", "math", "multilingual", "qa", "rag"),

@@ -6,7 +6,7 @@
 
 A prompt is random digits between spaces, with no chat template, cut to its length in tokens of the checkpoint at hand;
 a tokenizer that makes one token of several such digits is refused by planning. For speed without weights, see
-mtbench/simulated.py; with trained weights add `--fixed-length`, for an answer to noise may end at once.
+mtbench/runs/simulation.py; with trained weights add `--fixed-length`, for an answer to noise may end at once.
 """
 
 import re
@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 
 from mtbench.errors import UserError
+from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.registry import SUITES
-from mtbench.suite import Prompt, Source, Suite, Template
 
 ITEMS = 128  # when no limit is given; a limit may ask for more
 

@@ -9,9 +9,9 @@ from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 from whole import whole_run
 
-from mtbench.lane import Lane
-from mtbench.plan import Request
-from mtbench.rundir import RunDirectory
+from mtbench.models.runner import Lane
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Request
 
 LONGEST = {f"test_{name}" for name in ("run", "workers", "sandbox", "recipes", "reproduce", "offline", "report")}
 

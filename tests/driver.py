@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-from mtbench.machine import Gpu
+from mtbench.hardware.machine import Gpu
 
 
 class Driver:
-    """Answers the queries of `mtbench.machine.Gpu` from `state`.
+    """Answers the queries of `mtbench.hardware.machine.Gpu` from `state`.
 
     A function there is asked each time; a None is a query that this driver does not support.
     """

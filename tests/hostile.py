@@ -25,7 +25,7 @@ READS = {
     "home folder": "import os\nassert set(os.listdir(HOME)) & set(HOME_NAMES)",
     "keys in the home folder": "import os\nassert os.listdir(os.path.join(HOME, '.ssh'))",
     "the project": "import os\nassert os.path.exists(os.path.join(PROJECT, 'pyproject.toml'))",
-    "the project as a module": "import mtbench.sandbox",
+    "the project as a module": "import mtbench.evaluation.sandbox",
     "a file by its path": "open(SECRET).read()",
     "a file by climbing": "import os\nopen('../' * 20 + SECRET).read()",
     "a file by a symbolic link": "import os\nos.symlink(SECRET, 'link')\nopen('link').read()",

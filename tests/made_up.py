@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from mtbench.suite import Prompt
+from mtbench.evaluation.suite import Prompt
 
 bbh: Any = importlib.import_module("mtbench.suites.bbh")
 mmlu_pro: Any = importlib.import_module("mtbench.suites.mmlu_pro")

@@ -1,6 +1,6 @@
 """References that recompute everything: no cache, no window, no loop of the project, one row at a time.
 
-They are written from the papers, to be held against `mtbench.decoding`. Each returns tokens and commits.
+They are written from the papers, to be held against `mtbench.decoding.loop`. Each returns tokens and commits.
 """
 
 from collections.abc import Callable, Sequence

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
-from mtbench.lane import Lane
-from mtbench.models import Checkpoint, prepare
+from mtbench.models.loading import Checkpoint, prepare
+from mtbench.models.runner import Lane
 
 VOCABULARY = 40
 WORDS = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(VOCABULARY - 4)]  # a … z, aa …

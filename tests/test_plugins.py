@@ -17,16 +17,17 @@ from rich.console import Console
 from small import END, VOCABULARY, save_small
 from test_run import finish, start
 
-from mtbench import cli
+from mtbench.cli import main
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.errors import UserError
-from mtbench.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.options import option
-from mtbench.plan import Request
-from mtbench.planning import make_plan
 from mtbench.registry import METHODS, SUITES
-from mtbench.suite import Prompt, Source, Suite, Template
+from mtbench.runs.plan import Request
+from mtbench.runs.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKED = {".py", ".json", ".j2", ".safetensors"}
 EXAMPLE = ROOT / "examples" / "mtbench-example"
 
 
@@ -98,10 +99,12 @@ def test_an_installed_package_runs(environment: Path, tmp_path: Path) -> None:
 
 
 def test_only_the_package_is_packed() -> None:
-    """Examples and tests are no part of the wheel."""
+    """Examples and tests are no part of the wheel; every folder of the core is."""
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
-    assert packed["packages"] == ["mtbench", "mtbench.methods", "mtbench.suites"]
+    folders = {file.parent.relative_to(ROOT) for file in (ROOT / "mtbench").rglob("*") if file.suffix in PACKED}
+    core = {".".join(folder.parts) for folder in folders}
+    assert set(packed["packages"]) == core | {"mtbench.methods", "mtbench.suites"}
 
 
 # --- What breaks when it is imported or registered -----------------------------------------------------------------
@@ -109,9 +112,9 @@ def test_only_the_package_is_packed() -> None:
 HEAD = """
 from dataclasses import dataclass
 from typing import Literal
-from mtbench.method import Method
+from mtbench.decoding.method import Method
 from mtbench.options import option
-from mtbench.suite import Suite
+from mtbench.evaluation.suite import Suite
 from mtbench.registry import METHODS, SUITES
 """
 GOOD = """
@@ -130,7 +133,7 @@ BROKEN = {
     "odd type": (GOOD + "    width: list[int] = option(None, 'w')\n", "Good.width is of type list[int]"),
     "unknown type": (GOOD + "    width: 'Nothing' = option(None, 'w')\n", "name 'Nothing' is not defined"),
     "no dataclass": (GOOD.replace("@dataclass(frozen=True, kw_only=True)", ""), "Good is no @dataclass"),
-    "no method": (GOOD.replace("(Method)", ""), "Good is no mtbench.method.Method"),
+    "no method": (GOOD.replace("(Method)", ""), "Good is no mtbench.decoding.method.Method"),
     "no roles": (GOOD.replace('("ar",)', "()"), "Good.roles is ()"),
     "showcase": (GOOD + "    showcase = ('good:k=3',)\n", "unknown option of good 'k'"),
 }
@@ -160,10 +163,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str, str]:
     """What `mtbench ARGS` exits with, prints and complains."""
     monkeypatch.setattr(sys, "argv", ["mtbench", *args])
-    monkeypatch.setattr(cli, "out", Console(width=10_000))
-    monkeypatch.setattr(cli, "err", Console(stderr=True, width=10_000))
+    monkeypatch.setattr(main, "out", Console(width=10_000))
+    monkeypatch.setattr(main, "err", Console(stderr=True, width=10_000))
     with pytest.raises(SystemExit) as stopped:
-        cli.main()
+        main.main()
     return stopped.value.code, *capsys.readouterr()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mtbench.rundir import RunDirectory
+from mtbench.runs.directory import RunDirectory
 
 KINDS = ("generation", "timing", "plan", "results")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
-from mtbench.generate import generate
-from mtbench.plan import Cell, Request
-from mtbench.planning import begin_run, make_plan
-from mtbench.progress import RunProgress
-from mtbench.results import assemble
-from mtbench.rundir import RunDirectory
-from mtbench.score import score
+from mtbench.report.progress import RunProgress
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import Cell, Request
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.score import score
 
 
 def whole_run(folder: Path, request: Request) -> RunDirectory:

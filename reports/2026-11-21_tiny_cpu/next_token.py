@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from mtbench.conversations import prepare
-from mtbench.learned import evaluate
-from mtbench.loss import learns
-from mtbench.objectives import Ar, Special
-from mtbench.schedule import Schedule
-from mtbench.train import _load
+from mtbench.training.conversations import prepare
+from mtbench.training.evaluation import evaluate
+from mtbench.training.loss import learns
+from mtbench.training.objectives import Ar, Special
+from mtbench.training.schedule import Schedule
+from mtbench.training.train import _load
 
 torch.set_num_threads(1)
 for folder in sorted(Path(sys.argv[1]).glob("*/model.safetensors")):

@@ -15,8 +15,8 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-from mtbench.objectives import Mars
-from mtbench.recipes import RECIPES, Stage
+from mtbench.training.objectives import Mars
+from mtbench.training.recipes import RECIPES, Stage
 
 ITEMS = 2048
 TAUS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)  # the paper's table 8
@@ -77,7 +77,7 @@ def make(root: Path, stage: Stage, seed: int, out: Path) -> str:
 
 def train_stage(root: Path, stage: Stage, out: Path) -> None:
     """One stage of the recipe, from the checkpoint it made in `root`."""
-    from mtbench.train import train
+    from mtbench.training.train import train
 
     assert stage.objective is not None
     train(stage.objective, str(root / str(stage.base)), stage.data, stage.to_read(), stage.settings, out)
@@ -85,13 +85,13 @@ def train_stage(root: Path, stage: Stage, out: Path) -> None:
 
 def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     """Decode the suite's first problems in every way that suits the checkpoint."""
-    from mtbench.decoding import decode
-    from mtbench.engine import ENGINES
-    from mtbench.method import Lanes
-    from mtbench.models import load
-    from mtbench.plan import Request
-    from mtbench.planning import make_plan, open_suite
+    from mtbench.decoding.engines import ENGINES
+    from mtbench.decoding.loop import decode
+    from mtbench.decoding.method import Lanes
+    from mtbench.models.loading import load
     from mtbench.registry import METHODS
+    from mtbench.runs.plan import Request
+    from mtbench.runs.planner import make_plan, open_suite
 
     request = Request(limit=ITEMS, batch_size=(1,), method=("ar",))
     plan = make_plan(request)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import rules
-from mtbench.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.models import sampling
 from mtbench.options import option
 from mtbench.registry import METHODS
 
@@ -49,11 +49,11 @@ class Bigram(Method):
             token = rows.tokens.gather(1, behind)
             drafts.append(token)
             seen.append(behind > 0)
-        state["offered"].copy_(rules.leading(torch.cat(seen, 1)))
+        state["offered"].copy_(sampling.leading(torch.cat(seen, 1)))
         return torch.cat(drafts, 1)
 
     def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
         """The drafts that the model would have chosen itself, and its own choice behind them."""
         column = torch.arange(self.drafts, device=rows.known.device)
-        agreed = rules.leading(judged.agrees(judged.guess.masked_fill(column >= state["offered"][:, None], NONE)))
+        agreed = sampling.leading(judged.agrees(judged.guess.masked_fill(column >= state["offered"][:, None], NONE)))
         return Commit(judged.choice, count=agreed + 1, kept=agreed, offered=state["offered"])

@@ -1,0 +1,1 @@
+"""The decode loop, and what a method is."""

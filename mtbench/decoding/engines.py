@@ -1,0 +1,189 @@
+"""Engines: how a forward of ours is executed.
+
+- `eager`: transformers' modules, operation by operation: the regime in which papers measure.
+- `graph`: the checkpoint's weights as few large operations (mtbench/models/fused_decoder.py); on a GPU the whole step,
+  from guess to cursor, is captured once per shape as a CUDA graph and replayed.
+- `invariant`: as `graph`, with kernels whose results depend on nothing but their own row, so that tokens do not change
+  with the batch or the window's width even in bfloat16. The kernels are a GPU's; on a CPU it is refused in half
+  precision.
+
+Layers of a shape that the decoder does not serve are run as transformers writes them, captured all the same; a run's
+environment says which.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtbench.decoding.host_sync import Look, Requests, Shape
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.output import Generation, Timing
+from mtbench.errors import UserError
+from mtbench.models.fused_decoder import Decoder, Unserved, build, compilations
+from mtbench.models.loading import Checkpoint
+from mtbench.models.runner import Lane
+
+DEVICE = "cuda"  # that captures
+PLAIN_STEPS = 3  # of a shape before it is captured: libraries allocate and compile in their first calls
+ROOM = 256  # positions: a captured batch's rows are made this coarse, so that prompts of other lengths share it
+
+
+class Engine:
+    """`eager`. Gives lanes and batches; those of one engine go together."""
+
+    name = "eager"
+
+    def lane(self, checkpoint: Checkpoint) -> Lane:
+        """A lane of its own on a checkpoint."""
+        return Lane(checkpoint)
+
+    def batch(self, method: Method, lanes: Lanes, rows: int, positions: int) -> Batch:
+        """Rows to decode in."""
+        return Batch(method, lanes, rows, positions)
+
+    def layers(self, checkpoint: Checkpoint) -> str:
+        """By what a checkpoint's layers are run, in words."""
+        return "transformers' modules"
+
+
+class Graph(Engine):
+    """`graph` and `invariant`."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.name = name
+        self._decoders: dict[Checkpoint, Decoder] = {}
+        self._unserved: dict[Checkpoint, str] = {}
+        self._batches: dict[Any, Captured] = {}
+
+    def lane(self, checkpoint: Checkpoint) -> Lane:
+        """Raises UserError if the checkpoint cannot be run so that nothing depends on neighbours, and that is asked."""
+        if checkpoint not in self._decoders and checkpoint not in self._unserved:
+            try:
+                decoder = build(checkpoint.model, invariant=self.name == "invariant")
+                checkpoint.calls.watch(decoder)
+                self._decoders[checkpoint] = decoder
+            except Unserved as reason:
+                self._unserved[checkpoint] = str(reason)
+        model = checkpoint.model
+        if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
+            half = str(model.dtype).removeprefix("torch.")
+            raise UserError(
+                f"engine 'invariant' keeps its promise in {half} by a GPU's kernels, and this is a CPU; use "
+                "`--dtype float32`, where its tokens are those of `engine=graph`."
+            )
+        if self.name == "invariant" and checkpoint in self._unserved:
+            raise UserError(
+                f"engine 'invariant' needs layers of the Llama shape, and {checkpoint.source!r} has others "
+                f"({self._unserved[checkpoint]}); use `engine=graph` or `engine=eager`."
+            )
+        return Lane(checkpoint, self._decoders.get(checkpoint))
+
+    def layers(self, checkpoint: Checkpoint) -> str:
+        reason = self._unserved.get(checkpoint)
+        return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
+
+    def batch(self, method: Method, lanes: Lanes, rows: int, positions: int) -> Batch:
+        """On a GPU one that was made before and has room, with its graphs."""
+        if lanes.target.device.type != "cuda":
+            return Batch(method, lanes, rows, positions)
+        positions = -(-positions // ROOM) * ROOM
+        key = (method, rows, positions, *((role, id(lane)) for role, lane in lanes.items()))
+        if key not in self._batches:
+            self._batches[key] = Captured(method, lanes, rows, positions)
+        return self._batches[key]
+
+
+class Captured(Batch):
+    """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
+
+    The first steps of a shape run plainly, as real steps; then one is recorded, and from there on it is replayed.
+    """
+
+    one_launch = True
+    _anchor: tuple[Any, torch.cuda.CUDAGraph, Tensor] | None = None
+
+    def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int) -> None:
+        super().__init__(method, lanes, rows, positions, tight=False)
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._plain: dict[Shape, int] = {}
+        self._forwards_each: dict[Shape, list[int]] = {}
+        self._setting: tuple[list[tuple[int, ...]], float] | None = None
+
+    def shape(self, look: Look) -> Shape:
+        """Whatever is not captured yet comes first, so that no width is prepared in the middle of a timed block."""
+        shape = super().shape(look)
+        every = (shape._replace(variant=variant) for variant in range(len(self.variants)))
+        return shape if self.tight else next((s for s in every if s not in self._graphs), shape)
+
+    def advance(self, shape: Shape) -> None:
+        if self.tight:  # shapes change from step to step
+            super().advance(shape)
+            return
+        if shape not in self._graphs:
+            began = time.perf_counter()
+            self._prepare(shape)
+            self.preparation_s += time.perf_counter() - began
+            return
+        self._graphs[shape].replay()
+        for lane, forwards in zip(self.lanes.values(), self._forwards_each[shape], strict=True):
+            lane.forwards += forwards
+
+    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+        before = compilations()
+        generations, timing = super().run(requests)
+        if compilations() > before:  # how long that took is not told: at most all of it
+            timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
+        return generations, timing
+
+    @classmethod
+    def _pool(cls) -> Any:
+        """Memory that all graphs share, for they never run at the same time.
+
+        The allocator gives up a pool with its last graph, so a graph of one addition is kept for good.
+        """
+        if cls._anchor is None:
+            pool, graph, place = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
+            with torch.cuda.graph(graph, pool=pool):
+                place.add_(1)
+            cls._anchor = (pool, graph, place)
+        return cls._anchor[0]
+
+    def _reset(self, requests: Requests) -> None:
+        super()._reset(requests)
+        epochs = [lane.epoch for lane in self.lanes.values()]
+        setting = (epochs, requests.temperature)
+        if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
+            self._graphs.clear()
+            self._plain.clear()
+            self._setting = setting
+
+    def _prepare(self, shape: Shape) -> None:
+        """One plain step; or, after a few, capture a step and replay it."""
+        made = self._plain.setdefault(shape, 0)
+        if made < PLAIN_STEPS:
+            self._plain[shape] += 1
+            self.step(shape, look=True)
+            torch.cuda.synchronize()
+            return
+        before = [lane.forwards for lane in self.lanes.values()]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool()):
+            self.step(shape)
+        self._forwards_each[shape] = [
+            lane.forwards - count for lane, count in zip(self.lanes.values(), before, strict=True)
+        ]  # counted now for the replay that follows
+        self._graphs[shape] = graph
+        graph.replay()
+        torch.cuda.synchronize()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "graph": Graph,
+    "eager": Engine,
+    "invariant": lambda: Graph("invariant"),
+}

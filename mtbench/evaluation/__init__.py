@@ -1,0 +1,1 @@
+"""What a suite is, and how answers are scored."""

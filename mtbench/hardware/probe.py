@@ -1,0 +1,265 @@
+"""How near decoding comes to what the GPU can do: the roofline (Williams, Waterman, Patterson, CACM 52/4, 2009).
+
+A forward has to read the weights, the keys and values of its rows, and to multiply. `count` takes bytes and FLOPs from
+a model's own parameters, `probe` measures in this process how fast the GPU copies and multiplies, `floor_s` puts the
+two together, and `fraction` is that floor over the decode time of a cell. Shapes and probe are stored with the session,
+so that results can be made again without model and GPU.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mtbench.hardware.timer import Stopwatch
+from mtbench.runs.directory import Record
+from mtbench.runs.plan import Cell
+
+if TYPE_CHECKING:
+    from mtbench.models.loading import Checkpoint
+
+COPY_BYTES = 2 << 30  # of each of two buffers, memory allowing
+MATMUL_SIZE = 8192
+REPETITIONS = 20
+WARM_UP_S = 0.3  # for the clocks to rise
+NO_GPU = "no GPU: a CPU's caches hold small models, so bandwidth is no bound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a forward of a model reads and computes."""
+
+    body: int  # parameters of all layers; the input embedding is looked up, not read
+    head: int  # parameters of the output embedding, tied or not
+    body_bytes: int
+    head_bytes: int
+    vocabulary: int  # rows of the head
+    logit_bytes: int
+    kv_bytes_per_token: int  # over all layers
+    layers: int
+    heads: int
+    head_dim: int
+    sliding_layers: int  # those that see no further back than
+    sliding_window: int  # this many tokens
+
+    @property
+    def bytes(self) -> int:
+        return self.body_bytes + self.head_bytes
+
+    def seen(self, context: float) -> float:
+        """Cached tokens that a layer reads per row, the mean over layers."""
+        sliding = self.sliding_layers / self.layers
+        return (1 - sliding) * context + sliding * min(context, self.sliding_window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What the GPU was measured to do."""
+
+    bandwidth_bytes_per_s: float  # read and written by a copy of `copy_bytes`
+    matmul_flop_per_s: float  # of a `matmul_size`³ product of random numbers, in the run's type
+    copy_bytes: int
+    matmul_size: int
+    cache_bytes: int  # its L2
+
+
+def count(model: Any) -> Shape:
+    """A loaded model's shape, from its parameters and its configuration; raises ValueError with the reason if it has
+    none that holds for every token.
+    """
+    config = model.config.get_text_config()
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if (getattr(config, name, None) or 0) > 1:
+            raise ValueError("a mixture of experts: which weights a forward reads depends on its tokens")
+    looked_up, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    body = [p for p in model.parameters() if p is not looked_up and p is not head]
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # as transformers reads it: a window then holds for every layer
+        kinds = ["sliding_attention" if window else "full_attention"] * layers
+    return Shape(
+        body=sum(p.numel() for p in body),
+        head=head.numel(),
+        body_bytes=sum(p.nbytes for p in body),
+        head_bytes=head.nbytes,
+        vocabulary=len(head),
+        logit_bytes=head.element_size(),
+        kv_bytes_per_token=layers * 2 * kv_heads * head_dim * model.dtype.itemsize,
+        layers=layers,
+        heads=heads,
+        head_dim=head_dim,
+        sliding_layers=kinds.count("sliding_attention") if window else 0,
+        sliding_window=window or 0,
+    )
+
+
+def floor_s(shape: Shape, probe: Probe, *, rows: float, positions: float, judged: float, context: float) -> float:
+    """Least seconds of one forward that feeds `positions` to each of `rows`, behind `context` cached tokens each, and
+    puts the last `judged` of them through the head.
+
+    Body, attention and head wait for each other; each takes the longer of its bytes and its FLOPs. Weights are read
+    once, so are cached keys and values; new ones and logits are written and read.
+    """
+    bandwidth, speed = probe.bandwidth_bytes_per_s, probe.matmul_flop_per_s
+    fed, logits, seen = rows * positions, rows * judged, shape.seen(context)
+    kv_bytes = (rows * seen + 2 * fed) * shape.kv_bytes_per_token
+    scores_flop = 4 * shape.layers * shape.heads * shape.head_dim * fed * (seen + positions)
+    body = max(shape.body_bytes / bandwidth, 2 * shape.body * fed / speed)
+    attention = max(kv_bytes / bandwidth, scores_flop / speed)
+    head = max(shape.head_bytes / bandwidth, 2 * shape.head * logits / speed)
+    return body + attention + head + 2 * logits * shape.vocabulary * shape.logit_bytes / bandwidth
+
+
+def fraction(
+    cell: Cell, judged: int, lines: Iterable[Record], samples: Sequence[Record], sessions: Sequence[Record]
+) -> tuple[float | None, str | None]:
+    """The floor of a cell's forwards over its decode time, from stored lines; None, and why, where it has none.
+
+    lines: all generation lines. samples: the timing lines that count; per block the mean over its rounds, as
+    everywhere. Every sample is held against the probe of its own session. `judged` positions per row and forward pass
+    the head.
+
+    A block's forwards are taken as its mean forward times their number. Weights are read once per forward of the batch;
+    a forward has row-forwards / batch forwards live rows, and only those count; a row feeds positions_fed / forwards
+    and has on average prompt + tokens / 2 tokens behind it, those it feeds itself included. (The mean forward's floor
+    is at most the mean floor, so the fraction is never flattered by this.) Forwards of a draft model feed one position.
+    """
+    of_block = defaultdict(list)
+    for line in lines:
+        of_block[line["block"]].append(line)
+    rounds = Counter(sample["block"] for sample in samples)
+    floor = decode_s = 0.0
+    for sample in samples:
+        answers, session = of_block[sample["block"]], sessions[sample["session"] - 1]
+        if sample["batch_forwards"] is None or any(g["forwards"] is None for g in answers):
+            return None, "this engine does not reveal its forwards"
+        if not session.get("probe"):
+            return None, session.get("probe_reason") or "the GPU was not probed"
+        probe = Probe(**session["probe"])
+        shapes: dict[str, Shape] = {}
+        for role, source in cell.checkpoints.items():
+            counted = session["shapes"].get(source) or {"reason": f"the {role} checkpoint was not counted"}
+            if "reason" in counted:
+                return None, counted["reason"]
+            shapes[role] = Shape(**counted)
+        if shapes[cell.on].bytes < 2 * probe.cache_bytes:
+            return None, "the weights stay in the GPU's cache, so memory bandwidth is no bound"
+        drafts = [shape for role, shape in shapes.items() if role != cell.on]
+        floor += _block_floor_s(shapes[cell.on], drafts, probe, judged, answers, sample) / rounds[sample["block"]]
+        decode_s += sample["decode_s"] / rounds[sample["block"]]
+    return (floor / decode_s, None) if decode_s else (None, "no clean sample")
+
+
+def _block_floor_s(
+    shape: Shape, drafts: Sequence[Shape], probe: Probe, judged: int, answers: Sequence[Record], sample: Record
+) -> float:
+    forwards = sum(g["forwards"] for g in answers)
+    rows = forwards / sample["batch_forwards"]  # live in the mean forward
+    positions = sum(g["positions_fed"] for g in answers) / forwards
+    prompts = [g["prompt_tokens"] if "prompt_tokens" in g else len(g["prompt_ids"]) for g in answers]  # older lines
+    known = sum(g["forwards"] * (n + len(g["token_ids"]) / 2) for g, n in zip(answers, prompts, strict=True)) / forwards
+    pending = positions - (judged - 1)  # those fed are no guesses, and not yet cached
+    once = floor_s(shape, probe, rows=rows, positions=positions, judged=judged, context=max(0.0, known - pending))
+    drafted = sum(g["draft_forwards"] for g in answers) / forwards  # forwards of drafts for one of the target's
+    for draft in drafts:
+        once += drafted / len(drafts) * floor_s(draft, probe, rows=rows, positions=1, judged=1, context=known)
+    batch_forwards: int = sample["batch_forwards"]
+    return batch_forwards * once
+
+
+def describe(device: str, dtype: torch.dtype, checkpoints: Mapping[str, "Checkpoint"]) -> Record:
+    """What environment.json keeps for this: the probe, or why there is none, and the shape of every loaded checkpoint,
+    by its source.
+    """
+    return described(*probe(device, dtype), checkpoints)
+
+
+def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str, "Checkpoint"]) -> Record:
+    """The same of a probe made before."""
+    shapes: Record = {}
+    for source, checkpoint in checkpoints.items():
+        try:
+            shapes[source] = asdict(count(checkpoint.model))
+        except ValueError as error:
+            shapes[source] = {"reason": str(error)}
+    return {"probe": None if probed is None else asdict(probed), "probe_reason": reason, "shapes": shapes}
+
+
+def probe(device: str, dtype: torch.dtype) -> tuple[Probe | None, str | None]:
+    """Measure the GPU in a second or two; None, and why, where there is none or no room for it."""
+    if device != "cuda":
+        return None, NO_GPU
+    free = torch.cuda.mem_get_info()[0]
+    cache_bytes = int(torch.cuda.get_device_properties(0).L2_cache_size)
+    copy_bytes = min(COPY_BYTES, free // 4)
+    if copy_bytes < 4 * cache_bytes:
+        return None, f"{free >> 20} MiB of free GPU memory are too few to probe past its cache"
+    try:
+        bandwidth = copy_rate(torch.device(device), copy_bytes)
+        speed, size = matmul_rate(torch.device(device), dtype, memory=free // 2)
+    except torch.OutOfMemoryError:
+        return None, "out of memory during the probe"
+    finally:
+        torch.cuda.empty_cache()
+    return (
+        Probe(
+            bandwidth_bytes_per_s=bandwidth,
+            matmul_flop_per_s=speed,
+            copy_bytes=copy_bytes,
+            matmul_size=size,
+            cache_bytes=cache_bytes,
+        ),
+        None,
+    )
+
+
+def copy_rate(device: torch.device, copy_bytes: int) -> float:
+    """Bytes read and written per second by a copy on the device."""
+    source = torch.empty(copy_bytes // 4, dtype=torch.int32, device=device).random_()
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _median_s(device, lambda: target.copy_(source))
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, *, memory: int, size: int = 1024) -> tuple[float, int]:
+    """FLOP/s of a square product of random numbers (zeros would draw less power, and clock higher), and its size: the
+    largest up to MATMUL_SIZE that fits `memory` and takes some tens of milliseconds.
+    """
+    while True:
+        a, b, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
+
+        def multiply(a: torch.Tensor = a, b: torch.Tensor = b, out: torch.Tensor = out) -> None:
+            torch.mm(a, b, out=out)
+
+        larger = 2 * size
+        fits = larger <= MATMUL_SIZE and 4 * larger**2 * max(4, dtype.itemsize) <= memory  # made in float32
+        if not fits or _once_s(device, multiply) > 4e-3:
+            return 2 * size**3 / _median_s(device, multiply), size
+        size = larger
+
+
+def _once_s(device: torch.device, action: Callable[[], object]) -> float:
+    stopwatch = Stopwatch(device)
+    action()
+    began = stopwatch.now()
+    action()
+    return stopwatch.now() - began
+
+
+def _median_s(device: torch.device, action: Callable[[], object]) -> float:
+    """Seconds that `action` takes the device, the median of several, warmed up."""
+    stopwatch = Stopwatch(device)
+    began = stopwatch.now()
+    while stopwatch.now() - began < WARM_UP_S:
+        action()
+    stopwatch.mark()
+    for _ in range(REPETITIONS):
+        action()
+        stopwatch.mark()
+    stopwatch.now()
+    laps = sorted(stopwatch.laps())
+    return laps[len(laps) // 2]

@@ -1,0 +1,1 @@
+"""The weights and one forward over them."""

@@ -1,0 +1,141 @@
+"""Families: checkpoints that belong together, by role. Light: nothing here loads a model.
+
+A checkpoint is a folder, a hub id, an embedded one, or `random:SHAPE`: weights made on the spot
+(mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
+Xalphinions).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mtbench.errors import UserError, unknown
+from mtbench.models.random_shapes import SHAPES
+
+RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`roles`: role -> path or hub id. `trained`: role -> how it was trained, for checkpoints without a record."""
+
+    name: str
+    roles: Mapping[str, str]
+    trained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    about: str = ""
+    domain: str | None = None  # the one suite it was made for; None: general
+
+    def checkpoint(self, role: str) -> str:
+        """Path or hub id of the checkpoint in this role; raises UserError with the roles there are."""
+        if role not in self.roles:
+            raise UserError(
+                f"family {self.name!r} has no checkpoint in the role {role!r}; it has: {', '.join(self.roles)}. "
+                f"Add one with `--checkpoint {role}=PATH_OR_ID`."
+            )
+        return self.roles[role]
+
+    def training(self, role: str) -> Mapping[str, Any]:
+        """The options a role was trained with (`block_size` …), from its record or from what was published."""
+        record = Path(locate(self.checkpoint(role))) / RECORD
+        if not record.is_file():
+            return self.trained.get(role, {})
+        try:
+            options: Mapping[str, Any] = json.loads(record.read_text())["options"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{record} is not a training record ({error!r}); mend it or delete it.") from None
+        return options
+
+
+def _released(size: str) -> Family:
+    hub = f"Xalphinions/MARS-Qwen2.5-{size}"
+    return Family(
+        f"qwen2.5-{size.lower()}",
+        {"ar": f"{hub}-AR-SFT", "mars": f"{hub}-blk4"},
+        {"mars": {"block_size": 4}},
+        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4",
+    )
+
+
+TINY = Path(__file__).parents[1] / "tiny"
+EMBEDDED = "embedded:tiny/"  # so that a plan made here is good for another installation
+RANDOM = "random:"  # weights made on the spot, in a published shape or in that of a folder's config.json
+
+
+def locate(source: str) -> str:
+    """Where to load a checkpoint from: a folder or a hub id, for what a plan or a family calls it."""
+    return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
+
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "tiny",
+            {role.name: EMBEDDED + role.name for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
+            about="about 1 M parameters each, embedded, trained on the suite arithmetic",
+            domain="arithmetic",
+        ),
+        _released("0.5B"),
+        _released("7B"),
+    )
+}
+
+
+def random_source(text: str) -> str:
+    """`random:NAME` or `random:FOLDER`, the folder by its absolute path. Raises UserError with the choices."""
+    shape = text.removeprefix(RANDOM)
+    source = shape if shape in SHAPES else _absolute(shape)
+    if not text.startswith(RANDOM) or not (source in SHAPES or (Path(locate(source)) / "config.json").is_file()):
+        raise UserError(
+            f"weights {text!r} are not known; choose {', '.join(RANDOM + known for known in SHAPES)}, "
+            f"or {RANDOM}FOLDER with a config.json. See `mtbench ls families`."
+        )
+    return RANDOM + source
+
+
+def family(
+    name: str,
+    model: str | None = None,
+    checkpoints: Mapping[str, str] | None = None,
+    weights: str | None = None,
+    roles: Iterable[str] = (),
+) -> Family:
+    """The family `name`; with `model`, a family with the role `ar` alone; with `weights`, random ones in all `roles`.
+
+    `checkpoints` override roles. Raises UserError for an unknown name or a local path that does not exist.
+    """
+    if weights is not None:
+        source = random_source(weights)
+        chosen = Family(RANDOM + Path(source.removeprefix(RANDOM)).name, dict.fromkeys(roles, source))
+    elif model is not None:
+        chosen = Family(Path(model).name, {"ar": _absolute(model)}, about="given by --model")
+    elif name in FAMILIES:
+        chosen = FAMILIES[name]
+    else:
+        raise unknown("family", name, FAMILIES, "mtbench ls families")
+    overrides = {role: _absolute(where) for role, where in (checkpoints or {}).items()}
+    chosen = Family(
+        chosen.name,
+        {**chosen.roles, **overrides},
+        {role: how for role, how in chosen.trained.items() if role not in overrides},
+        chosen.about,
+        chosen.domain,
+    )
+    for role, where in chosen.roles.items():
+        looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1
+        if looks_local and not where.startswith(RANDOM) and not Path(locate(where)).is_dir():
+            raise UserError(
+                f"checkpoint {where!r} for the role {role!r} does not exist; "
+                "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
+            )
+    return chosen
+
+
+def _absolute(where: str) -> str:
+    """A folder by its absolute path, so that a plan means the same from anywhere; anything else as it is."""
+    if where.startswith(RANDOM):
+        return random_source(where)
+    path = Path(where).expanduser()
+    return str(path.resolve()) if path.is_dir() else where

@@ -1,0 +1,1 @@
+"""From stored lines to results.json."""

@@ -1,0 +1,126 @@
+"""Peak memory, from an untimed pass of one block per cell.
+
+On a GPU it is the allocator's peak in this process, where models are loaded and functions compiled, less what stood
+there before and is not the cell's: lanes, caches and graphs of other cells are let go of first, the weights that only
+others use are subtracted. On a CPU nobody counts what a process allocates, so each cell has a process of its own and
+the figure is its largest resident size, libraries included (a fresh process imports them first, so what they take is
+the same for every cell).
+"""
+
+import gc
+import multiprocessing
+import multiprocessing.connection
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from mtbench.models.loading import Checkpoint
+from mtbench.registry import METHODS
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.model_pool import Lab
+from mtbench.runs.plan import Cell, Plan
+
+
+class Block(NamedTuple):
+    """What is decoded, for `Lab.decode`."""
+
+    prompts: list[list[int]]
+    budget: int
+    items: list[int]
+    stop: list[list[str]]
+    room: int
+
+
+def measure(
+    run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
+) -> None:
+    """Fill memory.json: cell -> bytes, None where the pass failed or the models are elsewhere. What is there stays.
+
+    Takes the lab apart. Stops at `deadline` (time.monotonic), between two cells.
+    """
+    known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if METHODS[cell.method].weightless}
+    known |= run.read_json("memory.json") if run.has("memory.json") else {}
+    todo = [cell for cell in plan.cells if cell.cell not in known and cell.cell not in failed]
+    if todo and time.monotonic() <= deadline:
+        note(f"peak memory: an untimed pass for {len(todo)} cells")
+    for i, cell in enumerate(todo):
+        if time.monotonic() > deadline:
+            note(f"time budget spent; the peak memory of {len(todo) - i} cells is measured with --resume")
+            return
+        known[cell.cell] = _allocated(plan, cell, lab) if lab.device == "cuda" else _resident(run, plan, cell, lab)
+        run.write_json("memory.json", known)
+
+
+def share(peak: int, at_rest: int, checkpoints: Iterable[Checkpoint]) -> int:
+    """A cell's part of a peak, in bytes: its own weights, and what came on top of all that was there at rest.
+
+    `at_rest` holds the weights of every loaded checkpoint, `checkpoints` are those the cell uses; what they share
+    (a draft of the same weights, tied embeddings, weights laid out as one) counts once.
+    """
+    tensors = (t for c in checkpoints for t in (*c.model.parameters(), *c.model.buffers()))
+    own: dict[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return peak - at_rest + sum(own.values())
+
+
+def _allocated(plan: Plan, cell: Cell, lab: Lab) -> int | None:
+    """The cell's part of the GPU allocator's peak, from lanes and engines of its own on the loaded weights."""
+    for held in (lab.lanes, lab.methods, lab.engines):
+        held.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        lab.lanes_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
+        torch.cuda.reset_peak_memory_stats()
+        at_rest = torch.cuda.memory_allocated()
+        _decode(cell, first_block(plan, cell), lab)
+    except Exception:  # a method's own fault, or memory ran out
+        return None
+    return share(torch.cuda.max_memory_allocated(), at_rest, map(lab.checkpoint, cell.checkpoints.values()))
+
+
+def _resident(run: RunDirectory, plan: Plan, cell: Cell, lab: Lab) -> int | None:
+    """The largest resident size of a process that decodes the cell's first block and nothing else."""
+    lab.clear()  # else its models stand beside that process's
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mtbench.runs.peak_memory"])
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(
+        target=_in_child, args=(str(run.path), cell.cell, lab.device, first_block(plan, cell), send)
+    )
+    child.start()
+    send.close()
+    try:
+        peak: int | None = receive.recv()
+    except EOFError:  # the pass died
+        peak = None
+    child.join()
+    return peak
+
+
+def _in_child(
+    directory: str, name: str, device: str, block: Block, send: multiprocessing.connection.Connection
+) -> None:
+    """Decode the cell's first block and send the peak."""
+    plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
+    torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
+    _decode(plan.cell(name), block, Lab({**plan.request, "device": device}))
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
+
+
+def first_block(plan: Plan, cell: Cell) -> Block:
+    """As many prompts as the cell has rows, in batches as long as the timed ones: shapes are warm."""
+    group = next(g for g in plan.groups if cell.cell in g.cells)
+    suite = plan.suite(cell.suite)
+    block = group.blocks[0][: cell.batch_size]
+    stop = [suite.items[i].stop for i in block]
+    return Block([suite.prompt(i) for i in block], suite.max_new_tokens, block, stop, suite.room)
+
+
+def _decode(cell: Cell, block: Block, lab: Lab) -> None:
+    lab.decode(cell, block.prompts, block.budget, items=block.items, stop=block.stop, room=block.room)

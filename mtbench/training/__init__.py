@@ -1,0 +1,1 @@
+"""Objectives, the trainer, and the recipes of whole families."""

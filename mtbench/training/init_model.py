@@ -1,0 +1,54 @@
+"""A checkpoint to begin with: an untrained Qwen2 and a tokenizer of its own, learned from data."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mtbench.evaluation.suite import Messages
+from mtbench.models.loading import MASK
+from mtbench.training.checkpoint import refuse_existing, write_checkpoint
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def initialise(conversations: Iterable[Messages], out: Path, *, seed: int, data: dict[str, Any], **shape: int) -> Path:
+    """Write an untrained Qwen2 checkpoint, its tokenizer learned from `conversations`, to `out`.
+
+    `shape` is `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`,
+    `num_key_value_heads` and `max_position_embeddings`; `data` says where the conversations came from.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
+    from transformers.utils import logging
+
+    refuse_existing(out)
+    logging.disable_progress_bar()
+    tokenizer = learn_tokenizer(conversations, shape["vocab_size"])
+    set_seed(seed)
+    config = Qwen2Config(
+        **{**shape, "vocab_size": math.ceil(len(tokenizer) / 16) * 16},
+        initializer_range=shape["hidden_size"] ** -0.5,  # the usual 0.02 is for large widths and learns slower here
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    record = {"objective": None, "options": {}, "settings": {"seed": seed}, "data": data, "base": None}
+    write_checkpoint(out, Qwen2ForCausalLM(config), tokenizer, "float32", record)
+    return out
+
+
+def learn_tokenizer(conversations: Iterable[Messages], vocab_size: int) -> Any:
+    """Byte-level BPE with Qwen's splitting (every digit a token of its own), chat template and mask token."""
+    from transformers import Qwen2TokenizerFast
+
+    texts = (f"{turn['role']}\n{turn['content']}\n" for turns in conversations for turn in turns)
+    tokenizer = Qwen2TokenizerFast(unk_token=None).train_new_from_iterator(
+        texts, vocab_size, new_special_tokens=["<|im_start|>", "<|im_end|>", MASK], show_progress=False
+    )
+    tokenizer.add_special_tokens({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "mask_token": MASK})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

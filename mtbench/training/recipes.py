@@ -1,0 +1,119 @@
+"""Recipes: trainings that belong together, in order, each from a checkpoint that an earlier one makes.
+
+`tiny` makes the embedded family (mtbench/tiny/README.md). `mars-qwen2.5-…` are the trainings behind the tables of the
+MARS paper (arXiv 2604.07023, section 4.1 and appendix A, table 7).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
+from mtbench.training.trainer import Settings
+
+HELD_OUT = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One training. `base` and `teacher` name an earlier stage, else a checkpoint; without an objective: untrained."""
+
+    name: str  # of its folder
+    objective: Objective | None
+    base: str | None = None
+    data: tuple[str, ...]
+    examples: int | None = None  # conversations trained on; None: all there are
+    settings: Settings = field(default_factory=Settings)
+    teacher: str | None = None
+    shape: Mapping[str, int] = field(default_factory=dict)  # of an untrained checkpoint
+
+    def to_read(self) -> int | None:
+        """How many conversations to read of each of `data` (None: all), so that as many as asked for are trained on.
+
+        `train` holds out a tenth of what is read, or `held_out` if that is less, of each of `data` in proportion. So
+        of each as many are trained on, of some one more; fewer of one that holds fewer, or drops some.
+        """
+        if self.examples is None:
+            return None
+        kinds = len(self.data)
+        return self.examples + math.ceil(min(self.settings.held_out, kinds * self.examples // 9) / kinds)
+
+
+def _tiny() -> tuple[Stage, ...]:
+    """Two stages of next-token training, then every objective from the same start on the same data.
+
+    `ar_long` and `mars_anchored` see more conversations, so that their arithmetic is that of `mars`.
+    """
+    data, count = ("arithmetic",), 10_000
+    body = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192, "vocab_size": 512}
+    whole = {**body, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4}
+    small = {**body, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
+    first = Settings(learning_rate=1.5e-3, epochs=1, batch_size=32, seed=42, held_out=HELD_OUT)
+    second = replace(first, seed=43)
+    kept = replace(first, dtype="float32")
+
+    def from_ar(name: str, objective: Objective, examples: int = count) -> Stage:
+        return Stage(name=name, objective=objective, base="ar", data=data, examples=examples, settings=second)
+
+    return (
+        Stage(name="init", objective=None, data=data, examples=20_000, settings=first, shape=whole),
+        Stage(name="sums", objective=Ar(), base="init", data=("arithmetic:sums",), examples=32_000, settings=kept),
+        Stage(name="ar", objective=Ar(), base="sums", data=data, examples=32_000, settings=first),
+        from_ar("ar_long", Ar(), 15_600),
+        from_ar("mars", Mars(block_size=4)),
+        from_ar("mars_b8", Mars(block_size=8)),
+        from_ar("mars_b16", Mars(block_size=16)),
+        from_ar("mars_anchored", Mars(block_size=4, layout="anchored"), 11_000),
+        from_ar("mars_no_sft", Mars(block_size=4, ar_weight=0.0)),
+        from_ar("mars_no_sft_b8", Mars(block_size=8, ar_weight=0.0)),
+        from_ar("mars_no_sft_b16", Mars(block_size=16, ar_weight=0.0)),
+        from_ar("block_diffusion", BlockDiffusion(block_size=4)),
+        from_ar("medusa", Medusa(heads=4)),
+        Stage(name="draft_init", objective=None, data=data, examples=20_000, settings=first, shape=small),
+        Stage(
+            name="draft",
+            objective=Draft(distil="logits"),
+            base="draft_init",
+            teacher="ar",
+            data=data,
+            examples=32_000,
+            settings=replace(first, learning_rate=3e-3),
+        ),
+        Stage(
+            name="draft_mars", objective=Mars(block_size=4), base="draft", data=data, examples=count, settings=second
+        ),
+    )
+
+
+def _paper(size: str, rows: int, *, ablated: bool) -> tuple[Stage, ...]:
+    """Five epochs of next-token training, then five of every objective. Batch of 384 conversations of 512 tokens.
+
+    The paper has its ablations and rivals (`ar_long` is ten epochs in all) at the smaller size alone.
+    """
+    data, settings = ("allenai/Dolci-Instruct-SFT",), Settings(rows=rows)
+    base = f"Qwen/Qwen2.5-{size}-Instruct"
+
+    def from_ar(name: str, objective: Objective) -> Stage:
+        return Stage(name=name, objective=objective, base="ar", data=data, settings=settings)
+
+    blocks = {"": 4, "_b8": 8, "_b16": 16}
+    main = (
+        Stage(name="ar", objective=Ar(), base=base, data=data, settings=settings),
+        *(from_ar(f"mars{suffix}", Mars(block_size=block)) for suffix, block in blocks.items()),
+    )
+    ablations = (
+        from_ar("ar_long", Ar()),
+        *(
+            from_ar(f"mars_no_sft{suffix}", Mars(block_size=block, ar_weight=0.0, timestep_weight=True))
+            for suffix, block in blocks.items()
+        ),
+        from_ar("block_diffusion", BlockDiffusion(block_size=4)),
+    )
+    return (*main, *ablations) if ablated else main
+
+
+RECIPES: Mapping[str, tuple[Stage, ...]] = {
+    "tiny": _tiny(),
+    "mars-qwen2.5-0.5b": _paper("0.5B", rows=8, ablated=True),
+    "mars-qwen2.5-7b": _paper("7B", rows=2, ablated=False),
+}

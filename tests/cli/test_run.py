@@ -1,0 +1,456 @@
+"""A run on disk: what a user types, what they find, and what is left when something goes wrong."""
+
+import hashlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from small import save_small
+from whole import Quiet, figures
+
+from mtbench.cli import main
+from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.errors import UserError
+from mtbench.registry import METHODS
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import Request
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.score import score
+
+ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def request_for(checkpoints: dict[str, str], **changes: Any) -> Request:
+    asked: dict[str, Any] = {
+        "checkpoint": checkpoints,
+        "method": ARMS,
+        "batch_size": (1, 3),
+        "limit": 7,
+        "rounds": 2,
+        "max_new_tokens": 6,
+    }
+    return Request(**(asked | changes))
+
+
+def start(path: Path, request: Request) -> RunDirectory:
+    return begin_run(path, make_plan(request), ["mtbench", "run"])
+
+
+def finish(run: RunDirectory) -> dict[str, Any]:
+    generate(run, Quiet())
+    score(run)
+    return assemble(run)
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Any]:
+    run = start(tmp_path_factory.mktemp("runs") / "whole", request_for(checkpoints))
+    return run, finish(run)
+
+
+def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:
+    return {c["arm"]: c for c in results["cells"] if c["batch_size"] == batch_size}
+
+
+def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDirectory, Any]) -> None:
+    """Counts in results.json are those of the stored lines; autoregressive decoding is 1.00 exactly."""
+    run, results = finished
+    assert [c["status"] for c in results["cells"]] == ["ok"] * 12
+    for cell in results["cells"]:
+        lines = run.lines(f"generations/{cell['cell']}.jsonl")
+        assert all(sum(g["commits"]) == len(g["token_ids"]) and len(g["commits"]) == g["forwards"] for g in lines)
+        assert cell["tokens"] == sum(len(g["token_ids"]) for g in lines)
+        assert cell["tokens_per_forward"] == pytest.approx(cell["tokens"] / sum(g["forwards"] for g in lines))
+        assert cell["items"] == 7
+        assert cell["repeated_identical"] == 1
+        assert cell["void"] == []
+        assert cell["peak_memory_bytes"] > 1 << 20
+        if cell["method"] == "ar":
+            assert cell["tokens_per_forward"] == 1
+            assert set(cell["commit_histogram"]) == {"1"}
+
+
+def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tuple[RunDirectory, Any]) -> None:
+    """rate_ratio = speedup × length_ratio = the product of the five factors, for every arm and baseline."""
+    entries = [s for cell in finished[1]["cells"] for s in cell["speedup"]]
+    assert len(entries) == 2 * (1 + 4 * 2)
+    for entry in entries:
+        assert entry["rate_ratio"] == pytest.approx(entry["value"] * entry["length_ratio"], rel=1e-9)
+        product = 1.0
+        for factor in entry["factors"].values():
+            product *= factor
+        assert entry["rate_ratio"] == pytest.approx(product, rel=1e-9)
+
+
+def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) -> None:
+    """τ=1 is graded against `ar` on the same checkpoint, `cache=none` against `cursor`; lossy arms get no grade."""
+    grades = {arm: c["lossless"] for arm, c in cells_of(finished[1]).items()}
+    assert grades["mars@mars/graph"]["against"] == "ar@mars/graph"
+    assert grades["mars@mars/graph"]["grade"] == "exact"
+    assert grades["mars@mars/graph"]["epsilon"] == 1e-4
+    assert grades["mars:tau=0.3,cache=none@mars/graph"]["against"] == "mars:tau=0.3@mars/graph"
+    assert grades["mars:tau=0.3,cache=none@mars/graph"]["grade"] == "exact"
+    assert grades["mars:tau=0.3@mars/graph"] is None
+    assert grades["ar@ar/graph"] is None
+
+
+def test_in_fixed_length_mode_all_arms_make_equal_tokens(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """Every row spends its budget; nothing is scored, since the answers run on behind their end."""
+    request = request_for(checkpoints, method=["ar", "mars:tau=0.3"], fixed_length=True, batch_size=(3,))
+    cells = cells_of(finish(start(tmp_path / "run", request)))
+    assert [c["tokens"] for c in cells.values()] == [7 * 6, 7 * 6]
+    assert [(c["length"], c["accuracy"], c["flags"]) for c in cells.values()] == [("fixed", None, [])] * 2
+    assert cells["ar@ar/graph"]["cell"] == "arithmetic.ar.ar.graph.fixed.b3"
+
+
+def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """What was not started is missing, the cells say so, and going on finishes them."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,), time_budget_s=1e-9))
+    assert [c["status"] for c in finish(run)["cells"]] == ["partial"]
+    generate(run, Quiet(), time_budget_s=60)
+    assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
+
+
+def test_baselines_are_kept_apart(finished: tuple[RunDirectory, Any]) -> None:
+    """An arm is compared with `ar` on its own checkpoint first, then with the one that would be deployed."""
+    cells = cells_of(finished[1])
+    assert [s["baseline"] for s in cells["mars:tau=0.3@mars/graph"]["speedup"]] == ["ar@mars/graph", "ar@ar/graph"]
+    assert [s["baseline"] for s in cells["ar@mars/graph"]["speedup"]] == ["ar@ar/graph"]
+    assert cells["ar@ar/graph"]["speedup"] == []
+
+
+def test_the_smaller_batch_size_times_only_its_first_blocks(checkpoints: dict[str, str]) -> None:
+    """The largest batch size covers all items; a smaller one is there for speed."""
+    plan = make_plan(request_for(checkpoints, limit=40, batch_size=(1, 4)))
+    assert [len(g.blocks) for g in plan.groups] == [24, 10]
+    assert sorted(i for block in plan.groups[1].blocks for i in block) == list(range(40))
+
+
+def test_a_plan_does_not_depend_on_the_limit_for_its_items(checkpoints: dict[str, str]) -> None:
+    """The first items of a longer run are those of a shorter one."""
+    short, long = (make_plan(request_for(checkpoints, limit=n)).suites[0].items for n in (3, 7))
+    assert long[:3] == short
+
+
+@pytest.mark.parametrize("batches", [1, 5, 13, 22, 41])
+def test_a_run_that_died_ends_with_the_same_figures(
+    batches: int, checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
+) -> None:
+    """Wherever it stops, going on gives what an undisturbed run gives; what was complete is not run again."""
+    run = start(tmp_path / "run", request_for(checkpoints))
+    run.write_json("memory.json", {cell["cell"]: None for cell in run.read_json("plan.json")["cells"]})
+    with pytest.raises(KeyboardInterrupt):
+        generate(run, Quiet(until=batches))
+    victim = next((run.path / "timings").glob("*.jsonl"))
+    with victim.open("a") as file:
+        file.write('{"session": 1, "rou')  # torn by the crash
+    assert figures(finish(run)) == figures(finished[1])
+
+
+def test_resuming_a_finished_run_changes_nothing(finished: tuple[RunDirectory, Any]) -> None:
+    """No line is written again."""
+    run, _ = finished
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")}
+    generate(run, Quiet())
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")} == before
+
+
+def test_a_broken_line_is_refused_with_its_number(
+    checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
+) -> None:
+    """Only a torn last line is mended; a broken one elsewhere means something else wrote there."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
+    generate(run, Quiet())
+    path = next((run.path / "generations").glob("*.b3.jsonl"))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(UserError, match=r"b3\.jsonl, line 2: .*append-only"):
+        generate(run, Quiet())
+
+
+def test_a_torn_failure_is_mended(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """A crash while a failure was being written does not block the run for good."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
+    (run.path / "failures.jsonl").write_text('{"cell": "arithmetic.ar')
+    assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
+    assert run.lines("failures.jsonl") == []
+
+
+def test_a_run_does_not_go_on_in_another_type(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """A cell must not mix float32 and float64, whatever `auto` means where it goes on."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"]))
+    with pytest.raises(KeyboardInterrupt):
+        generate(run, Quiet(until=2))
+    plan = run.read_json("plan.json")
+    plan["request"]["dtype"] = "float64"
+    run.write_json("plan.json", plan)
+    with pytest.raises(UserError, match="begun with --dtype float32, here it would go on with float64"):
+        generate(run, Quiet())
+
+
+class Breaks(Method):
+    """Raises after its first forward."""
+
+    roles = ("ar",)
+    claims = "lossy"
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=0, commits=1)
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        raise RuntimeError("this method is broken\nin two lines")
+
+
+class Hungry(Breaks):
+    """Asks for more memory than there is."""
+
+    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        (Breaks, "RuntimeError: this method is broken"),
+        (Hungry, r"out of memory at batch size 1, prompts of up to \d+ tokens and 6 new ones"),
+    ],
+)
+def test_a_method_that_breaks_costs_its_own_cells(
+    method: type[Method], error: str, checkpoints: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are measured; the failure is a row that says why."""
+    METHODS["ar"]
+    monkeypatch.setitem(METHODS._classes, "breaks", dataclass(frozen=True)(method))
+    monkeypatch.setattr(method, "name", "breaks", raising=False)
+    results = finish(start(tmp_path / "run", request_for(checkpoints, method=["ar", "breaks", "mars"])))
+    cells = cells_of(results, 1)
+    assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
+    assert re.match(error, cells["breaks@ar/graph"]["error"])
+    assert cells["breaks@ar/graph"]["tokens_per_forward"] is None
+
+
+def command(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "mtbench", *args], capture_output=True, text=True, timeout=120, env=env, **options
+    )
+
+
+BRIEF: Mapping[str, Any] = {"method": ("ar", "mars:tau=0.3"), "batch_size": (3,)}
+
+
+def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
+    roles = [f"--checkpoint={role}={where}" for role, where in checkpoints.items()]
+    arms = [f"--method={arm}" for arm in BRIEF["method"]]
+    return ["run", *roles, *arms, "--batch-size=3", "--limit=7", "--rounds=2", "--max-new-tokens=6", f"-o{path}"]
+
+
+def test_killed_outright_a_run_goes_on(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """SIGKILL in mid-run, then `--resume`: the figures of an undisturbed run; and no overwriting in between."""
+    path = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "mtbench", *arguments(checkpoints, path)])
+    deadline = time.monotonic() + 60
+    while not list(path.glob("timings/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (path / "results.json").exists()
+    refused = command(*arguments(checkpoints, path))
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "is never overwritten" in refused.stderr
+    resumed = command("run", "-o", str(path), "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.strip().endswith("report.html")
+    undisturbed = finish(start(tmp_path / "undisturbed", request_for(checkpoints, **BRIEF)))
+    assert figures(json.loads((path / "results.json").read_text())) == figures(json.loads(json.dumps(undisturbed)))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_costs_nothing_that_was_there(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """When a file cannot grow, the error names it; what was complete is kept and the run can go on."""
+    path = tmp_path / "run"
+    full = command(
+        *arguments(checkpoints, path),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY)),
+    )
+    assert full.returncode == 2
+    assert "cannot write" in full.stderr.splitlines()[-1]
+    assert "Traceback" not in full.stderr
+    assert {cell["status"] for cell in finish(RunDirectory.open(path))["cells"]} == {"ok"}
+
+
+def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str]:
+    """What `mtbench ARGS` exits with and says on standard error."""
+    monkeypatch.setattr(sys, "argv", ["mtbench", *args])
+    monkeypatch.setattr(main, "err", Console(stderr=True, width=10_000))
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    return stopped.value.code, capsys.readouterr().err
+
+
+def no_mask_row(folder: Path) -> str:
+    """A checkpoint whose tokenizer has no mask and whose embedding has no free row."""
+    path = save_small(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        data = json.loads((path / name).read_text())
+        if name == "tokenizer.json":
+            data["added_tokens"] = [t for t in data["added_tokens"] if t["content"] != "<|mask|>"]
+            del data["model"]["vocab"]["<|mask|>"]
+            for extra in range(38, 40):
+                data["model"]["vocab"][f"x{extra}"] = extra
+        else:
+            data = {k: v for k, v in data.items() if "extra" not in k and "added" not in k}
+        (path / name).write_text(json.dumps(data))
+    return f"mars={path}"
+
+
+def pickled(folder: Path) -> str:
+    path = save_small(folder)
+    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+    return f"ar={path}"
+
+
+def without_tokenizer(folder: Path) -> str:
+    path = save_small(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink()
+    return f"ar={path}"
+
+
+BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
+    "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
+    "method": (
+        ["--method", "marz"],
+        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, hf-generate, jacobi, lookahead, "
+        "mars, mars-selfspec, mars-speculative, medusa, openai, prompt-lookup, speculative.",
+    ),
+    "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
+    "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
+    "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
+    "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
+    "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
+    "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
+    "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not ROLE=PATH_OR_ID"),
+    "tokenizer": (["--method", "ar", "--checkpoint", without_tokenizer], "has no usable tokenizer"),
+    "mask": (["--method", "mars", "--checkpoint", no_mask_row], "has no mask token and no unused embedding row"),
+    "pickled": (["--method", "ar", "--checkpoint", pickled], "pickled weights only (pytorch_model.bin)"),
+    "batch": (["--batch-size", "0"], "--batch-size '0' is not allowed"),
+    "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
+    "limit": (["--limit", "0"], "--limit 0 is not allowed"),
+    "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 90s, 30m or 2h."),
+    "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not here"),
+    "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
+    "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
+    "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
+    "integer": (["--limit", "abc"], "Invalid value for '--limit'"),
+    "flag": (["--metod", "ar"], "No such option: --metod"),
+    "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_writes_nothing(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value, the choices, the next command; exit code 2; no run directory."""
+    given, says = BAD[case]
+    args = [a if isinstance(a, str) else a(tmp_path / "checkpoint") for a in given]
+    capsys.readouterr()  # what making a checkpoint said
+    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path / "run"), *args)
+    assert code == 2
+    assert error.count("\n") == 1, error
+    assert error.startswith("error: ")
+    assert says in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("where", ["planning.make_plan", "generate.generate"])
+def test_a_scheduler_interrupts_as_a_user_does(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM ends a run like Ctrl-C: in one line that says how to go on, if there is anything to go on with."""
+    monkeypatch.setattr(f"mtbench.{where}", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, error = say(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(tmp_path / "run"))
+    said = error.splitlines()[-1]
+    again = f"what was complete is kept, `mtbench run -o {tmp_path / 'run'} --resume` goes on"
+    assert (code, said) == (130, f"interrupted; {again if where.startswith('generate') else 'nothing was begun'}")
+
+
+def test_a_dry_run_refuses_what_the_run_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory that is taken is said before any work, not only once it is meant."""
+    (tmp_path / "file").touch()
+    code, error = say(capsys, monkeypatch, "run", "-o", str(tmp_path), "--dry-run")
+    assert (code, "exists and is never overwritten" in error) == (2, True)
+
+
+def test_a_runs_id_is_that_of_its_stored_plan(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """Keys that later versions add with a default do not make another run of it."""
+    run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
+    stored = run.read_json("plan.json")
+    for cell in stored["cells"]:
+        del cell["accept"], cell["simulated"]
+    run.write_json("plan.json", stored)
+    digest = hashlib.sha256((run.path / "plan.json").read_bytes()).hexdigest()
+    results = assemble(run)
+    assert (results["plan_sha256"], results["run_id"]) == (digest, digest[:12])
+
+
+def test_importing_the_package_is_light() -> None:
+    """`import mtbench` and the command line's own module pull in neither torch nor transformers."""
+    code = "import sys, mtbench, mtbench.cli.main; print({'torch', 'transformers', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_generation_needs_torch_and_transformers_only(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    """The middle stage runs with none of the other libraries importable."""
+    run = start(tmp_path / "run", request_for(checkpoints, **BRIEF))
+    run.write_json("memory.json", {cell["cell"]: None for cell in run.read_json("plan.json")["cells"]})
+    code = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        hidden = {{'accelerate', 'scipy', 'matplotlib', 'jsonschema', 'lm_eval', 'datasets'}}
+        return None if name.partition('.')[0] in hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+sys.argv = ['mtbench', 'generate', {str(run.path)!r}]
+from mtbench.cli.main import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(list((run.path / "timings").iterdir())) == 2

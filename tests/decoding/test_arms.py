@@ -1,0 +1,157 @@
+"""How arms are written, and how they are named."""
+
+import re
+
+import pytest
+
+from mtbench.decoding.arms import baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.errors import UserError
+from mtbench.options import build
+from mtbench.registry import METHODS, Registry
+
+
+@pytest.mark.parametrize(
+    ("spec", "strings", "file_ids"),
+    [
+        ("ar", ["ar@ar/graph"], ["ar.ar.graph"]),
+        ("ar:on=mars", ["ar@mars/graph"], ["ar.mars.graph"]),
+        ("mars:tau=1.0", ["mars@mars/graph"], ["mars.mars.graph"]),
+        (
+            "mars:cache=block,tau=0.95|0.8",
+            ["mars:tau=0.95,cache=block@mars/graph", "mars:tau=0.8,cache=block@mars/graph"],
+            ["mars-tau0.95-cacheblock.mars.graph", "mars-tau0.8-cacheblock.mars.graph"],
+        ),
+        ("mars:tau=0.9,engine=graph", ["mars:tau=0.9@mars/graph"], ["mars-tau0.9.mars.graph"]),
+        (
+            "hf-generate:cache=dynamic|static",
+            ["hf-generate@ar", "hf-generate:cache=static@ar"],
+            ["hf-generate.ar", "hf-generate-cachestatic.ar"],
+        ),
+    ],
+)
+def test_an_arm_is_written_with_what_differs_from_the_defaults(
+    spec: str, strings: list[str], file_ids: list[str]
+) -> None:
+    """Options stand in declaration order, whatever the order given; alternatives are several arms."""
+    arms = parse_arms([spec])
+    assert [str(a) for a in arms] == strings
+    assert [a.file_id for a in arms] == file_ids
+
+
+def test_two_spellings_of_one_arm_are_one_arm_given_twice() -> None:
+    """A default said aloud changes nothing, except where the default is the checkpoint's."""
+    plain, said, trained = parse_arms(["mars", "mars:tau=1,cache=cursor", "mars:block_size=4"])
+    assert (str(plain), str(said)) == ("mars@mars/graph", "mars@mars/graph#2")
+    assert str(trained) == "mars:block_size=4@mars/graph"
+    assert len({str(a) for a in parse_arms(["mars:tau=0.9999999|0.99999999"])}) == 2
+
+
+def test_an_arm_given_twice_is_entered_twice() -> None:
+    """The second is `#2` in the string and `_2` in the file, so an A/A run is possible."""
+    first, second = parse_arms(["ar", "ar"])
+    assert (str(first), str(second)) == ("ar@ar/graph", "ar@ar/graph#2")
+    assert cell_id("gsm8k", second, 8) == "gsm8k.ar.ar.graph_2.b8"
+
+
+def test_the_engine_in_an_arm_beats_the_flag() -> None:
+    """`engine=` in a method's options is what counts."""
+    assert parse_arms(["ar:engine=eager"], engine="warp")[0].engine == "eager"
+
+
+def test_an_outside_engine_takes_no_engine_of_ours() -> None:
+    """Neither said with the arm, which is refused, nor for all arms at once, which leaves it as it is."""
+    assert parse_arms(["hf-generate", "ar"], engine="graph")[0].engine is None
+    with pytest.raises(UserError, match=re.escape("hf-generate is an engine of its own, so `engine=eager`")) as refused:
+        parse_arms(["hf-generate:engine=eager"])
+    assert "\n" not in str(refused.value)
+
+
+def test_references_by_another_engine_are_baselines_of_another_kind() -> None:
+    """By the same engine: own checkpoint, then deployment. By any other: outside ones as they are set, and ours."""
+    arms = parse_arms(
+        [
+            "ar:engine=eager|graph",
+            "ar:on=mars,engine=graph",
+            "mars:tau=0.9,engine=graph",
+            "hf-generate:cache=dynamic|static",
+        ]
+    )
+    outside = ["hf-generate@ar", "hf-generate:cache=static@ar"]
+    by_name = {str(arm): arm for arm in arms}
+    mars = by_name["mars:tau=0.9@mars/graph"]
+    assert baselines(mars, arms) == ["ar@mars/graph", "ar@ar/graph"]
+    assert engine_baselines(mars, arms) == ["ar@ar/eager", *outside]
+    assert baselines(by_name["hf-generate@ar"], arms) == []
+    assert engine_baselines(by_name["hf-generate@ar"], arms) == ["ar@ar/eager", "ar@ar/graph", outside[1]]
+
+
+def test_a_lossless_arm_is_held_to_the_plain_loop_on_its_checkpoint() -> None:
+    """By its own engine first, else by the eager one; the plain loop to itself by the eager one, and that to none."""
+    arms = parse_arms(
+        ["ar:engine=graph", "ar:engine=eager", "ar:on=mars,engine=graph", "hf-generate", "hf-generate:on=mars"]
+    )
+    held = {str(arm): held_to(arm, "lossless", arms) for arm in arms}
+    assert held == {
+        "ar@ar/graph": "ar@ar/eager",
+        "ar@ar/eager": None,
+        "ar@mars/graph": None,
+        "hf-generate@ar": "ar@ar/eager",
+        "hf-generate@mars": "ar@mars/graph",
+    }
+    assert held_to(parse_arms(["mars:engine=graph,tau=1"])[0], "lossless", arms) == "ar@mars/graph"
+    assert held_to(parse_arms(["mars:tau=0.9"])[0], "lossy", arms) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("gsm8k", "gsm8k.mars-tau0.9.mars.graph.fixed.b1"),
+        ("arithmetic_a:b c", "arithmetic_a_b_c.mars-tau0.9.mars.graph.fixed.b1"),
+    ],
+)
+def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
+    """Whatever is not a letter, a digit or one of `.=+-` becomes an underscore."""
+    arm = parse_arms(["mars:tau=0.9"])[0]
+    assert cell_id(name, arm, 1, fixed_length=True) == file
+    refilled = cell_id(name, arm, 1, fixed_length=True, batching="refill")
+    assert refilled == file.replace("fixed.", "fixed.refill.")
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("mars:tau=-0.1", "tau='-0.1' is not allowed; tau is a number from 0 to 1, default 1."),
+        ("mars:tau=nan", "tau='nan' is not allowed"),
+        ("mars:tau=", "tau='' is not allowed"),
+        ("mars:block_size=2.5", "block_size is auto or a whole number of at least 1, default 4."),
+        ("mars:extra=yes", "extra is true|false, default false."),
+        ("mars:confidence=logit", "confidence is probability|entropy|margin, default probability."),
+        ("mars:tau", "'tau' is not `option=value`; options of mars: tau, block_size, confidence"),
+        ("mars:cache=block,extra=true", "extra=true needs cache=cursor or cache=none"),
+    ],
+)
+def test_a_wrong_value_is_told_what_is_allowed(spec: str, says: str) -> None:
+    """The error names the value, the choices, the default and where to look."""
+    with pytest.raises(UserError, match=re.escape(says)):
+        parse_arms([spec])
+
+
+def test_block_size_defaults_to_what_the_checkpoint_was_trained_with() -> None:
+    """Another value is taken, and flagged."""
+    assert build(METHODS["mars"], {}, {"block_size": 8})[0].block_size == 8  # type: ignore[attr-defined]
+    assert build(METHODS["mars"], {"block_size": 4}, {"block_size": 8})[1] == ["block_size=4, trained with 8"]
+    assert build(METHODS["mars"], {"block_size": 8}, {"block_size": 8})[1] == []
+    assert build(METHODS["mars"], {}, {})[0].block_size == 4  # type: ignore[attr-defined]
+
+
+def test_a_name_cannot_be_registered_twice() -> None:
+    """A second class under a name is refused; a decorated class stays importable."""
+    registry: Registry[type] = Registry("thing", "mtbench.methods")
+
+    @registry.register("one")
+    class One:
+        name: str
+
+    assert One.name == "one"
+    with pytest.raises(ValueError, match="thing 'one' is registered twice"):
+        registry.register("one")(type("Other", (), {}))

@@ -1,0 +1,290 @@
+"""Drafts that need no other model: what is drafted, against plain Python, and that it changes nothing but the pace."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import naive
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+from small import END, VOCABULARY, scripted_lane, small_checkpoint
+from test_engines import recorded as recorded  # a fixture
+from test_loop import BUDGET, MANY, PROMPTS, NoSynchronisation, ar, naive_logits, said
+from test_tiny import plan_of
+from torch import Tensor
+
+from mtbench.decoding.engines import ENGINES, Captured
+from mtbench.decoding.host_sync import Requests
+from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.output import Generation
+from mtbench.models import sampling
+from mtbench.models.families import family
+from mtbench.models.loading import load
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+from mtbench.runs.simulation import Scripted
+
+LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host
+METHODS_HERE: dict[str, list[dict[str, Any]]] = {
+    "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}],
+    "jacobi": [{}, {"ahead": BUDGET}],
+    "lookahead": [{"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}],
+}
+CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HERE.items() for options in several]
+
+
+def on(lane: Lane) -> Lanes:
+    return Lanes("any", {"any": lane})
+
+
+def run(
+    method: Method,
+    lane: Lane,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    budget: int | list[int] = BUDGET,
+    **how: Any,
+) -> list[Generation]:
+    return decode(method, on(lane), prompts, budget, **how)[0]
+
+
+BUDGETS = [8 + 3 * i for i in range(5)]
+HOW: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": LATE}]
+
+
+@pytest.mark.parametrize("method", CASES, ids=str)
+def test_drafts_change_nothing_but_the_pace(lane: Lane, method: Method) -> None:
+    """The tokens and reasons of `ar`; and, where the width is fixed, commits and offers of each prompt alone.
+
+    In a batch whose rows are refilled, also fed as on a GPU.
+    """
+    want = run(ar(), lane, MANY[:5], BUDGETS)
+    assert {g.finish_reason for g in want} == {"end", "length"}
+    alone = [run(method, lane, [p], [n], seeds=[i])[0] for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))]
+    for how in HOW:
+        got, timing = decode(method, on(lane), MANY[:5], BUDGETS, **how)
+        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+        assert timing.miscounted == 0
+        for g, by_itself in zip(got, alone, strict=True):
+            assert sum(g.commits or []) == len(g.token_ids)
+            assert sum(n - 1 for n in g.commits or []) <= (g.drafted or 0)
+            if len(method.variants) == 1:
+                assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
+
+
+@pytest.mark.parametrize("method", CASES, ids=str)
+def test_sampled_tokens_are_those_of_sampled_ar(lane: Lane, method: Method) -> None:
+    want = run(ar(), lane, MANY[:5], BUDGETS, temperature=1)
+    got = run(method, lane, MANY[:5], BUDGETS, temperature=1, **HOW[1])
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+
+
+@given(data=strategies.data())
+@settings(max_examples=10, deadline=None)
+def test_whatever_the_prompt_the_tokens_are_ars(data: strategies.DataObject) -> None:
+    method = data.draw(strategies.sampled_from(CASES))
+    token, few = strategies.integers(0, VOCABULARY - 1), strategies.integers(0, 2)
+    prompt = strategies.lists(data.draw(strategies.sampled_from([token, few])), min_size=1, max_size=12)
+    prompts = data.draw(strategies.lists(prompt, min_size=1, max_size=3))
+    temperature = data.draw(strategies.sampled_from([0, 0.7]))
+    want = run(ar(), LANE, prompts, 12, temperature=temperature)
+    got = run(method, LANE, prompts, 12, temperature=temperature)
+    assert [g.token_ids for g in got] == [g.token_ids for g in want]
+
+
+LANE = Lane(small_checkpoint(seed=2))
+
+
+def copied(text: list[int], ngram: int, ahead: int) -> list[int]:
+    """What stands behind the latest earlier place of the longest run of last tokens; nothing if there is none."""
+    for n in range(min(ngram, len(text) - 1), 0, -1):
+        for begin in reversed(range(len(text) - n)):
+            if text[begin : begin + n] == text[-n:]:
+                longer = text[:]
+                for place in range(begin + n, begin + n + ahead):
+                    longer.append(longer[place])
+                return longer[len(text) :]
+    return []
+
+
+def kept(drafts: Sequence[int], own: Sequence[int]) -> int:
+    return next((i for i, draft in enumerate(drafts) if draft != own[i]), len(drafts))
+
+
+@given(data=strategies.data())
+@settings(max_examples=60, deadline=None)
+def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObject) -> None:
+    """On any text of few words: tokens, commits and offers are those of a search in plain Python."""
+    ngram, ahead = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))
+    rows, budget = data.draw(strategies.integers(1, 3)), data.draw(strategies.integers(1, 14))
+    token = strategies.sampled_from([0, 1, 2, 2, END])
+    script = [[data.draw(token) for _ in range(30)] for _ in range(rows)]
+    lengths = [data.draw(strategies.integers(1, 7)) for _ in range(rows)]
+    lane = scripted_lane(torch.tensor(script), torch.ones(rows, 30, dtype=torch.bool))
+    prompts = [words[:n] for words, n in zip(script, lengths, strict=True)]
+    for words, prompt, got in zip(
+        script,
+        prompts,
+        run(METHODS["prompt-lookup"](ngram=ngram, ahead=ahead), lane, prompts, budget),
+        strict=True,
+    ):
+        answer: list[int] = []
+        commits: list[int] = []
+        offered, ended = 0, False
+        while not ended:
+            text = prompt + answer
+            drafts = copied(text, ngram, ahead)
+            offered += len(drafts)
+            own = [*words, *[words[-1]] * 30][len(text) :]
+            ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, budget)
+        assert (got.token_ids, got.commits, got.drafted) == (answer, commits, offered)
+
+
+def random_tokens(seed: int, count: int) -> list[int]:
+    dice = sampling.uniform(torch.tensor(seed), torch.arange(count))
+    return [int(VOCABULARY * float(number)) for number in dice]
+
+
+@pytest.mark.parametrize("ahead", [1, 5, BUDGET])
+def test_jacobi_is_a_fixed_point_iteration(lane: Lane, ahead: int) -> None:
+    """Every forward recomputes the text and all guesses; what was predicted at a place is guessed there next."""
+    logits = naive_logits(lane)
+    got = run(METHODS["jacobi"](ahead=ahead), lane, seeds=[3, 1, 4, 1])
+    for prompt, seed, generation in zip(PROMPTS, (3, 1, 4, 1), got, strict=True):
+        iterate = random_tokens(seed, 2 * BUDGET + len(prompt) + 1)
+        answer: list[int] = []
+        commits: list[int] = []
+        ended = False
+        while not ended:
+            known = len(prompt + answer)
+            drafts = iterate[known : known + ahead]
+            own = logits(prompt + answer + drafts)[-ahead - 1 :].argmax(1).tolist()
+            iterate[known : known + ahead + 1] = own
+            ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, BUDGET)
+        assert (generation.token_ids, generation.commits) == (answer, commits)
+    assert ahead == 1 or any(max(g.commits or []) > 1 for g in got)
+
+
+Says = Callable[[list[int], list[int]], list[int]]  # a text, and more behind it: the next token behind it and each more
+
+
+def looked_ahead(
+    says: Says, prompt: list[int], seed: int, width: int, ngram: int, candidates: int
+) -> tuple[list[int], list[int]]:
+    """Lookahead decoding whose columns and n-grams are each a text of its own, and whose pool is a list."""
+    random = random_tokens(seed, (ngram - 1) * width)
+    levels = [random[i * width : (i + 1) * width] for i in range(ngram - 1)]
+    pool: list[list[int]] = []
+    answer: list[int] = []
+    commits: list[int] = []
+    ended = False
+    while not ended:
+        text = prompt + answer
+        levels[0][0] = text[-1]
+        columns = [[level[i] for level in levels] for i in range(width)]
+        levels.append([says(text, (levels[0][: i + 1] + column[1:])[1:])[-1] for i, column in enumerate(columns)])
+        new = says(text, [])
+        for gram in [gram for gram in pool if gram[0] == text[-1]][:candidates]:
+            own = says(text, gram[1:])
+            new = max(new, own[: kept(gram[1:], own) + 1], key=len)
+        for column, predicted in reversed([*zip(columns, levels[-1], strict=True)]):
+            pool = [[*column, predicted], *(gram for gram in pool if gram != [*column, predicted])]
+        del levels[0]
+        ended = naive.finish(answer, commits, new, END, BUDGET)
+    return answer, commits
+
+
+SIZES = [{"width": 4, "ngram": 2, "candidates": 2}, {"width": 3, "ngram": 4, "candidates": 3}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_lookahead_is_its_algorithm_column_by_column(lane: Lane, sizes: dict[str, int]) -> None:
+    """Tokens and commits, everything recomputed for every column and n-gram."""
+    logits = naive_logits(lane)
+
+    def says(text: list[int], more: list[int]) -> list[int]:
+        said: list[int] = logits(text + more)[len(text) - 1 :].argmax(1).tolist()
+        return said
+
+    for seed, (prompt, got) in enumerate(zip(PROMPTS, run(METHODS["lookahead"](**sizes), lane), strict=True)):
+        assert (got.token_ids, got.commits) == looked_ahead(says, prompt, seed, **sizes)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_lookahead_tries_the_latest_ngrams_that_differ(sizes: dict[str, int]) -> None:
+    """Texts of three words, so that many n-grams begin alike and many are found again."""
+    torch.manual_seed(0)
+    script = torch.randint(0, 3, (20, 60))
+    prompts = [row[:3].tolist() for row in script]
+    got = run(METHODS["lookahead"](**sizes), scripted_lane(script, torch.ones_like(script, dtype=torch.bool)), prompts)
+    for seed, (prompt, row, generation) in enumerate(zip(prompts, script.tolist(), got, strict=True)):
+
+        def says(text: list[int], more: list[int], row: list[int] = row) -> list[int]:
+            return row[len(text) : len(text) + len(more) + 1]
+
+        assert (generation.token_ids, generation.commits) == looked_ahead(says, prompt, seed, **sizes)
+
+
+def test_a_text_that_repeats_goes_fast() -> None:
+    """A model that says abc abc …: every forward commits all it can, once the method has seen how it goes."""
+    script = torch.tensor([[1, 2, 3] * 40, [7, 7, 7] * 40])
+    lane = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+    prompts = [[1, 2, 3, 1], [7, 7]]
+    for g in run(METHODS["prompt-lookup"](ahead=5), lane, prompts, 60):
+        assert g.commits == [6] * 10
+    for g in run(METHODS["jacobi"](ahead=60), lane, prompts, 61):
+        assert g.commits == [1, 60]  # random guesses first
+    for g in run(METHODS["lookahead"](width=3, ngram=4), lane, prompts, 60):
+        assert g.commits
+        assert set(g.commits[4:-1]) == {4}  # the window has to fill first
+
+
+def test_on_trained_weights_each_of_them_is_faster_than_one_token_per_forward() -> None:
+    """With the embedded model on questions it knows."""
+    lane = Lane(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
+    prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
+    want = run(ar(), lane, prompts, 64)
+    for name, least in (("prompt-lookup", 1.2), ("jacobi", 1.1), ("lookahead", 1.3)):
+        got = run(METHODS[name](), lane, prompts, 64)
+        assert [g.token_ids for g in got] == [g.token_ids for g in want]
+        assert sum(len(g.token_ids) for g in got) >= least * sum(g.forwards or 0 for g in got)
+
+
+@pytest.mark.parametrize("name", METHODS_HERE)
+def test_a_captured_step_replayed_is_the_step(lane: Lane, name: str, recorded: list[str]) -> None:
+    """What it remembers keeps its place: recorded once, it serves other rows, refills and later batches."""
+    fast = on(ENGINES["graph"]().lane(lane.checkpoint))
+    captured = Captured(METHODS[name](), fast, 2, 64)
+    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
+        got, _ = decode(METHODS[name](), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        assert said(got) == said(run(METHODS[name](), lane, prompts, rows=2))
+    assert len(recorded) == 2
+
+
+@pytest.mark.parametrize("method", CASES, ids=str)
+def test_a_step_never_waits_for_the_host(lane: Lane, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_waits(on(ENGINES["graph"]().lane(lane.checkpoint)), method, monkeypatch)
+
+
+def never_waits(lanes: Lanes, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess and accept read nothing back and send nothing, for every width, sampled."""
+    with torch.inference_mode():
+        batch = Batch(method, lanes, len(PROMPTS), 50, tight=False)
+        requests = Requests(PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=1)
+        shape = batch.shape(batch.begin(requests))
+        for read in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
+            monkeypatch.setattr(Tensor, read, lambda *_: pytest.fail("the step reads from the device"))
+        monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("the step writes to the device"))
+        with NoSynchronisation():  # type: ignore[no-untyped-call]
+            for variant in range(len(batch.variants)):
+                batch.step(shape._replace(variant=variant))
+
+
+@pytest.mark.parametrize("name", METHODS_HERE)
+def test_a_script_is_followed_whatever_the_drafts(name: str, make_lane: Callable[..., Lane]) -> None:
+    """Simulated acceptance: commits are the script's, with a draft to offer or without."""
+    scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
+    method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
+    got, _ = decode(method, on(make_lane(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
+    assert [g.commits for g in got] == scripts

@@ -1,0 +1,196 @@
+"""Engines: what a graph replays is a step, and what is compiled is the decoder, on a CPU as far as it goes."""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from small import small_config
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3Config
+
+from mtbench.decoding.arms import ENGINES as NAMES
+from mtbench.decoding.engines import ENGINES, PLAIN_STEPS, Captured
+from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.output import Generation
+from mtbench.errors import UserError
+from mtbench.models.fused_decoder import Unserved, build
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+
+PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
+BUDGET = 20
+PLAIN = partial(Batch, tight=False)  # the same shapes and late looks, step by step
+METHODS_TRIED: list[Method] = [
+    METHODS["ar"](),
+    METHODS["mars"](tau=0.3),
+    METHODS["mars"](tau=0.3, extra=True, confidence="entropy"),
+    METHODS["mars"](tau=0.3, cache="block", cache_block=5),
+]
+
+
+def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
+    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
+
+
+class Recording(TorchDispatchMode):
+    """Stands in for a CUDA graph: the operations of one step, run again on the very tensors they were recorded with.
+
+    Whatever a step takes from the host is frozen in it, as in a graph; whatever does not keep its place is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.ran = False  # recording ran the step; a CUDA graph's first run is its first replay
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        if not self.ran:
+            self.ran = True
+            return
+        for func, args, kwargs, out in self.operations:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Pool:
+    """Stands in for a pool of CUDA's allocator, which gives it up with its last graph."""
+
+    def __init__(self) -> None:
+        self.graphs: WeakSet[Recording] = WeakSet()
+        self.used = False
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CUDA's graphs replaced by recordings; what is captured is listed, the graph that keeps the pool first."""
+    made: list[str] = []
+
+    @contextmanager
+    def record(graph: Recording, pool: Pool) -> Iterator[None]:
+        assert pool.graphs or not pool.used, "this pool has been given up"
+        pool.used = True
+        pool.graphs.add(graph)
+        with graph:
+            yield
+        made.append(f"{len(graph.operations)} operations")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("mtbench.decoding.engines.DEVICE", "cpu")
+    monkeypatch.setattr(Captured, "_anchor", None)
+    return made
+
+
+@pytest.mark.parametrize("method", METHODS_TRIED)
+def test_a_captured_step_replayed_is_the_step(lane: Lane, method: Method, recorded: list[str]) -> None:
+    """Recorded once and replayed for other rows, refills and later batches, a step says what plain steps say."""
+    fast = ENGINES["graph"]().lane(lane.checkpoint)
+    lanes = Lanes("any", {"any": fast})
+    captured = Captured(method, lanes, 2, 64)
+    for prompts in (PROMPTS[:2], PROMPTS[2:4], PROMPTS):
+        want, _ = decode(method, Lanes("any", {"any": lane}), prompts, BUDGET, rows=2, make=PLAIN)
+        got, timing = decode(method, lanes, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        assert said(got) == said(want)
+        assert timing.miscounted == 0
+    assert len(recorded) == 2
+    assert timing.preparation_s == 0
+
+
+def test_moved_memory_is_captured_anew(lane: Lane, recorded: list[str]) -> None:
+    """When a larger batch has moved the cache, what was captured is not replayed into the old one."""
+    method = METHODS["ar"]()
+    want = said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], BUDGET)[0])
+    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
+    small, large = Captured(method, lanes, 2, 64), Captured(method, lanes, 6, 64)
+    for batch, prompts in ((small, PROMPTS[:2]), (large, PROMPTS), (small, PROMPTS[:2])):
+        gc.collect()
+        got, timing = decode(method, lanes, prompts, BUDGET, make=lambda *_, b=batch: b)
+        assert said(got[:2]) == want
+        assert timing.preparation_s > 0
+    assert len(recorded) == 4
+
+
+def test_plain_steps_before_the_capture_are_real(lane: Lane, recorded: list[str]) -> None:
+    """An answer as short as the preparation is right, and nothing of it is lost."""
+    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
+    method = METHODS["ar"]()
+    batch = Captured(method, lanes, 1, 64)
+    got, _ = decode(method, lanes, [[3]], PLAIN_STEPS, make=lambda *_: batch)
+    assert said(got) == said(decode(method, Lanes("any", {"any": lane}), [[3]], PLAIN_STEPS)[0])
+
+
+def test_a_compiled_decoder_says_the_same(make_lane: Callable[..., Lane]) -> None:
+    """What torch.compile makes of the decoder's functions emits the plain ones' tokens, without a graph break."""
+    lane = make_lane()
+    decoder = build(lane.model, compile=True)
+    lane.checkpoint.calls.watch(decoder)
+    for method in METHODS_TRIED[:2]:
+        got, timing = decode(method, Lanes("any", {"any": Lane(lane.checkpoint, decoder)}), PROMPTS[:2], 6)
+        assert said(got) == said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], 6)[0])
+        assert timing.miscounted == 0
+
+
+@pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_looks_alike_but_computes_something_else_is_refused(
+    config: type[PretrainedConfig], dtype: torch.dtype, make_lane: Callable[..., Lane]
+) -> None:
+    """Another rotary embedding, layers without one: parts of the same names, told apart whatever the type."""
+    model = make_lane(small_config(config, head_dim=8, num_hidden_layers=6)).model.to(dtype)
+    with pytest.raises(Unserved, match="compute something else"):
+        build(model)
+
+
+def test_a_second_models_sizes_are_constants_of_its_compilation(make_lane: Callable[..., Lane]) -> None:
+    """Only how many positions are fed, and how many a cache has, may vary; else its kernels are made for any size."""
+    weights: list[Tensor] = []
+    others: list[Tensor] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        for tensor in (t for t in inputs if isinstance(t, Tensor)):
+            (weights if isinstance(tensor, torch.nn.Parameter) else others).append(tensor)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for size, heads in ((32, 4), (48, 6)):
+        lane = make_lane(small_config(hidden_size=size, num_attention_heads=heads, intermediate_size=size + 8))
+        decoder = build(lane.model, compile=True)
+        decoder.run = cache(partial(torch.compile, backend=backend, fullgraph=True))
+        weights.clear()
+        others.clear()
+        for prompts in (PROMPTS[:1], PROMPTS[:3]):
+            decode(METHODS["mars"](), Lanes("any", {"any": Lane(lane.checkpoint, decoder)}), prompts, 4)
+        assert weights
+        assert all(isinstance(size, int) for weight in weights for size in weight.shape)
+        assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])
+
+
+def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_lane: Callable[..., Lane]) -> None:
+    """In half precision a CPU's libraries choose by the number of rows."""
+    lane = make_lane()
+    lane.model.to(torch.bfloat16)
+    with pytest.raises(
+        UserError, match=r"'invariant' keeps its promise in bfloat16 by a GPU's kernels.*--dtype float32"
+    ):
+        ENGINES["invariant"]().lane(lane.checkpoint)
+
+
+def test_the_command_line_names_the_engines_there_are() -> None:
+    """The light list that arms are parsed with is the list of engines."""
+    assert list(ENGINES) == list(NAMES)

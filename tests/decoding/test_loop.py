@@ -1,0 +1,519 @@
+"""The loop against references that recompute everything, in float64; and its accounting, on any acceptance pattern."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import naive
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+from small import END, MASK, WORDS, scripted_lane, small_config
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.host_sync import Requests
+from mtbench.decoding.loop import Batch, Stuck, decode
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, Window
+from mtbench.decoding.output import Generation
+from mtbench.errors import UserError
+from mtbench.models.runner import Feed, Lane
+from mtbench.registry import METHODS
+
+PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
+BUDGET = 24
+
+
+def run(
+    method: Method, lane: Lane, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
+) -> list[Generation]:
+    return decode(method, Lanes("any", {"any": lane}), prompts, budget, **how)[0]
+
+
+def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
+    """Tokens, commits and reasons."""
+    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
+
+
+def mars(**options: Any) -> Method:
+    method: Method = METHODS["mars"](**options)
+    return method
+
+
+def ar() -> Method:
+    method: Method = METHODS["ar"]()
+    return method
+
+
+def naive_logits(lane: Lane) -> naive.Logits:
+    """The model's own eager attention over the whole sequence."""
+    model = lane.model
+
+    @torch.no_grad()
+    def logits(ids: list[int]) -> Tensor:
+        model.set_attn_implementation("eager")
+        out: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+        model.set_attn_implementation("mtbench")
+        return out.index_fill(-1, lane.checkpoint.suppressed, float("-inf"))
+
+    return logits
+
+
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen2": small_config(),
+    "qwen2 sliding, tied": small_config(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": small_config(Qwen3Config, head_dim=16),
+    "llama": small_config(LlamaConfig),
+    "mistral sliding": small_config(MistralConfig, sliding_window=6),
+    "gemma2": small_config(Gemma2Config, head_dim=16, sliding_window=6),
+    "gemma3": small_config(Gemma3TextConfig, head_dim=16, sliding_window=6),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_equals_its_own_eager_attention(name: str, make_lane: Callable[..., Lane]) -> None:
+    """`ar` and `mars` on ragged rows emit what a recomputation through the model's own attention emits."""
+    lane = make_lane(CONFIGS[name])
+    logits = naive_logits(lane)
+    plain = [naive.autoregressive(logits, p, BUDGET, END) for p in PROMPTS]
+    masked = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=4, tau=0.3, metric="probability") for p in PROMPTS]
+    assert [(g.token_ids, g.commits) for g in run(ar(), lane)] == plain
+    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.3), lane)] == masked
+
+
+@pytest.mark.parametrize("cache", ["cursor", "none"])
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+@pytest.mark.parametrize(
+    ("metric", "tau"), [("probability", 0.15), ("probability", 0.4), ("entropy", 0.9), ("margin", 0.1), ("margin", 1)]
+)
+def test_mars_equals_a_recomputation(lane: Lane, cache: str, size: int, metric: str, tau: float) -> None:
+    """Tokens, commits and forwards of `cursor` and `none` are the naive ones for every metric, τ and B."""
+    logits = naive_logits(lane)
+    want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=size, tau=tau, metric=metric) for p in PROMPTS]
+    got = run(mars(tau=tau, block_size=size, confidence=metric, cache=cache), lane)
+    assert [(g.token_ids, g.commits) for g in got] == want
+
+
+def test_extra_takes_the_last_masks_prediction_too(lane: Lane) -> None:
+    """`extra` is the naive window with one prediction more."""
+    logits = naive_logits(lane)
+    want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=5, tau=0.2, metric="probability") for p in PROMPTS]
+    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.2, extra=True), lane)] == want
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 1])
+@pytest.mark.parametrize("block", [1, 3, 8, 40])
+def test_block_cache_equals_its_own_naive_reference(lane: Lane, tau: float, block: int) -> None:
+    """Windows end with the block, rows wait for the slowest, a fill forward per block: tokens and commits agree."""
+    answers, commits = naive.mars_block(naive_logits(lane), PROMPTS, BUDGET, END, mask=MASK, block=block, tau=tau)
+    got = run(mars(tau=tau, cache="block", cache_block=block), lane)
+    assert [g.token_ids for g in got] == answers
+    for generation, naively in zip(got, commits, strict=True):
+        assert generation.commits == naively
+
+
+def test_at_tau_one_every_policy_is_autoregressive(lane: Lane) -> None:
+    """`mars:tau=1` under each cache policy, and whatever the window, emits `ar`'s tokens, one per forward."""
+    want = [g.token_ids for g in run(ar(), lane)]
+    for options in ({}, {"cache": "none"}, {"block_size": 7}, {"extra": True}, {"cache": "block", "cache_block": 5}):
+        got = run(mars(tau=1, **options), lane)
+        assert [g.token_ids for g in got] == want
+        if options.get("cache") != "block":
+            assert all(g.commits == [1] * len(g.token_ids) for g in got)
+
+
+@pytest.mark.parametrize("options", [{}, {"tau": 0.3}, {"tau": 0.3, "cache": "none"}, {"tau": 0.2, "extra": True}])
+def test_a_batch_equals_each_prompt_alone(lane: Lane, options: dict[str, Any]) -> None:
+    """Ragged neighbours change neither tokens nor commits."""
+    method = mars(**options) if options else ar()
+    together = run(method, lane)
+    alone = [run(method, lane, [p])[0] for p in PROMPTS]
+    assert said(together) == said(alone)
+
+
+def test_ar_equals_transformers_generate(make_lane: Callable[..., Lane]) -> None:
+    """Greedy `generate` with the same ids suppressed emits the same tokens, prompt by prompt."""
+    lane = make_lane()
+    got = run(ar(), lane)
+    lane.model.set_attn_implementation("eager")
+    for prompt, generation in zip(PROMPTS, got, strict=True):
+        ids = torch.tensor([prompt])
+        out = lane.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=BUDGET,
+            suppress_tokens=lane.checkpoint.suppressed.tolist(),
+        )
+        assert out[0, len(prompt) :].tolist() == generation.token_ids
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"tau": 1},
+    {"tau": 0.3},
+    {"tau": 0.3, "cache": "none"},
+    {"tau": 0.3, "cache": "block"},
+    {"extra": True},
+]
+LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_looking_late_changes_nothing(lane: Lane, options: dict[str, Any]) -> None:
+    """With the fixed shapes and late looks of a GPU's host, tokens, commits and reasons are the same."""
+    method = mars(**options) if options else ar()
+    assert said(run(method, lane, make=LATE)) == said(run(method, lane))
+
+
+MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("make", [None, LATE])
+@pytest.mark.parametrize("options", [o for o in OPTIONS if o.get("cache") != "block"])
+def test_refilled_rows_emit_what_each_prompt_emits_alone(
+    lane: Lane, options: dict[str, Any], make: Any, rows: int
+) -> None:
+    """Nothing of a row's last request leaks into its next: tokens, commits and positions are those of a row alone."""
+    method = mars(**options) if options else ar()
+    alone = [run(method, lane, [p], 10 + i)[0] for i, p in enumerate(MANY)]
+    budgets = [10 + i for i in range(len(MANY))]
+    generations, timing = decode(method, Lanes("any", {"any": lane}), MANY, budgets, rows=rows, make=make)
+    assert said(generations) == said(alone)
+    assert (timing.rows, timing.items) == (rows, len(MANY))
+    assert timing.row_forwards == sum(g.forwards or 0 for g in alone) <= rows * (timing.batch_forwards or 0)
+    assert timing.miscounted == 0
+
+
+def test_rows_that_finish_together_share_what_is_left_of_the_queue(lane: Lane) -> None:
+    """Four rows end in the same forward and one request waits: it is served once, by one of them."""
+    alone = [run(ar(), lane, [p], fixed_length=True)[0] for p in MANY[:5]]
+    for make in (None, LATE):
+        assert said(run(ar(), lane, MANY[:5], rows=4, fixed_length=True, make=make)) == said(alone)
+
+
+def test_refilled_rows_see_their_own_stop_strings(lane: Lane) -> None:
+    """A row stopped by a string makes room; what is searched is the new request's own text."""
+    plain = run(ar(), lane, MANY)
+    stop = [[g.text[2 + i % 3 : 4 + i % 3]] for i, g in enumerate(plain)]
+    alone = [run(ar(), lane, [p], stop=[s])[0] for p, s in zip(MANY, stop, strict=True)]
+    for make in (None, LATE):
+        assert run(ar(), lane, MANY, stop=stop, rows=2, make=make) == alone
+
+
+def test_rows_with_room_to_spare_emit_the_same(lane: Lane) -> None:
+    """A batch made for longer prompts, used twice, emits what one made to measure does."""
+    want = said(run(mars(tau=0.3), lane))
+    kept = Batch(mars(tau=0.3), Lanes("any", {"any": lane}), len(PROMPTS), 200, tight=False)
+    for _ in range(2):
+        assert said(run(mars(tau=0.3), lane, make=lambda *_: kept)) == want
+
+
+@pytest.mark.parametrize("engine", ["graph", "invariant"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("gemma")])
+def test_every_engine_emits_the_same(name: str, engine: str, make_lane: Callable[..., Lane]) -> None:
+    """An engine's forward is another way to the same numbers, for every architecture, tight or with fixed shapes."""
+    lane = make_lane(CONFIGS[name])
+    chosen = ENGINES[engine]()
+    fast = chosen.lane(lane.checkpoint)
+    assert fast.decoder is not None
+    for method in (ar(), mars(tau=0.3), mars(tau=0.3, cache="block")):
+        want = run(method, lane)
+        assert run(method, fast, make=chosen.batch) == want
+        assert said(run(method, fast, make=LATE)) == said(want)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_layers_of_another_shape_run_as_transformers_writes_them(name: str, make_lane: Callable[..., Lane]) -> None:
+    """Said by the engine that does without its decoder, refused by the one whose promise hangs on it."""
+    lane = make_lane(CONFIGS[name])
+    graph = ENGINES["graph"]()
+    fast = graph.lane(lane.checkpoint)
+    assert fast.decoder is None
+    assert graph.layers(lane.checkpoint).startswith("transformers' modules (a layer has other parts: ")
+    assert run(mars(tau=0.3), fast, make=graph.batch) == run(mars(tau=0.3), lane)
+    with pytest.raises(UserError, match=r"'invariant' needs layers of the Llama shape.*other parts.*engine=eager"):
+        ENGINES["invariant"]().lane(lane.checkpoint)
+
+
+def test_the_decoder_shares_the_modules_weights(make_lane: Callable[..., Lane]) -> None:
+    """Building it moves the weights once and holds them once; the modules still compute what they did."""
+    lane = make_lane()
+    want = run(ar(), lane)
+    decoder = ENGINES["graph"]().lane(lane.checkpoint).decoder
+    again = ENGINES["invariant"]().lane(lane.checkpoint).decoder
+    assert decoder is not None
+    assert again is not None
+    own = lane.model.model.layers[1].self_attn.k_proj.weight
+    for held in (decoder, again):
+        whole: Tensor = held.layers[1].get_parameter("qkv")
+        assert whole.data_ptr() < own.data_ptr() < whole.data_ptr() + whole.nbytes
+    assert run(ar(), lane) == want
+
+
+def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
+    prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
+    whole = run(mars(tau=0.3), lane, prompts)
+    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
+    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
+    assert run(mars(tau=0.3), lane, prompts) == whole
+
+
+FORBIDDEN = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
+
+
+class NoSynchronisation(TorchDispatchMode):
+    """Raises where an operation would make a GPU's host wait."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in FORBIDDEN, f"{name} synchronises"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ar(),
+        mars(tau=0.3),
+        mars(tau=0.3, cache="none"),
+        mars(tau=0.3, cache="block"),
+        mars(tau=0.3, confidence="margin"),
+        mars(tau=0.3, confidence="entropy", extra=True),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_step_never_waits_for_the_host(
+    lane: Lane, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guess, forward, accept and commit read nothing back: shapes are chosen between steps."""
+    with torch.inference_mode():
+        chosen = ENGINES[engine]()
+        batch = chosen.batch(method, Lanes("any", {"any": chosen.lane(lane.checkpoint)}), len(PROMPTS), 50)
+        requests = Requests(
+            PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=temperature
+        )
+        shape = batch.shape(batch.begin(requests))
+        for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
+            monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
+        with NoSynchronisation():  # type: ignore[no-untyped-call]
+            batch.step(shape)
+            batch.step(shape._replace(pending=max(2, shape.pending), view=shape.view + 2))
+
+
+def expected(script: list[int], sure: list[bool], at: int, budget: int, size: int) -> tuple[list[int], list[int]]:
+    """What a window of `size` commits from position `at` on, walked by hand."""
+    tokens: list[int] = []
+    commits: list[int] = []
+    while True:
+        count = 0
+        for column in range(size):
+            place = at + len(tokens)
+            if column and not sure[place]:
+                break
+            tokens.append(0 if script[place] == MASK else script[place])
+            count += 1
+            if tokens[-1] == END or len(tokens) == budget:
+                commits.append(count)
+                return tokens, commits
+        commits.append(count)
+
+
+@given(data=strategies.data())
+@settings(max_examples=150, deadline=None)
+def test_any_acceptance_pattern_is_accounted_for(data: strategies.DataObject) -> None:
+    """Whatever the model predicts and however sure it is: tokens and commits are those walked by hand."""
+    rows = data.draw(strategies.integers(1, 4))
+    budget = data.draw(strategies.integers(1, 14))
+    size = data.draw(strategies.integers(1, 5))
+    cache = data.draw(strategies.sampled_from(["cursor", "none"]))
+    lengths = [data.draw(strategies.integers(1, 6)) for _ in range(rows)]
+    token = strategies.sampled_from([1, 2, 3, 4, END, MASK])
+    script = [[data.draw(token) for _ in range(24)] for _ in range(rows)]
+    sure = [[data.draw(strategies.booleans()) for _ in range(24)] for _ in range(rows)]
+    lane = scripted_lane(torch.tensor(script), torch.tensor(sure))
+    got = run(mars(tau=0.9, block_size=size, cache=cache), lane, [[5] * n for n in lengths], budget)
+    for row, generation in enumerate(got):
+        tokens, commits = expected(script[row], sure[row], lengths[row], budget, size)
+        assert (generation.token_ids, generation.commits) == (tokens, commits)
+        assert generation.finish_reason == ("end" if tokens[-1] == END else "length")
+        assert generation.text == "".join(WORDS[t] for t in tokens if t != END)
+        before = sum(commits[:-1])
+        last = sure[row][lengths[row] + before + 1 :][: min(size, budget - before) - 1]
+        accepted = 1 + len(list(itertools.takewhile(bool, last)))  # by the last forward, whatever ended the answer
+        assert generation.surplus == accepted - commits[-1]
+
+
+@given(data=strategies.data())
+@settings(max_examples=100, deadline=None)
+def test_the_block_policy_accounts_for_waiting_and_filling(data: strategies.DataObject) -> None:
+    """Under `cache=block` counts add up, zeros included, and nothing stands behind an end token."""
+    rows, block = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))
+    budget = data.draw(strategies.integers(1, 14))
+    token = strategies.sampled_from([1, 2, 3, END, MASK])
+    script = torch.tensor([[data.draw(token) for _ in range(24)] for _ in range(rows)])
+    sure = torch.tensor([[data.draw(strategies.booleans()) for _ in range(24)] for _ in range(rows)])
+    method = mars(tau=0.9, cache="block", cache_block=block)
+    for row, g in enumerate(run(method, scripted_lane(script, sure), [[5] * (row + 1) for row in range(rows)], budget)):
+        plain, _ = expected(script[row].tolist(), sure[row].tolist(), row + 1, budget, 1)
+        assert g.token_ids == plain
+        assert g.commits is not None
+        assert sum(g.commits) == len(g.token_ids)
+        assert len(g.commits) == g.forwards
+        assert g.commits[-1] > 0
+        assert END not in g.token_ids[:-1]
+
+
+@given(data=strategies.data())
+@settings(max_examples=100, deadline=None)
+def test_stop_strings_cut_text_tokens_and_counts(data: strategies.DataObject) -> None:
+    """An answer ends with the token that completes a stop string; its text ends before the string."""
+    script = [data.draw(strategies.sampled_from([0, 1, 2, 3])) for _ in range(40)]
+    sure = [data.draw(strategies.booleans()) for _ in range(40)]
+    stop = data.draw(strategies.lists(strategies.text("abcd", min_size=1, max_size=4), min_size=1, max_size=3))
+    budget, method = data.draw(strategies.integers(1, 30)), data.draw(strategies.sampled_from([ar(), mars(tau=0.9)]))
+    lane = scripted_lane(torch.tensor([script]), torch.tensor([sure]))
+    [g], timing = decode(method, Lanes("any", {"any": lane}), [[5]], budget, stop=[stop])
+    text = "".join(WORDS[t] for t in script[1 : budget + 1])
+    ends = [text.index(s) + len(s) for s in stop if s in text]
+    if ends:
+        assert g.finish_reason == "stop"
+        assert len(g.token_ids) == min(ends)
+        assert g.text == text[: min(text.index(s) for s in stop if s in text[: min(ends)])]
+    else:
+        assert (g.finish_reason, g.text) == ("length", text)
+    assert sum(g.commits or []) == len(g.token_ids) == timing.tokens
+    assert timing.row_forwards == g.forwards
+    assert (g.forwards or 0) <= (timing.batch_forwards or 0)
+    if method.name == "ar":
+        assert g.forwards == len(g.token_ids)
+
+
+def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> None:
+    """What was said behind the stop string is cut before the text is."""
+    script = torch.tensor([[0] + [0, 1, 2, 3] * 3])
+    texts = set()
+    for budget in range(2, 12):
+        lane = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+        [g], _ = decode(ar(), Lanes("any", {"any": lane}), [[5]], budget, stop=[["abcd", "b"]])
+        texts.add((g.text, tuple(g.token_ids)))
+    assert texts == {("a", (0, 1))}
+
+
+def test_fixed_length_ignores_end_tokens(lane: Lane) -> None:
+    """Every row makes exactly its budget, stop strings or not."""
+    generations, _ = decode(
+        mars(tau=0.3), Lanes("any", {"any": lane}), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True
+    )
+    assert [len(g.token_ids) for g in generations] == [BUDGET] * 4
+
+
+def test_times_and_counts_of_a_batch_add_up(lane: Lane) -> None:
+    """Prefill and decode are inside the wall; device time inside decode; the models' own hooks agree with the lanes."""
+    _, timing = decode(mars(tau=0.3), Lanes("any", {"any": lane}), PROMPTS, BUDGET)
+    assert timing.prefill_s and timing.decode_s and timing.device_s and timing.ttft_s  # noqa: PT018
+    assert timing.prefill_s + timing.decode_s == pytest.approx(timing.wall_s)
+    assert 0 < timing.device_s < timing.decode_s
+    assert timing.prefill_s < timing.ttft_s <= timing.wall_s
+    assert timing.step_s is not None
+    assert len(timing.step_s) == timing.batch_forwards
+    assert timing.miscounted == 0
+
+
+def test_a_hidden_forward_is_noticed(lane: Lane) -> None:
+    """A method that runs the model behind the lane's back is found out by the model's own hook."""
+
+    class Hidden(type(ar())):  # type: ignore[misc]
+        def guess(self, state: Any, rows: Rows, lanes: Lanes) -> Tensor:
+            lanes.target.model(torch.tensor([[1]]), use_cache=False, feed=SEES_ITSELF)
+            return torch.empty(len(PROMPTS), 0, dtype=torch.long)
+
+    _, timing = decode(Hidden(), Lanes("any", {"any": lane}), PROMPTS, BUDGET)
+    assert timing.miscounted == timing.batch_forwards
+
+
+SEES_ITSELF = Feed(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), torch.ones(1), view=1)
+
+
+def test_a_method_that_never_commits_is_stopped(lane: Lane) -> None:
+    """A progress guard turns it into an error of its own."""
+
+    class Idle(type(ar())):  # type: ignore[misc]
+        name = "idle"
+
+        def accept(self, state: Any, rows: Rows, judged: Judged) -> Commit:
+            none = torch.zeros_like(rows.known)
+            return Commit(judged.choice, count=none, kept=none)
+
+    with pytest.raises(Stuck, match="idle made 57 forwards for 24 tokens"):
+        run(Idle(), lane)
+
+
+def test_a_prompt_that_does_not_fit_is_refused(lane: Lane) -> None:
+    """The error names the sizes and what to lower."""
+    with pytest.raises(UserError, match=r"250 tokens and 24 new ones do not fit .*256.*--max-new-tokens"):
+        run(ar(), lane, [[1] * 250])
+
+
+@dataclass(frozen=True)
+class Tree(Method):
+    """A tree of depth two and width two, with candidates that are often right: tests patterns, offsets and paths."""
+
+    plain: tuple[tuple[int, ...], ...]  # what `ar` says, by row
+
+    claims = "lossless"
+    name = "tree"
+
+    def window(self) -> Window:
+        parents = [-1, -1, 0, 0, 1, 1]
+        sees = torch.eye(6, dtype=torch.bool)
+        for guess, parent in enumerate(parents):
+            if parent >= 0:
+                sees[guess, parent] = True
+        return Window(pending=1, guesses=6, commits=3, sees=sees, offset=torch.tensor([0, 0, 1, 1, 1, 1]))
+
+    def guess(self, state: Any, rows: Rows, lanes: Lanes) -> Tensor:
+        guesses = []
+        for row, known in enumerate((rows.known - rows.prompt_len).tolist()):
+            first, second = [*self.plain[row], 1, 1, 1][known : known + 2]
+            wrong = (first + known % 3) % 30  # the second branch, right when known % 3 == 0
+            guesses.append([(first + known % 2) % 30, wrong, second, 3, (second + known % 5) % 30, second])
+        return torch.tensor(guesses)
+
+    def accept(self, state: Any, rows: Rows, judged: Judged) -> Commit:
+        guesses = self.guess(state, rows, Lanes("", {"": None}))  # type: ignore[dict-item]
+        choice, tokens, counts, paths = judged.choice.tolist(), [], [], []
+        for row, g in enumerate(guesses.tolist()):
+            said: list[int] = [choice[row][0]]
+            path: list[int] = []
+            for children in ((0, 1), None):
+                nodes = children or ((2, 3) if path[0] == 0 else (4, 5))
+                hit = next((n for n in nodes if g[n] == said[-1]), None)
+                if hit is None:
+                    break
+                path.append(hit)
+                said.append(choice[row][1 + hit])
+            tokens.append([*said, 0, 0, 0][:3])
+            counts.append(len(said))
+            paths.append([*path, 0, 1][:2])
+        count = torch.tensor(counts)
+        return Commit(torch.tensor(tokens), count, kept=count - 1, path=torch.tensor(paths))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral sliding"])
+def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_lane: Callable[..., Lane]) -> None:
+    """Guesses under a pattern, at shared positions, with an accepted path that is moved: exactly `ar`'s tokens."""
+    lane = make_lane(CONFIGS[name])
+    plain = run(ar(), lane)
+    got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), lane)
+    assert [g.token_ids for g in got] == [g.token_ids for g in plain]
+    assert max(max(g.commits or []) for g in got) == 3

@@ -1,0 +1,156 @@
+"""What the GPU went through in a timed window: read rightly, judged rightly, and never needed."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from driver import Driver, processes
+
+from mtbench.hardware import machine
+from mtbench.hardware.machine import Sample
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import RunDirectory
+
+THERMAL_NS = [0, 50_000_000]  # 50 ms slowed by heat
+POWER_NS = [50_000_000, 0]
+
+
+def over(seconds: float, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The window between two states of the driver, `seconds` long."""
+    samples = [Driver(**state).machine.sample() for state in (before, after)]
+    start, end = ({name: getattr(s, name) for name in Sample.__slots__} for s in samples)
+    return machine.window(Sample(**start | {"at_s": 0.0}), Sample(**end | {"at_s": seconds}))
+
+
+def test_the_driver_library_has_what_is_asked_of_it() -> None:
+    """Names and bits are those of the library, and the stand-in has no other."""
+    assert pynvml.nvmlClocksEventReasonSwPowerCap == machine.POWER_CAP
+    assert pynvml.nvmlClocksEventReasonHwSlowdown | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown == machine.HARDWARE
+    thermal = pynvml.nvmlClocksEventReasonSwThermalSlowdown | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    assert thermal == machine.THERMAL
+    constants = [name for name in vars(Driver) if name.startswith("NVML_")]
+    assert all(getattr(pynvml, name) == getattr(Driver, name) for name in constants)
+    assert all(hasattr(pynvml, query) for query in Driver().state)
+
+
+def test_an_undisturbed_window_counts() -> None:
+    """Clock and temperature at its end, power the mean of the counter, no reason to drop it."""
+    end = {"nvmlDeviceGetTotalEnergyConsumption": 1_300_000, "nvmlDeviceGetClockInfo": 1755}
+    assert over(2.0, {}, end) == {
+        "clock_mhz": 1755,
+        "temperature_c": 45,
+        "power_w": 650.0,
+        "throttle": 0,
+        "shared": False,
+        "dropped": None,
+    }
+    assert over(0.5, {}, end)["power_w"] == 400.0  # too short for the counter: the driver's own mean
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "dropped"),
+    [
+        ({}, {"nvmlDeviceGetCurrentClocksEventReasons": 0x20}, "thermal slowdown"),
+        ({}, {"nvmlDeviceGetCurrentClocksEventReasons": 0x48}, "thermal slowdown"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x40}, {}, "thermal slowdown"),
+        ({}, {"nvmlDeviceGetViolationStatus": THERMAL_NS}, "thermal slowdown"),
+        ({}, {"nvmlDeviceGetViolationStatus": [0, 1_000]}, None),
+        ({"nvmlDeviceGetViolationStatus": THERMAL_NS}, {"nvmlDeviceGetViolationStatus": THERMAL_NS}, None),
+        ({}, {"nvmlDeviceGetCurrentClocksEventReasons": 0x08}, "hardware slowdown"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x88}, {}, "hardware slowdown"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x08}, {}, None),
+        ({}, {"nvmlDeviceGetCurrentClocksEventReasons": 0x01 | 0x04}, None),
+        ({}, {"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}, "device shared with another process"),
+        ({"nvmlDeviceGetComputeRunningProcesses": processes(7, 8)}, {}, "device shared with another process"),
+    ],
+    ids=[
+        *("heat", "hot hardware", "hot at the start", "hot inside", "a microsecond", "hot long ago", "slowed"),
+        *("brake at the start", "clock rising at the start", "idle and capped", "joined", "left"),
+    ],
+)
+def test_a_disturbed_window_is_dropped_with_its_reason(
+    before: dict[str, Any], after: dict[str, Any], dropped: str | None
+) -> None:
+    """Heat, hardware or another process at either end, and heat that came and went in between."""
+    assert over(2.0, before, after)["dropped"] == dropped
+
+
+def test_the_power_cap_is_noted_even_when_it_is_over() -> None:
+    """It only flags: the cap is how the machine is set."""
+    window = over(2.0, {}, {"nvmlDeviceGetViolationStatus": POWER_NS})
+    assert (window["throttle"], window["dropped"]) == (machine.POWER_CAP, None)
+
+
+def test_a_lone_process_is_not_company_whatever_its_id() -> None:
+    """A container may be told ids of another namespace, one process twice, or nobody; nobody says nothing."""
+    shared = [
+        over(1.0, {}, {"nvmlDeviceGetComputeRunningProcesses": found, "nvmlDeviceGetClockInfo": 1})["shared"]
+        for found in (processes(os.getpid()), processes(99_999), processes(7, 7))
+    ]
+    assert shared == [False, False, False]
+    hidden: dict[str, Any] = {"nvmlDeviceGetComputeRunningProcesses": []}
+    assert over(1.0, hidden, hidden)["shared"] is None
+
+
+def test_a_driver_that_answers_nothing_costs_nothing() -> None:
+    """Every figure is null, and the sample counts."""
+    mute = dict.fromkeys(Driver().state)
+    window = over(1.0, mute, mute)
+    assert set(window.values()) == {None}
+    old = {"nvmlDeviceGetCurrentClocksEventReasons": None, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}
+    assert over(1.0, {}, old)["dropped"] == "thermal slowdown"
+
+
+def test_a_run_on_the_processor_does_not_mind_what_the_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is the GPU asked; and where there is none, all is null."""
+    monkeypatch.setattr(machine, "gpu", lambda: Driver(nvmlDeviceGetComputeRunningProcesses=processes(1, 2)).gpu)
+    assert machine.sample("cuda").processes == 2
+    assert machine.sample("cpu").processes is None
+    monkeypatch.setattr(machine, "gpu", lambda: None)
+    assert set(machine.window(machine.sample("cuda"), machine.sample("cuda")).values()) == {None}
+
+
+def test_the_gpu_of_the_run_is_the_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id; the first of several is not taken for another that the driver does not know by its id."""
+
+    class Several(Driver):
+        known, count = True, 2
+
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+            if not self.known:
+                raise self.NVMLError
+            return uuid
+
+        def nvmlDeviceGetCount(self) -> int:
+            return self.count
+
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            return index
+
+    driver = Several()
+    monkeypatch.setattr(machine, "_nvml", lambda: driver)
+    handles = []
+    for known, count in ((True, 2), (False, 2), (False, 1)):
+        driver.known, driver.count = known, count
+        found = machine._gpu.__wrapped__("GPU-1")
+        handles.append(found and found.handle)
+    assert handles == ["GPU-1", None, 0]
+
+
+def test_a_dropped_window_is_left_out_for_all_arms_and_counted(small_run: RunDirectory, tmp_path: Path) -> None:
+    """Its block and round count for no arm of the group; under 80 % left, the cells are void."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    names = next(g["cells"] for g in run.read_json("plan.json")["groups"])
+    lines = run.lines(f"timings/{names[0]}.jsonl")
+    for line in lines[::3]:
+        line["dropped"] = "thermal slowdown"
+    run.keep_lines(f"timings/{names[0]}.jsonl", lines)
+    cells = {cell["cell"]: cell for cell in assemble(run)["cells"]}
+    dropped = len(lines[::3])
+    for name in names:
+        assert cells[name]["samples"] == {"used": len(lines) - dropped, "dropped": dropped}
+        assert any("samples left, 80% needed" in reason for reason in cells[name]["void"])
+    assert all(cell["samples"]["dropped"] == 0 for name, cell in cells.items() if name not in names)

@@ -1,0 +1,203 @@
+"""transformers' own `generate` as an arm: the same tokens as `ar`, on the same weights, leaving our model as it was."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from small import END, WORDS, small_checkpoint, small_config
+from test_loop import CONFIGS
+
+from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.external import Outside, run_outside, stock, until_end
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Lanes
+from mtbench.decoding.output import Generation
+from mtbench.errors import UserError
+from mtbench.models.loading import Checkpoint
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+
+PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
+BUDGET = 24
+FORMS: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache": "static"},
+    "draft": {"draft": "draft"},
+    "lookup": {"prompt_lookup": 5},
+}
+
+
+@cache
+def some_draft() -> Checkpoint:
+    """A model that agrees now and then, whose head is padded further than the target's."""
+    return small_checkpoint(small_config(vocab_size=48), seed=5)
+
+
+def generate(lane: Lane, form: str = "dynamic", budget: Any = BUDGET, **options: Any) -> list[Generation]:
+    method: Outside = METHODS["hf-generate"](**FORMS[form])
+    return run_outside(method, {"ar": lane.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
+
+
+def ours(lane: Lane, budget: Any = BUDGET, **options: Any) -> list[Generation]:
+    return decode(METHODS["ar"](), Lanes("ar", {"ar": lane}), PROMPTS, budget, **options)[0]
+
+
+def answers(generations: list[Generation]) -> list[tuple[list[int], str, str]]:
+    return [(g.token_ids, g.text, g.finish_reason) for g in generations]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [(n, f) for n in CONFIGS for f in FORMS if f != "draft" or n in ("qwen2", "gemma2", "gemma3")]
+)
+def test_its_tokens_are_those_of_ar(name: str, form: str, make_lane: Callable[..., Lane]) -> None:
+    """In float64, ragged prompts, in one batch or one by one, on every architecture: tokens, texts, why they ended."""
+    lane = make_lane(CONFIGS[name])
+    if name == "gemma2" and form in ("dynamic", "static"):  # padding is NaN to its stock attention in float64
+        with pytest.raises(NotImplementedError, match="float32"):
+            generate(lane, form)
+        lane.model.float()
+    assert answers(generate(lane, form)) == answers(ours(lane))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_model_of_the_other_arms_is_left_alone(form: str, make_lane: Callable[..., Lane]) -> None:
+    """Every weight is the one in use already; ours still runs our attention, counts its own forwards, says the same."""
+    lane = make_lane()
+    before = answers(ours(lane))
+    seen = lane.checkpoint.calls.n
+    generate(lane, form)
+    assert lane.checkpoint.calls.n == seen
+    twin = stock(lane.checkpoint)
+    assert twin is stock(lane.checkpoint)
+    pairs = zip(twin.parameters(), lane.model.parameters(), strict=True)
+    assert all(a is b for a, b in pairs)
+    assert (twin.config._attn_implementation, lane.model.config._attn_implementation) == ("sdpa", "mtbench")
+    assert answers(ours(lane)) == before
+
+
+def test_weights_that_an_engine_laid_out_anew_are_still_shared(make_lane: Callable[..., Lane]) -> None:
+    """`graph` joins matrices; whichever of the two comes first, there is one copy of the weights."""
+    for first in (stock, ENGINES["graph"]().lane):
+        lane = make_lane()
+        first(lane.checkpoint)
+        fast = ENGINES["graph"]().lane(lane.checkpoint)
+        assert answers(generate(lane)) == answers(ours(fast))
+        pairs = zip(stock(lane.checkpoint).parameters(), lane.model.parameters(), strict=True)
+        assert all(a is b for a, b in pairs)
+
+
+def test_a_checkpoints_sampling_defaults_do_not_apply(make_lane: Callable[..., Lane]) -> None:
+    """A repetition penalty, a temperature or a shorter budget of the checkpoint's own changes nothing."""
+    lane = make_lane(small_config(initializer_range=0.2), seed=3)
+    want = answers(ours(lane))
+    settings = lane.model.generation_config
+    settings.repetition_penalty, settings.do_sample, settings.temperature, settings.max_length = 5.0, True, 9.0, 3
+    assert answers(generate(lane)) == want
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_at_fixed_length_an_end_token_is_a_token(form: str, make_lane: Callable[..., Lane]) -> None:
+    """Every row spends its own budget, end tokens included, as with `ar`."""
+    lane = make_lane(seed=1)
+    want = answers(ours(lane, 60, fixed_length=True))
+    assert any(END in ids[:-1] for ids, _, _ in want), "the model must say its end token for this to mean anything"
+    assert answers(generate(lane, form, 60, fixed_length=True)) == want
+    budgets = [3, 60, 17, 1]
+    got = generate(lane, form, budgets, fixed_length=True)
+    assert [g.token_ids for g in got] == [ids[:n] for (ids, _, _), n in zip(want, budgets, strict=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_ends_with_its_own_stop_string(form: str, lane: Lane) -> None:
+    """Each row at its own string, cut at the same token and the same letter as in our loop; a row without goes on."""
+    lane = Lane(replace(lane.checkpoint, end_ids=()))
+    plain = ours(lane)
+    stop = [[], [plain[1].text[5:8]], [plain[2].text[-3:]], [WORDS[0] * 40]]
+    got = generate(lane, form, stop=stop)
+    assert answers(got) == answers(ours(lane, stop=stop))
+    assert [g.finish_reason for g in got][1:3] == ["stop", "stop"]
+
+
+def test_what_it_hides_is_none(lane: Lane) -> None:
+    """No forward, no part of its time is made up; what is known is counted."""
+    generations, timing = run_outside(METHODS["hf-generate"](), {"ar": lane.checkpoint}, PROMPTS, BUDGET)
+    hidden = ("row_forwards", "batch_forwards", "prefill_s", "decode_s", "device_s", "ttft_s", "step_s", "kv_bytes")
+    assert [getattr(timing, name) for name in hidden] == [None] * len(hidden)
+    assert {(g.forwards, g.commits, g.positions_fed, g.draft_forwards) for g in generations} == {(None,) * 4}
+    assert (timing.rows, timing.items, timing.prompt_tokens) == (4, 4, 28)
+    assert timing.tokens == sum(len(g.token_ids) for g in generations)
+    assert timing.wall_s > 0
+
+
+def counted(
+    method: Outside, checkpoints: dict[str, Checkpoint], prompt: list[int], budget: int, stop: str | None = None
+) -> tuple[Generation, int]:
+    """One answer, and how many forwards of the target it took."""
+    seen: list[int] = []
+    hook = stock(checkpoints["ar"]).register_forward_hook(lambda *_: seen.append(1))
+    [generation] = run_outside(method, checkpoints, [prompt], budget, stop=[[stop]] if stop else None)[0]
+    hook.remove()
+    return generation, len(seen)
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 7])
+@pytest.mark.parametrize("agrees", ["never", "sometimes", "always"])
+def test_its_assisted_generation_is_our_speculative_decoding(agrees: str, ahead: int, lane: Lane) -> None:
+    """The tokens of `speculative` and of `ar`, and as many forwards of the target, whatever the draft is worth."""
+    draft = {"never": small_checkpoint(seed=9), "sometimes": some_draft(), "always": small_checkpoint()}[agrees]
+    if agrees == "never":
+        draft.model.get_output_embeddings().weight.data[:] = 0  # id 0 all the way
+    method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=ahead), {"ar": lane.checkpoint, "draft": draft}
+    lanes = Lanes("ar", {"ar": lane, "draft": Lane(draft)})
+    want = decode(METHODS["speculative"](draft="draft", ahead=ahead), lanes, PROMPTS, BUDGET)[0]
+    for prompt, generation in zip(PROMPTS, want, strict=True):
+        got, forwards = counted(method, checkpoints, prompt, BUDGET)
+        assert (answers([got]), forwards) == (answers([generation]), generation.forwards)
+    assert answers(want) == answers(ours(lane))
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 10])
+def test_its_prompt_lookup_says_what_ours_says(ahead: int, lane: Lane) -> None:
+    """The tokens of `prompt-lookup` and of `ar`, for prompts that repeat themselves too."""
+    prompts = [*PROMPTS, [4, 5, 6] * 4, [7] * 9]
+    method, lanes = METHODS["hf-generate"](prompt_lookup=ahead), Lanes("ar", {"ar": lane})
+    got = run_outside(method, {"ar": lane.checkpoint}, prompts, BUDGET)[0]
+    assert answers(got) == answers(decode(METHODS["prompt-lookup"](ahead=ahead), lanes, prompts, BUDGET)[0])
+    assert answers(got) == answers(decode(METHODS["ar"](), lanes, prompts, BUDGET)[0])
+
+
+def test_a_stop_string_spares_it_the_rest(lane: Lane) -> None:
+    """However many tokens a forward adds, it looks in time."""
+    endless = replace(lane.checkpoint, end_ids=())
+    method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=6), {"ar": endless, "draft": small_checkpoint()}
+    plain, most = counted(method, checkpoints, PROMPTS[1], 100)
+    stopped, few = counted(method, checkpoints, PROMPTS[1], 100, plain.text[5:8])
+    assert (len(plain.token_ids), stopped.finish_reason) == (100, "stop")
+    assert few <= 3 < most
+
+
+def test_what_cannot_go_together_is_refused() -> None:
+    """In one line that says what to leave out."""
+    for options in ({"draft": "draft", "prompt_lookup": 3}, {"draft": "draft", "cache": "static"}):
+        with pytest.raises(UserError, match=r"give one|leave that out"):
+            METHODS["hf-generate"](**options)
+
+
+def test_only_its_plain_loop_is_a_baseline() -> None:
+    """Assisted, it is compared with its own plain loop by the same cache, and nobody with it."""
+    arms = parse_arms(["ar", "hf-generate", "hf-generate:cache=static", "hf-generate:draft=draft", "mars"])
+    ar, plain, static, assisted, mars = arms
+    assert baselines(assisted, arms) == [str(plain)]
+    assert engine_baselines(assisted, arms) == [str(ar), str(static)]
+    assert engine_baselines(mars, arms) == [str(plain), str(static)]
+    assert assisted.roles == ("ar", "draft")
+
+
+def test_an_answer_ends_with_its_first_end_token() -> None:
+    """What an engine says behind it, or beyond the budget, is no part of the answer."""
+    assert until_end([5, 9, 2, 7, 2], 4, (2, 3)) == [5, 9, 2]
+    assert until_end([5, 9, 7], 2, (2,)) == [5, 9]
+    assert until_end([2, 2], 2, ()) == [2, 2]

@@ -1,0 +1,97 @@
+"""Every method in one run on the embedded family, in float64: what is promised is kept, and counts bear recounting."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from whole import whole_run
+
+from mtbench.registry import METHODS
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Request
+
+NEW = 24
+ARMS = (
+    *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),
+    *("speculative:ahead=4|auto", "speculative:draft=draft_mars,per_forward=4", "speculative:verify=rejection"),
+    *("prompt-lookup", "jacobi", f"jacobi:ahead={NEW}", "lookahead", "medusa:tree=1|3x2", "mars-selfspec:ahead=auto|3"),
+    *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
+    *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
+)
+ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    request = Request(
+        method=ARMS, batch_size=(3,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
+    )
+    return whole_run(tmp_path_factory.mktemp("methods"), request)
+
+
+@pytest.fixture(scope="module")
+def cells(run: RunDirectory) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = run.read_json("results.json")["cells"]
+    return found
+
+
+def test_no_method_is_left_out(cells: list[dict[str, Any]]) -> None:
+    assert {c["method"] for c in cells} | ELSEWHERE == {*METHODS}
+    assert {c["status"] for c in cells} == {"ok"}
+    assert not any(c["void"] for c in cells)
+
+
+def test_every_lossless_arm_says_what_plain_decoding_says(cells: list[dict[str, Any]]) -> None:
+    """Graded `exact` against `ar` on its own checkpoint. Neither a lossy arm nor a same distribution is graded."""
+    for cell in cells:
+        if cell["claims"] != "lossless":
+            assert cell["lossless"] is None
+        elif cell["lossless"] is not None:
+            assert (cell["lossless"]["grade"], cell["lossless"]["items"]) == ("exact", 6)
+    held = {c["method"] for c in cells if c["lossless"]}
+    assert held >= {*METHODS} - {"ar", "block-diffusion", *ELSEWHERE}
+
+
+def test_self_speculation_takes_half_again_as_many_tokens(cells: list[dict[str, Any]]) -> None:
+    """Per forward of the target, without a second model."""
+    for cell in cells:
+        if cell["method"] == "mars-selfspec":
+            assert cell["tokens_per_forward"] >= 1.5
+            assert cell["draft_forwards"] == 0
+
+
+def test_the_counts_bear_recounting(run: RunDirectory, cells: list[dict[str, Any]]) -> None:
+    """From the generations file alone, read as any other tool would."""
+    for cell in cells:
+        stored = Path(run.path, "generations", f"{cell['cell']}.jsonl").read_text()
+        lines = [json.loads(line) for line in stored.splitlines()]
+        tokens = sum(len(line["token_ids"]) for line in lines)
+        assert cell["tokens"] == tokens
+        if METHODS[cell["method"]].outside:
+            assert {line["commits"] for line in lines} == {None}
+            continue
+        assert all(sum(line["commits"]) == len(line["token_ids"]) <= NEW for line in lines)
+        assert all(len(line["commits"]) == line["forwards"] for line in lines)
+        assert all(line["commits"][-1] > 0 for line in lines)
+        forwards = sum(line["forwards"] for line in lines)
+        assert cell["tokens_per_forward"] == pytest.approx(tokens / forwards)
+        assert cell["draft_forwards"] == sum(line["draft_forwards"] for line in lines)
+        accepted = sum(n - 1 for n in itertools.chain(*(line["commits"] for line in lines)) if n)
+        offered = sum(line["drafted"] for line in lines)
+        assert accepted <= offered
+        assert cell["acceptance"]["rate"] == (pytest.approx(accepted / offered) if offered else None)
+
+
+@pytest.mark.parametrize(
+    ("arm", "drafts", "forwards"),
+    [("speculative@ar/graph", 4, 4), ("speculative:draft=draft_mars,per_forward=4@ar/graph", 4, 1)],
+)
+def test_a_draft_costs_its_forwards(cells: list[dict[str, Any]], arm: str, drafts: int, forwards: int) -> None:
+    """So many for each of the target's, and the target is fed the drafts and the last token."""
+    for cell in (c for c in cells if c["arm"] == arm):
+        target = round(cell["tokens"] / cell["tokens_per_forward"])
+        assert cell["draft_forwards"] == forwards * target
+        assert cell["positions_fed_per_forward"] == drafts + 1
+        assert cell["draft_s"] > 0

@@ -1,0 +1,378 @@
+"""A server as an arm, over real HTTP: what it streams is kept, what it hides is null, what breaks is said."""
+
+import dataclasses
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from service import Answer, Service, serving
+from small import save_small
+
+from mtbench.decoding.arms import engine_baselines, parse_arms
+from mtbench.decoding.external import run_outside
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Lanes
+from mtbench.decoding.openai_client import ServerError, events
+from mtbench.decoding.output import Generation, Timing
+from mtbench.errors import UserError, first_line
+from mtbench.models.loading import Inspected, inspect, load
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+from mtbench.report.progress import RunProgress
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.model_pool import Lab
+from mtbench.runs.plan import Plan, Request
+from mtbench.runs.planner import make_plan
+from mtbench.runs.score import score
+
+TEXTS = ["12 plus 30 is 42.\nThe answer is 42.", "7 times 6 is 42.\nThe answer is 42.\n\nAnd so on", "1"]
+PROMPTS = [[11, 12, 13], [14], [15, 16]]
+
+
+@pytest.fixture(scope="module")
+def words() -> Inspected:
+    """A byte-level tokenizer: what it joins it splits again."""
+    return inspect("embedded:tiny/ar")
+
+
+@pytest.fixture
+def service(words: Inspected) -> Iterator[Service]:
+    """Says the text that belongs to the prompt, up to a stop string or the end token, and sends that too."""
+    tokenizer, texts = words.tokenizer, dict(zip(map(tuple, PROMPTS), TEXTS, strict=True))
+
+    def answer(body: Mapping[str, Any]) -> Answer:
+        ids = tokenizer(texts[tuple(body["prompt"])], add_special_tokens=False).input_ids
+        ids = ids * 40 if body["ignore_eos"] else [*ids, *words.end_ids]
+        for n in range(1, 1 + min(len(ids), body["max_tokens"])):
+            if said := next((s for s in body.get("stop", ()) if s in tokenizer.decode(ids[:n])), None):
+                return ids[:n], "stop", said
+            if ids[n - 1] in words.end_ids:
+                return ids[:n], "stop", None
+        return ids[: body["max_tokens"]], "length", None
+
+    with serving(Service(answer, lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)))) as service:
+        yield service
+
+
+def ask(
+    service: Service, words: Inspected, budget: Any = 100, *, prompts: Any = PROMPTS, method: Any = None, **options: Any
+) -> tuple[list[Generation], Timing]:
+    """What the arm gets of the service."""
+    chosen = METHODS["openai"](url=service.url, **(method or {}))
+    return run_outside(chosen, {"ar": words}, prompts, budget, **options)
+
+
+@pytest.mark.parametrize("tells_ids", [True, False])
+def test_a_streamed_answer_is_its_tokens_with_the_end_token(
+    tells_ids: bool, service: Service, words: Inspected
+) -> None:
+    """By the ids that the server tells, or by those of its text: the same, and as many as the server counts."""
+    service.tells_ids = tells_ids
+    generations, timing = ask(service, words, [100, 5, 100])
+    assert [g.text for g in generations] == [TEXTS[0], "7 times", TEXTS[2]]
+    assert [g.finish_reason for g in generations] == ["end", "length", "end"]
+    assert generations[2].token_ids == [*words.tokenizer("1", add_special_tokens=False).input_ids, *words.end_ids]
+    assert [len(g.token_ids) for g in generations[1:]] == [5, 2]
+    assert timing.tokens == timing.counted == sum(len(g.token_ids) for g in generations)
+
+
+@pytest.mark.parametrize(
+    ("tells_ids", "keeps", "names"), [(True, True, True), (False, True, False), (False, False, True)]
+)
+def test_an_answer_ends_with_its_stop_string(
+    tells_ids: bool, keeps: bool, names: bool, service: Service, words: Inspected
+) -> None:
+    """Cut at the same letter and token whether the server tells ids, keeps the string in its text, or names it."""
+    service.tells_ids, service.keeps_stop, service.names_stop = tells_ids, keeps, names
+    generations, timing = ask(service, words, stop=[["\n\n", "times"], ["\n\n", "answer"], []])
+    assert [(g.text, g.finish_reason) for g in generations] == [
+        (TEXTS[0], "end"),
+        (TEXTS[1].partition("answer")[0], "stop"),
+        (TEXTS[2], "end"),
+    ]
+    assert words.tokenizer.decode(generations[1].token_ids).endswith("answer")
+    assert timing.counted == timing.tokens
+
+
+def test_a_batch_is_as_many_requests_at_once(service: Service, words: Inspected) -> None:
+    """The server answers nobody before all have asked; each asks for itself, greedily, by token ids."""
+    service.together = threading.Barrier(len(PROMPTS))
+    ask(service, words, [8, 9, 10], stop=[["x"], [], []])
+    asked = sorted((body for _, _, body in service.seen if body), key=lambda body: body["max_tokens"])
+    assert [(b["prompt"], b["max_tokens"], b.get("stop")) for b in asked] == [
+        (PROMPTS[0], 8, ["x"]),
+        (PROMPTS[1], 9, None),
+        (PROMPTS[2], 10, None),
+    ]
+    assert {(b["model"], b["temperature"], b["repetition_penalty"], b["ignore_eos"]) for b in asked} == {
+        ("served", 0, 1, False)
+    }
+    assert len({b["cache_salt"] for b in asked}) == len(asked), "nothing is kept from one request for another"
+
+
+def test_time_to_first_token_is_the_slowest_rows(service: Service, words: Inspected) -> None:
+    """From the stream, not from its end; whatever else the server hides is None."""
+    service.delay_s = 0.02
+    generations, timing = ask(service, words, [20, 3, 3])
+    assert timing.ttft_s is not None
+    assert 0.02 <= timing.ttft_s < 0.2 < 20 * 0.02 <= timing.wall_s
+    hidden = ("row_forwards", "batch_forwards", "prefill_s", "decode_s", "device_s", "step_s", "draft_s", "kv_bytes")
+    assert [getattr(timing, name) for name in hidden] == [None] * len(hidden)
+    assert {(g.forwards, g.commits, g.positions_fed, g.draft_forwards, g.drafted) for g in generations} == {(None,) * 5}
+
+
+def test_at_fixed_length_every_row_spends_its_budget(service: Service, words: Inspected) -> None:
+    """By `ignore_eos`; a server that ends all the same is found out."""
+    generations, _ = ask(service, words, [30, 3, 12], fixed_length=True, stop=[["answer"]] * 3)
+    assert [(len(g.token_ids), g.finish_reason) for g in generations] == [(n, "length") for n in (30, 3, 12)]
+    plain = service.answer
+    service.answer = lambda body: plain({**body, "ignore_eos": False})
+    with pytest.raises(ServerError, match="does not know ignore_eos; leave --fixed-length or this arm out"):
+        ask(service, words, 30, fixed_length=True)
+
+
+def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words: Inspected) -> None:
+    """Never silent; and None where it counts nothing."""
+    service.counted_besides = 2
+    _, timing = ask(service, words)
+    assert timing.counted == timing.tokens + 2 * len(PROMPTS)
+    service.tells_usage = False
+    assert ask(service, words)[1].counted is None
+
+
+def test_counters_are_differences_over_the_batch(service: Service, words: Inspected) -> None:
+    """Summed over labels, of vLLM's names and SGLang's; null where there is none, unread where that is asked."""
+    names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+    service.counters = {name: 100.0 * i for i, name in enumerate(names, start=1)}
+    for _ in range(2):
+        _, timing = ask(service, words, [4, 4, 2])
+        assert (timing.drafts, timing.drafted, timing.accepted) == (10, 10, 10)
+    service.counters = {"sglang:spec_verify_calls_total": 3.0, "sglang:spec_accept_length": 2.5}
+    timing = ask(service, words, [4, 4, 2])[1]
+    assert (timing.drafts, timing.drafted, timing.accepted) == (10, None, None)
+    service.counters = None
+    assert ask(service, words)[1].drafts is None
+    service.seen.clear()
+    ask(service, words, method={"metrics": False})
+    assert "/metrics" not in service.paths()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("overloaded", "answers 500 to completions: out of; see url= and model="),
+        ("silent", r"was silent for 0\.2 s; see whether it is busy, or raise timeout_s"),
+        ("stalls", r"was silent for 0\.2 s"),
+        ("breaks", "broke off in the middle of an answer; see the server's log"),
+        ("ends", "broke off in the middle of an answer"),
+        ("says so", "broke off: the engine died; see the server's log"),
+        ("page", "broke off in the middle of an answer"),
+        ("nonsense", r"answers completions with something else \(.*\); is it OpenAI-compatible\?"),
+    ],
+)
+def test_whatever_breaks_is_one_line_with_the_address(
+    fault: str, said: str, service: Service, words: Inspected
+) -> None:
+    """And nothing of it is taken for an answer."""
+    service.fault = fault
+    with pytest.raises(ServerError, match=said) as failed:
+        ask(service, words, method={"timeout_s": 0.2})
+    assert str(failed.value).startswith(service.url)
+    assert first_line(failed.value) == str(failed.value)
+
+
+def test_a_model_that_is_not_served_is_named(service: Service, words: Inspected) -> None:
+    """As the server says it; one that names none at all wants to be told."""
+    with pytest.raises(ServerError, match="answers 404 to completions: The model `other` does not exist"):
+        ask(service, words, method={"model": "other"})
+    service.names = []
+    with pytest.raises(ServerError, match="names no model; give one with model="):
+        ask(service, words)
+    with pytest.raises(ServerError, match="answers 404 to models: Not Found; see url="):
+        run_outside(METHODS["openai"](url=service.url + "/v2"), {"ar": words}, PROMPTS, 4)
+
+
+def test_a_server_that_is_not_there_cannot_be_reached(service: Service, words: Inspected) -> None:
+    """Refused at once, with what to do."""
+    with serving(Service(service.answer, service.word)) as gone:
+        url = gone.url
+    with pytest.raises(ServerError, match=r"cannot be reached \(.*refused\); start the server, or give its url="):
+        run_outside(METHODS["openai"](url=url), {"ar": words}, PROMPTS, 4)
+
+
+def test_the_key_comes_from_the_environment_alone(
+    service: Service, words: Inspected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes into the header of every request, and stands in no option; where it is not set, that is said."""
+    monkeypatch.setenv("SOME_KEY", "s3cret")
+    ask(service, words, method={"api_key_env": "SOME_KEY"})
+    assert {headers["Authorization"] for _, headers, _ in service.seen} == {"Bearer s3cret"}
+    [arm] = parse_arms(["openai:api_key_env=SOME_KEY"])
+    assert str(arm) == "openai:api_key_env=SOME_KEY@ar"
+    monkeypatch.delenv("SOME_KEY")
+    with pytest.raises(ServerError, match="'SOME_KEY', which api_key_env names, is not set"):
+        ask(service, words, method={"api_key_env": "SOME_KEY"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://host/v1",
+        "http:///v1",
+        "http://me:pass@host/v1",
+        "http://:pass@host/v1",
+        "http://host:x/v1",
+        "http://host/v1?key=1",
+    ],
+)
+def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
+    """Before anything runs, for it would stand in every file."""
+    with pytest.raises(UserError, match="is not a server's plain address"):
+        parse_arms([f"openai:url={url}"])
+
+
+def test_server_sent_events_are_read_as_they_are_written() -> None:
+    """With or without a space, with comments, other fields and empty lines; nothing behind the end."""
+    lines = [
+        b": hi\r\n",
+        b"event: x\r\n",
+        b'data:{"a": 1}\n',
+        b"\n",
+        b'data: {"b": ": [DONE]"}\r\n',
+        b"data: [DONE]\n",
+        b"data: {",
+    ]
+    assert list(events(iter(lines))) == [{"a": 1}, {"b": ": [DONE]"}]
+
+
+def request_for(folder: Path, url: str, **changes: Any) -> Request:
+    asked: dict[str, Any] = {
+        "checkpoint": {"ar": str(folder)},
+        "method": ["ar", f"openai:url={url}"],
+        "batch_size": (1, 2),
+        "limit": 5,
+        "rounds": 2,
+        "max_new_tokens": 6,
+        "device": "cpu",
+    }
+    return Request(**(asked | changes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("checkpoint"), 1)
+
+
+@pytest.fixture
+def same_model(folder: Path) -> Iterator[Service]:
+    """Serves the very checkpoint of the run, decoded in its own way, one request after the other."""
+    checkpoint, lock = load(str(folder)), threading.Lock()
+
+    def answer(body: Mapping[str, Any]) -> Answer:
+        with lock:
+            lanes = Lanes("ar", {"ar": Lane(checkpoint)})
+            [said], _ = decode(
+                METHODS["ar"](), lanes, [body["prompt"]], body["max_tokens"], fixed_length=body["ignore_eos"]
+            )
+        return said.token_ids, "length" if said.finish_reason == "length" else "stop", None
+
+    with serving(Service(answer, lambda ids: str(checkpoint.tokenizer.decode(ids, skip_special_tokens=True)))) as it:
+        yield it
+
+
+def finish(folder: Path, request: Request) -> tuple[RunDirectory, dict[str, Any]]:
+    run = RunDirectory.create(folder)
+    run.write_json("environment.json", {"command": ["mtbench", "run"]})
+    plan = make_plan(request)
+    run.write_json("plan.json", plan.to_json())
+    run.write_json("memory.json", {cell.cell: None for cell in plan.cells if cell.method == "ar"})
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+    score(run)
+    return run, assemble(run)
+
+
+def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path) -> None:
+    """The same tokens from the same weights; what it hides is null; a server that is not there costs its own cells."""
+    same_model.counters = {"vllm:spec_decode_num_drafts_total": 0.0}
+    same_model.counted_besides = 1
+    there, gone = f"openai:url={same_model.url}", "openai:url=http://127.0.0.1:9/v1"
+    run, results = finish(tmp_path / "run", request_for(folder, same_model.url, method=["ar", there, gone]))
+    cells = {(c["arm"], c["batch_size"]): c for c in results["cells"]}
+    ar, served, failed = (cells[f"{arm}@ar{engine}", 2] for arm, engine in (("ar", "/graph"), (there, ""), (gone, "")))
+    assert [c["status"] for c in (ar, served, failed)] == ["ok", "ok", "failed"]
+    assert re.fullmatch(r"http://127.0.0.1:9/v1 cannot be reached \(.*\); start .*, or give its url=", failed["error"])
+
+    tokens = [
+        [g["token_ids"] for g in sorted(run.lines(f"generations/{c['cell']}.jsonl"), key=lambda g: g["item"])]
+        for c in (ar, served)
+    ]
+    assert tokens[0] == tokens[1]
+    assert (served["repeated_identical"], served["void"], served["lossless"]) == (1, [], None)
+    hidden = (
+        "tokens_per_forward",
+        "decode_s",
+        "device_s",
+        "peak_memory_bytes",
+        "energy_j",
+        "roofline_fraction",
+        "kv_bytes",
+    )
+    assert [served[name] for name in hidden] == [None] * len(hidden)
+    assert served["energy_reason"]
+    assert served["roofline_reason"]
+    assert served["ttft_s"]["p50"] > 0
+    counted = [c for c in served["flags"] if c.startswith("the engine counts")]
+    assert counted == [
+        f"the engine counts {c + 5 * 2:,} tokens, its answers have {c:,} here" for c in (2 * served["tokens"],)
+    ]
+    timings = run.lines(f"timings/{served['cell']}.jsonl")
+    assert {t["drafts"] - t["tokens"] for t in timings} == {0}
+    assert {t["accepted"] for t in timings} == {None}
+
+    engine = [s for s in ar["speedup"] if s.get("includes_engine")]
+    assert [s["baseline"] for s in engine] == [f"{there}@ar"]
+    assert engine[0]["value"] > 0
+
+
+def test_no_weights_are_loaded_for_it(folder: Path) -> None:
+    """It needs the tokenizer alone, and the ends of an answer that a loaded checkpoint would have."""
+    lab = Lab(dataclasses.asdict(request_for(folder, "http://127.0.0.1:8000/v1")))
+    plan = make_plan(request_for(folder, "http://127.0.0.1:8000/v1", method=["openai"]))
+    threads = torch.get_num_threads()
+    lab.load(plan.cells)
+    torch.set_num_threads(threads)
+    assert (lab.checkpoints, lab.lanes) == ({}, {})
+    known = lab.known(METHODS["openai"](), str(folder))
+    assert isinstance(known, Inspected)
+    assert known.end_ids == load(str(folder)).end_ids
+    assert inspect("embedded:tiny/ar").end_ids == load("embedded:tiny/ar").end_ids
+
+
+def test_offline_leaves_only_this_machine(folder: Path) -> None:
+    """Another host is refused before anything runs; loopback is not the network."""
+
+    def loaded(url: str) -> None:
+        plan = Plan.from_json(make_plan(request_for(folder, url, method=[f"openai:url={url}"], offline=True)).to_json())
+        Lab(plan.request).load(plan.cells)
+
+    for url in ("http://10.1.2.3:8000/v1", "https://api.example.org/v1"):
+        with pytest.raises(UserError, match=r"asks (10\.1\.2\.3|api\.example\.org), which --offline forbids"):
+            loaded(url)
+    for url in ("http://127.0.0.5:8000/v1", "http://localhost:8000/v1", "http://[::1]:8000/v1"):
+        loaded(url)
+
+
+def test_it_is_an_engine_that_others_are_compared_with() -> None:
+    """However it is set, with the engine's part in the ratio; it has no baselines of its own engine."""
+    arms = parse_arms(["ar", "openai", "openai:model=x", "mars"])
+    assert engine_baselines(arms[3], arms) == ["openai@ar", "openai:model=x@ar"]
+    assert parse_arms(["openai:model=llama-2.0"])[0].file_id == "openai-modelllama-2.0.ar"

@@ -1,0 +1,434 @@
+"""Speculation against plain decoding: a draft on another lane, masks behind every outcome, a model drafting itself."""
+
+import copy
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import naive
+import pytest
+import torch
+from hypothesis import given, settings, strategies
+from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
+from test_loop import NoSynchronisation, ar, naive_logits, said
+from torch import Tensor
+
+from mtbench.decoding.adaptive_width import Widths
+from mtbench.decoding.arms import parse_arms
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.host_sync import Requests
+from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.method import Lanes, Method, Window
+from mtbench.decoding.output import Generation
+from mtbench.errors import UserError
+from mtbench.models import sampling
+from mtbench.models.loading import prepare
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+from mtbench.runs.plan import Request
+from mtbench.runs.planner import make_plan
+
+PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31], [4, 4, 4]]
+BUDGET = 16
+AGREES = {"never": 9.0, "sometimes": 0.02, "always": 0.0}  # how far the draft's weights are from the target's
+
+
+def lanes(agrees: str) -> Lanes:
+    """A target, and a draft that is the same model, one much like it, or quite another."""
+    target = small_checkpoint()
+    model = copy.deepcopy(target.model)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * AGREES[agrees])
+    draft = prepare(model, small_tokenizer(), source="draft")
+    return Lanes("any", {"any": Lane(target), "draft": Lane(draft)})
+
+
+def method(name: str, **options: Any) -> Method:
+    made: Method = METHODS[name](**options)
+    return made
+
+
+def run(
+    method: Method, on: Lanes, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
+) -> list[Generation]:
+    return decode(method, on, prompts, budget, **how)[0]
+
+
+METHODS_HERE: dict[str, list[dict[str, Any]]] = {
+    "speculative": [{}, {"ahead": 1}, {"ahead": 7}, {"per_forward": 3}, {"per_forward": 9}, {"ahead": "auto"}],
+    "mars-speculative": [{}, {"ahead": 2, "block_size": 3}, {"per_forward": 2}],
+    "mars-selfspec": [{}, {"ahead": 1}, {"ahead": 3}],
+}
+CASES = [(name, options) for name, several in METHODS_HERE.items() for options in several]
+
+
+@pytest.mark.parametrize("agrees", AGREES)
+@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize("how", [{}, {"rows": 2, "make": partial(Batch, tight=False)}], ids=["batch", "refilled"])
+def test_drafts_change_nothing_but_the_pace(name: str, options: dict[str, Any], agrees: str, how: Any) -> None:
+    """Whatever a draft says: the tokens of `ar`, in a batch, and refilled and fed as on a GPU; counts add up."""
+    on = lanes(agrees)
+    want = run(ar(), on)
+    got = run(method(name, **options), on, **how)
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+    for generation in got:
+        assert sum(generation.commits or []) == len(generation.token_ids)
+        assert sum(n - 1 for n in generation.commits or []) <= (generation.drafted or 0)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) -> None:
+    """Neighbours change neither tokens nor, where the width is fixed, commits."""
+    on = lanes("sometimes")
+    together = run(method(name, **options), on)
+    alone = [run(method(name, **options), on, [p])[0] for p in PROMPTS]
+    if method(name, **options).variants[-1] == method(name, **options):
+        assert said(together) == said(alone)
+    else:
+        assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+
+
+def test_a_draft_that_always_agrees_is_always_kept() -> None:
+    """K + 1 tokens per forward of the target for K forwards of the draft, and the last draft never fed."""
+    on = lanes("always")
+    got = run(method("speculative", ahead=3), on, [[3, 8]], budget=12, fixed_length=True)[0]
+    assert got.commits == [4, 4, 4]
+    assert got.draft_forwards == 9
+    assert got.drafted == 9
+
+
+def test_several_drafts_per_forward_cost_fewer_forwards() -> None:
+    """The draft's forwards are those that K tokens, M at a time, take."""
+    for per_forward, forwards in ((1, 5), (2, 3), (5, 1), (8, 1)):
+        got = run(method("speculative", ahead=5, per_forward=per_forward), lanes("never"), [[3, 8]], fixed_length=True)
+        assert got[0].draft_forwards == forwards * (got[0].forwards or 0)
+
+
+def test_masks_of_a_draft_are_its_own_predictions() -> None:
+    """`per_forward`: what a draft guesses behind its first token is what its masks predict, all of it recomputed."""
+    on = lanes("sometimes")
+    logits, target = naive_logits(on["draft"]), naive_logits(on.target)
+    text: list[int] = [5, 9, 1]
+    commits: list[int] = []
+    answer: list[int] = []
+    while True:
+        judged = logits(text + answer + [MASK] * 2)[-3:]
+        drafts = judged.argmax(1).tolist()
+        own = target(text + answer + drafts)[-4:].argmax(1).tolist()
+        kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), 3)
+        if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
+            break
+    got = run(method("speculative", ahead=3, per_forward=3), on, [text])[0]
+    assert (got.token_ids, got.commits) == (answer, commits)
+
+
+@pytest.mark.parametrize("tau", [0.3, 1])
+@pytest.mark.parametrize("agrees", AGREES)
+def test_mars_speculative_equals_a_recomputation(agrees: str, tau: float) -> None:
+    """Drafts verified one by one, then the masks behind what was kept: every forward recomputes the whole text.
+
+    For prompts of every length from one block to three, alone and together.
+    """
+    ahead, size, budget = 3, 4, 12
+    on, prompts = lanes(agrees), [[(7 * i + n) % 30 for i in range(n)] for n in range(size, 3 * size + 1)]
+    draft, target = naive_logits(on["draft"]), naive_logits(on.target)
+    want = []
+    for prompt in prompts:
+        answer: list[int] = []
+        commits: list[int] = []
+        while True:
+            text = prompt + answer
+            drafts: list[int] = []
+            for _ in range(ahead):
+                drafts.append(int(draft(text + drafts)[-1].argmax()))
+            own = target(text + drafts)[-ahead - 1 :].argmax(1).tolist()
+            kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), ahead)
+            masks = target(text + drafts[:kept] + [MASK] * (size - 1))[1 - size :]
+            new = own[: kept + 1]
+            for column in masks:
+                if tau == 1 or not naive.sure(column, "probability", tau):
+                    break
+                new.append(int(column.argmax()))
+            if naive.finish(answer, commits, new, END, budget):
+                break
+        want.append((answer, commits))
+    made = method("mars-speculative", ahead=ahead, block_size=size, tau=tau)
+    together, alone = run(made, on, prompts, budget), [run(made, on, [p], budget)[0] for p in prompts]
+    assert [(g.token_ids, g.commits) for g in together] == want
+    assert [(g.token_ids, g.commits) for g in alone] == want
+    if agrees != "never" or tau < 1:
+        assert max(max(commits) for _, commits in want) > 1
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_self_speculation_drafts_what_masks_predict(ahead: int, make_lane: Callable[..., Lane]) -> None:
+    """The next drafts stand where the accepted text ends: recomputed with plain masks behind it, commit by commit."""
+    on = Lanes("any", {"any": make_lane()})
+    logits = naive_logits(on.target)
+    for prompt in PROMPTS:
+        answer: list[int] = []
+        commits: list[int] = []
+        drafts: list[int] = []
+        while True:
+            text = prompt + answer
+            own = logits(text + drafts)[-len(drafts) - 1 :].argmax(1).tolist()
+            kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), len(drafts))
+            if naive.finish(answer, commits, own[: kept + 1], END, BUDGET):
+                break
+            drafts = logits(text + drafts[:kept] + [MASK] * ahead)[-ahead:].argmax(1).tolist()
+        got = run(method("mars-selfspec", ahead=ahead), on, [prompt])[0]
+        assert (got.token_ids, got.commits) == (answer, commits)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_sampled_tokens_are_those_of_sampled_ar(name: str, options: dict[str, Any]) -> None:
+    """The dice of a place are the same in whatever forward it is judged; without dice other tokens come out."""
+    on = lanes("sometimes")
+    want = run(ar(), on, temperature=1.0)
+    got = run(method(name, **options), on, temperature=1.0, rows=3)
+    assert [g.token_ids for g in got] == [g.token_ids for g in want]
+    assert [g.token_ids for g in want] != [g.token_ids for g in run(ar(), on)]
+
+
+def test_a_seed_is_the_requests_own() -> None:
+    """The same prompt twice says two things, and each of them again whatever its row and neighbours."""
+    on = lanes("always")
+    first = run(ar(), on, [[3, 8]] * 6, temperature=1.0, seeds=[7, 7, 8, 9, 10, 11])
+    assert first[0].token_ids == first[1].token_ids
+    assert len({tuple(g.token_ids) for g in first}) == 5
+    assert run(ar(), on, [[3, 8]], temperature=1.0, seeds=[9])[0].token_ids == first[3].token_ids
+
+
+@pytest.mark.parametrize("agrees", ["sometimes", "never"])
+def test_rejection_sampling_keeps_the_targets_distribution(agrees: str) -> None:
+    """Of the second and third token, each given the one before, over many seeds: a chi-square against the target."""
+    on, prompt, draws = lanes(agrees), [5, 9, 1], 4000
+    logits = naive_logits(on.target)
+    answers = run(
+        method("speculative", ahead=2, verify="rejection"),
+        on,
+        [prompt] * draws,
+        budget=3,
+        rows=500,
+        temperature=2.0,
+        fixed_length=True,
+        seeds=range(draws),
+    )
+    for place in (0, 1):
+        expected = torch.zeros(VOCABULARY, dtype=torch.double)
+        for before, count in Counter(tuple(g.token_ids[:place]) for g in answers).items():
+            expected += count * (logits([*prompt, *before])[-1] / 2).softmax(0)
+        counts = torch.tensor([g.token_ids[place] for g in answers]).bincount(minlength=VOCABULARY)
+        often = expected >= 5
+        pooled = torch.stack([torch.cat((x[often], x[~often].sum()[None])) for x in (counts.double(), expected)])
+        statistic = float(((pooled[0] - pooled[1]) ** 2 / pooled[1].clamp(min=1e-9)).sum())
+        freedom = int(often.sum())
+        assert statistic < freedom + 4 * (2 * freedom) ** 0.5  # far beyond the 99.9th percentile
+    assert any(max(g.commits or []) > 1 for g in answers)
+
+
+def test_rejection_sampling_accepts_as_often_as_two_distributions_can_agree() -> None:
+    """The overlap of p and q, by formula, on distributions of three tokens; greedy it is the match."""
+    rows = 40_000
+    p, q = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.5, 0.3])
+    seed, place = torch.arange(rows), torch.zeros(rows, 1, dtype=torch.long)
+    drafts = sampling.choose(sampling.sampled(q.log().expand(rows, 1, 3), 1.0, seed, place))
+    wanted = p.expand(rows, 2, 3)
+    tokens, accepted = sampling.coupled(
+        drafts, q.expand(rows, 1, 3), wanted, seed, torch.tensor([[0, 1]]).expand(rows, 2)
+    )
+    assert accepted.double().mean() == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.01)
+    assert tokens[:, 0].bincount(minlength=3) / rows == pytest.approx(p, abs=0.01)
+
+
+def test_a_distribution_sums_to_one_in_half_precision_too() -> None:
+    """Rejection compares probabilities, which bfloat16 would round by a third of a percent."""
+    rows = Batch(ar(), lanes("always"), 1, 8).rows
+    logits = torch.randn(1, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    for temperature in (0.0, 0.7):
+        chances = dataclasses.replace(rows, temperature=temperature).distribution(logits)
+        assert chances.sum(2).sub(1).abs().max() < 1e-12
+
+
+def test_a_draft_never_says_an_id_that_the_target_lacks() -> None:
+    """Of a draft with more rows in its vocabulary only the target's are looked at."""
+    on = lanes("never")
+    wide = small_checkpoint(small_config(vocab_size=VOCABULARY + 24), seed=3)
+    on["draft"] = Lane(dataclasses.replace(wide, suppressed=wide.suppressed[:0]))
+    for verify in ("match", "rejection"):
+        got = run(method("speculative", verify=verify), on)
+        assert [g.token_ids for g in got] == [g.token_ids for g in run(ar(), on)]
+
+
+def test_greedy_rejection_is_the_match() -> None:
+    on = lanes("sometimes")
+    want = run(method("speculative"), on)
+    assert said(run(method("speculative", verify="rejection"), on)) == said(want)
+    assert method("speculative", verify="rejection").claims == "distribution"
+
+
+def test_no_number_of_the_dice_is_zero_or_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the smallest and largest hash either; for its noise would be infinite, and any token win."""
+    for bits in (0, -1):
+        monkeypatch.setattr(sampling, "_shifted", lambda _, by, bits=bits: torch.tensor((bits % (1 << 64)) >> by))
+        number = sampling.uniform(torch.tensor(1))
+        assert number.dtype == torch.double
+        assert 0 < float(number) < 1
+
+
+def test_an_id_that_no_arm_may_emit_is_never_sampled() -> None:
+    """Over a real vocabulary and some places, with one likely token and all others forbidden."""
+    logits = torch.full((1, 16, 151_936), float("-inf"))
+    logits[..., 5] = 200
+    places = torch.arange(175, 191)[None]
+    assert sampling.choose(sampling.sampled(logits, 1.0, torch.tensor([7]), places)).eq(5).all()
+
+
+@given(strategies.integers(0, 2**62), strategies.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_dice_fall_evenly(seed: int, place: int) -> None:
+    """A thousand tokens' numbers at one place fill ten bins (chi-square, 9 degrees, p = 1e-6)."""
+    numbers = sampling.uniform(torch.tensor(seed), torch.tensor(place), torch.arange(1000))
+    counts = torch.histc(numbers, 10, 0, 1)
+    assert float(((counts - 100) ** 2 / 100).sum()) < 45
+
+
+def test_sampling_follows_the_distribution() -> None:
+    """Noise on the logits draws from softmax(logits / T)."""
+    logits, rows = torch.tensor([2.0, 1.0, 0.0, float("-inf")]), 50_000
+    tokens = sampling.choose(
+        sampling.sampled(logits.expand(rows, 1, 4), 0.7, torch.arange(rows), torch.full((rows, 1), 11))
+    )
+    assert tokens.flatten().bincount(minlength=4) / rows == pytest.approx((logits / 0.7).softmax(0), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "cost", "width"),
+    [
+        (0.1, [1.0, 1.0, 1.0], 2),  # what is free is taken
+        (0.1, [1.0, 1.1, 1.5], 0),
+        (0.8, [1.0, 1.1, 1.5], 2),
+        (0.8, [1.0, 2.0, 9.0], 0),
+    ],
+)
+def test_the_width_that_promises_most_for_its_cost(acceptance: float, cost: list[float], width: int) -> None:
+    chosen = sampling.best_width(torch.tensor([acceptance]), torch.tensor([2.0, 3.0, 5.0]), torch.tensor(cost))
+    assert chosen.tolist() == [width]
+
+
+@pytest.mark.parametrize(("accepted", "width"), [(0, 0), (8, 2)])
+def test_a_width_follows_what_was_accepted(accepted: int, width: int) -> None:
+    """Narrow where nothing was, wide where all was, within a few forwards; what was not offered says nothing."""
+    widths = Widths([Window(1, n, n + 1) for n in (1, 4, 8)], None, 1, torch.device("cpu"))
+    widths.begin(torch.tensor([0]))
+    widths.cost.copy_(torch.tensor([1.0, 1.2, 1.5]))
+    for _ in range(6):
+        widths.saw(torch.tensor([accepted + 1]), torch.tensor([8]))
+        widths.saw(torch.tensor([1]), torch.tensor([0]))
+    assert widths.wanted().tolist() == [width]
+
+
+@pytest.mark.parametrize("tight", [True, False])
+def test_an_adaptive_mars_says_the_same_in_any_company(lane: Lane, tight: bool) -> None:
+    """A neighbour that asks for a wider window must not change what a row says, nor when a GPU's host looks late."""
+    adaptive, on = method("mars", tau=0.15, block_size="auto"), Lanes("any", {"any": lane})
+    make = partial(Batch, tight=tight)
+    together = run(adaptive, on, make=make)
+    assert said(together) == [said(run(adaptive, on, [p] * len(PROMPTS), make=make))[0] for p in PROMPTS]
+    assert len({n for g in together for n in g.commits or []}) > 2
+
+
+def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(lane: Lane) -> None:
+    """On a GPU wide is chosen as long as it is free; a draft as large as the target costs its forwards."""
+    on, cuda = lanes("always"), SimpleNamespace(device=torch.device("cuda"), model=lane.model)
+    for rows, drafts, width in ((1, 0, 2), (24, 0, 1), (64, 0, 0), (1, 1, 0)):
+        windows = [Window(1, n, n + 1, drafts=n * drafts) for n in (1, 4, 8)]
+        widths = Widths(windows, None, rows, torch.device("cpu"))
+        widths.begin(torch.arange(rows))
+        widths.price(cast("Lane", cuda), on)
+        assert widths.wanted().unique().tolist() == [width]
+
+
+ENGINES_HERE = [pytest.param(name, options, id=f"{name} {options}") for name, options in CASES]
+ENGINES_HERE.append(pytest.param("speculative", {"verify": "rejection"}, id="rejection"))
+
+
+@pytest.mark.parametrize(("name", "options"), ENGINES_HERE)
+def test_a_step_never_waits_for_the_host(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafting included: nothing is read back, greedy or sampled."""
+    with torch.inference_mode():
+        on, engine = lanes("sometimes"), ENGINES["graph"]()
+        on = Lanes("any", {role: engine.lane(lane.checkpoint) for role, lane in on.items()})
+        made = method(name, **options)
+        batch = Batch(made, on, len(PROMPTS), 50, tight=False)
+        count = len(PROMPTS)
+        requests = Requests(PROMPTS, [BUDGET] * count, [()] * count, fixed_length=False, seeds=range(5), temperature=1)
+        shape = batch.shape(batch.begin(requests))
+        for read in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
+            monkeypatch.setattr(Tensor, read, lambda *_: pytest.fail("the step reads from the device"))
+        with NoSynchronisation():  # type: ignore[no-untyped-call]
+            for variant in range(len(batch.variants)):
+                batch.step(shape._replace(variant=variant))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("speculative:draft=ar", "cannot draft for itself"),
+        ("speculative:per_forward=2", "has no mask token"),
+        ("speculative:draft=nobody", "no checkpoint in the role 'nobody'"),
+        ("speculative:ahead=soon", "auto or a whole number of at least 1"),
+        ("mars:block_size=auto,cache=block", "needs cache=cursor or none"),
+    ],
+)
+def test_what_cannot_draft_is_refused_by_name(spec: str, said: str, tmp_path: Any, monkeypatch: Any) -> None:
+    """At planning, before a model is loaded."""
+    monkeypatch.setattr("mtbench.models.loading.find_mask", lambda *_: 5 if spec.startswith("mars") else None)
+    with pytest.raises(UserError, match=said):
+        make_plan(Request(method=[spec], limit=2, device="cpu"))
+
+
+def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
+    [arm] = parse_arms(["speculative:on=mars,draft=draft_mars"])
+    assert arm.roles == ("mars", "draft_mars")
+    assert str(arm) == "speculative:draft=draft_mars@mars/graph"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("mars:tau=0.8,tau=0.5", "tau is given twice"),
+        ("speculative:per_forward=2", "trained by 'draft', which feeds none"),
+        ("medusa:tree=9x9x9x9", "feeds 7,380 guesses in a forward, and at most 2,048"),
+        ("jacobi:ahead=100000", "feeds 100,000 guesses"),
+    ],
+)
+def test_what_would_mislead_or_never_end_is_refused(spec: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        make_plan(Request(method=[spec], limit=2, device="cpu"))
+
+
+def test_masks_on_a_checkpoint_that_never_saw_any_are_flagged() -> None:
+    cells = make_plan(Request(method=["mars:on=ar,tau=0.9", "mars:tau=0.9"], limit=2, device="cpu")).cells
+    assert [any("feeds masks" in flag for flag in c.flags) for c in cells] == [True, False] * 2
+
+
+def test_a_checkpoint_with_other_ids_for_the_same_words_is_refused(tmp_path: Path) -> None:
+    """Whether or not the first prompt has any of these words."""
+    save_small(tmp_path / "one")
+    save_small(tmp_path / "other")
+    file = tmp_path / "other/tokenizer.json"
+    stored = json.loads(file.read_text())
+    words = stored["model"]["vocab"]
+    words["y"], words["z"] = words["z"], words["y"]
+    file.write_text(json.dumps(stored))
+    roles = {"ar": str(tmp_path / "one"), "draft": str(tmp_path / "other")}
+    with pytest.raises(UserError, match=r"different ids for '[yz]'"):
+        make_plan(Request(checkpoint=roles, method=["speculative"], limit=1, max_new_tokens=4, device="cpu"))

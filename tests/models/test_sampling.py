@@ -1,0 +1,47 @@
+"""The token rules, without a model."""
+
+import pytest
+import torch
+
+from mtbench.models import sampling
+
+SURE = torch.tensor([0.8, 0.1, 0.1]).log()
+TORN = torch.tensor([0.45, 0.45, 0.1]).log()
+
+
+@pytest.mark.parametrize(
+    ("metric", "threshold", "sure", "torn"),
+    [
+        ("probability", 0.8, True, False),
+        ("probability", 0.45, True, True),
+        ("probability", 0.81, False, False),
+        ("margin", 0.69, True, False),
+        ("margin", 0.71, False, False),
+        ("margin", 0.0, True, True),
+        ("entropy", 0.64, True, False),
+        ("entropy", 0.95, True, True),
+    ],
+)
+def test_sureness_by_metric(metric: sampling.Metric, threshold: float, sure: bool, torn: bool) -> None:
+    """p₁ at least, p₁ − p₂ at least, entropy at most: the threshold itself passes."""
+    assert sampling.sure(torch.stack((SURE, TORN)), metric, threshold - 1e-6 * (metric != "entropy")).tolist() == [
+        sure,
+        torn,
+    ]
+
+
+def test_leading_counts_up_to_the_first_gap() -> None:
+    """Whatever stands behind a rejected position is rejected too."""
+    pattern = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
+    assert sampling.leading(pattern).tolist() == [2, 0, 4]
+
+
+def test_kept_tokens_end_with_the_end_token_or_the_room() -> None:
+    """The end token is kept, nothing behind it; neither count nor room is passed."""
+    ends = torch.zeros(10, dtype=torch.bool)
+    ends[9] = True
+    tokens = torch.tensor([[1, 9, 3, 9], [1, 2, 3, 4], [9, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 4]])
+    count, room = torch.tensor([4, 3, 4, 3, 4]), torch.tensor([9, 9, 9, 2, 0])
+    kept, ended = sampling.keep(tokens, count, room, ends)
+    assert kept.tolist() == [2, 3, 1, 2, 0]
+    assert ended.tolist() == [True, False, True, False, False]

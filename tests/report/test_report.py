@@ -1,0 +1,662 @@
+"""What people look at: complete, escaped, the same every time, and nothing in it that reaches for the network."""
+
+import itertools
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mtbench.report import text
+from mtbench.report.figures import MOST_TICKS, log_ticks
+from mtbench.report.generation_viewer import split
+from mtbench.report.terminal import DEMONSTRATION, results_tables, simulations
+from mtbench.report.text import remarks, summary
+from mtbench.report.write import write_report
+from mtbench.results.acceptance import OWNERS
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import RunDirectory
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture
+def run(small_run: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of the run to do with as one likes."""
+    return RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+
+
+@pytest.fixture(scope="module")
+def reported(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The run with its report."""
+    copied = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("reported") / "run")))
+    write_report(copied, copied.read_json("results.json"))
+    return copied
+
+
+class Page(HTMLParser):
+    """A page taken apart: its elements, its text, its embedded data."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.data = ""
+        self._open = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "wbr":
+            self.texts.append("\0")
+        self._open = "data" if dict(attrs).get("type") == "application/json" else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open == "data":
+            self.data += data
+        elif self._open not in ("script", "style"):
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(" *\0 *", "", " ".join(" ".join(self.texts).split()))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(run: RunDirectory) -> Page:
+    return Page((run.path / "report.html").read_text())
+
+
+def files_of(run: RunDirectory) -> dict[str, bytes]:
+    made = [run.path / "report.md", run.path / "report.html", *run.path.glob("tables/*"), *run.path.glob("figures/*")]
+    return {str(file.relative_to(run.path)): file.read_bytes() for file in made}
+
+
+def test_every_arm_of_every_group_is_in_the_page_and_in_the_markdown(reported: RunDirectory) -> None:
+    """One row per cell in the main tables of both, and every section once."""
+    page, markdown = page_of(reported), (reported.path / "report.md").read_text()
+    cells = reported.read_json("results.json")["cells"]
+    for arm in {cell["arm"] for cell in cells}:
+        assert page.text.count(arm) >= 4
+    first_tables = [part.split("###")[0] for part in markdown.split("\n## ")[1:] if ", batch size " in part]
+    rows = [line for part in first_tables for line in part.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert len(rows) == len(cells)
+    assert len(first_tables) == 4
+
+
+def test_the_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
+    """A page made from the embedded family says what it is, first thing; so do the files that leave it."""
+    html = (reported.path / "report.html").read_text()
+    assert f"<title>{DEMONSTRATION}</title>" in html
+    assert f"<h1>{DEMONSTRATION}</h1>" in html
+    assert (reported.path / "report.md").read_text().startswith(f"# {DEMONSTRATION}\n")
+    assert DEMONSTRATION in (reported.path / "tables/arithmetic.b1.tex").read_text()
+    for figure in ("frontier", "commits", "factors"):
+        assert DEMONSTRATION in (reported.path / f"figures/arithmetic.b1.{figure}.svg").read_text()
+
+
+def test_a_family_for_any_task_is_not_a_demonstration(run: RunDirectory) -> None:
+    """The title is there for what it is true of only."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["demonstration"] = False
+    write_report(run, results)
+    assert not any(DEMONSTRATION.encode() in data for data in files_of(run).values())
+
+
+def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
+    """Page, row, table and figure of a simulated cell say so."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        simulated = {"weights": "random:qwen2.5-7b", "accept": "0.8,0.6", "note": "independent draws: optimistic"}
+        cell |= {"demonstration": False, "simulated": simulated}
+    write_report(run, results)
+    page = page_of(run)
+    said = "Simulated acceptance and weights"
+    notes = [
+        "Simulated weights: random:qwen2.5-7b.",
+        "Simulated acceptance of mars@mars/graph, mars:tau=0.3@mars/graph: 0.8,0.6 (independent draws: optimistic).",
+    ]
+    assert page.text.startswith(said)
+    for shown in (page.text, (run.path / "report.md").read_text()):
+        assert [shown.count(note) for note in notes] == [4, 4]
+    refilled = simulations([cell | {"batching": "refill"} for cell in results["cells"][:4]])
+    assert "optimistic" not in " ".join(refilled)
+    replayed = [c | {"simulated": {"weights": None, "accept": "runs/a", "note": None}} for c in results["cells"][:4]]
+    assert simulations(replayed) == [
+        "Simulated acceptance of mars@mars/graph, mars:tau=0.3@mars/graph: runs/a.",
+        "Answer lengths of ar@ar/graph, ar@mars/graph: runs/a.",
+    ]
+    table = (run.path / "tables/arithmetic.b1.tex").read_text()
+    assert said in table
+    assert table.count("(simulated)") == sum(c["batch_size"] == 1 for c in results["cells"]) // 2
+    assert said in (run.path / "figures/arithmetic.b1.commits.svg").read_text()
+
+
+def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
+    """The vocabulary is full of closing script tags; the page has its own scripts only, and the texts are whole."""
+    page = page_of(reported)
+    assert [s.get("type") for s in page.all("script")] == ["application/json", None]
+    assert not page.all("b")
+    data = json.loads(page.data)
+    answers = [a for g in data["groups"] for i in g["items"] for a in i["answers"]]
+    assert any("</script><script>broken=1</script>" in "".join(a["pieces"]) for a in answers)
+
+
+def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:
+    """What the viewer shows, shaded by forwards, is what was generated."""
+    for group in json.loads(page_of(reported).data)["groups"]:
+        cells = [c for c in reported.read_json("results.json")["cells"] if c["batch_size"] == group["batch_size"]]
+        for number, arm in enumerate(group["arms"]):
+            cell = next(c for c in cells if c["arm"] == arm["arm"] and c["suite"].startswith(group["suite"][:7]))
+            lines = {g["item"]: g for g in reported.lines(f"generations/{cell['cell']}.jsonl")}
+            for item in group["items"]:
+                answer, line = item["answers"][number], lines[item["item"]]
+                plain = [p for i, p in enumerate(answer["pieces"]) if i not in answer["special"]]
+                assert "".join(plain) == line["text"]
+                assert answer["commits"] == line["commits"]
+
+
+@pytest.mark.parametrize("source", ["embedded:tiny/ar", "random:qwen2.5-7b"])
+def test_checkpoints_that_are_no_folder_have_shades_too(run: RunDirectory, source: str) -> None:
+    """Embedded and random ones have a tokenizer, wherever mtbench is installed."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], source)
+    write_report(run, results)
+    page = page_of(run)
+    assert "A tokenizer could not be loaded" not in page.text
+    assert json.loads(page.data)["groups"][0]["items"][0]["answers"][0]["pieces"]
+
+
+def test_without_a_tokenizer_texts_are_whole_and_still_escaped(run: RunDirectory) -> None:
+    """A report is rebuilt where the checkpoints are not: no shades, a note, no error."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["checkpoints"] = dict.fromkeys(cell["checkpoints"], "/nowhere/at/all")
+    write_report(run, results)
+    page = page_of(run)
+    assert len(page.all("script")) == 2
+    assert "A tokenizer could not be loaded" in page.text
+    item = json.loads(page.data)["groups"][0]["items"][0]
+    lines = {g["item"]: g for g in run.lines("generations/arithmetic.ar.ar.graph.b1.jsonl")}
+    assert item["answers"][0]["pieces"] is None
+    assert item["answers"][0]["text"] == lines[item["item"]]["text"]
+
+
+def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
+    """It is shown with the reason, as text, and the others are compared as before."""
+    failed = "arithmetic.mars-tau0.3.mars.graph.b1"
+    run.append("failures.jsonl", [{"cell": failed, "error": "out of memory at <b>batch</b> | size 1"}])
+    write_report(run, assemble(run))
+    page, markdown = page_of(run), (run.path / "report.md").read_text()
+    assert "Failed: out of memory at <b>batch</b> | size 1" in page.text
+    assert not page.all("b")
+    assert "out of memory at &lt;b>batch&lt;/b> \\| size 1" in markdown
+    assert "1 failed left out" in page.text
+
+
+def test_a_void_cell_says_why(run: RunDirectory) -> None:
+    """Other tokens in a later round: the row says it cannot be trusted, and the summary leaves it out."""
+    name = "timings/arithmetic.mars-tau0.3.mars.graph.b1.jsonl"
+    run.keep_lines(name, [t if t["identical"] is None else {**t, "identical": 0} for t in run.lines(name)])
+    write_report(run, assemble(run))
+    assert "Void, not to be trusted: tokens differ between rounds." in page_of(run).text
+    assert "1 void left out" in page_of(run).text
+
+
+def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) -> None:
+    """No accuracy, no comparison of accuracies, speeds alone in the figure, and a sentence that says so."""
+    markdown = (reported.path / "report.md").read_text()
+    section = next(
+        part for part in markdown.split("\n## ") if part.startswith("prompts:my prompts.jsonl, batch size 1")
+    )
+    assert "Nothing was scored" in section
+    assert "Accuracy, compared" not in section
+    assert "Speed of each arm" in (reported.path / "figures/prompts_my_prompts_jsonl.b1.frontier.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "accuracies", "says"),
+    [
+        (
+            ("faster", "faster"),
+            ("not worse", "worse than margin"),
+            "both arms are faster than ar@mars/graph on the same checkpoint: 1.40 to 1.80 times as fast. "
+            "1 of them keeps accuracy within 2 points of the baseline's: mars@mars/graph, "
+            "1.40 [1.30, 1.50] times as fast with 75.0% right against 50.0%, at 1.00 tokens per forward.",
+        ),
+        (
+            ("faster", "faster"),
+            ("not worse", "not worse"),
+            "Both keep accuracy within 2 points of the baseline's, the fastest of which is mars:tau=0.3@mars/graph, "
+            "1.80 [1.70, 1.90] times as fast with",
+        ),
+        (
+            ("same", "faster"),
+            ("not worse", "worse by less than the margin"),
+            "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
+            "It keeps accuracy within 2 points of the baseline's: 75.0% right against 50.0%, at ",
+        ),
+        (
+            ("slower", "faster"),
+            ("not worse", "inconclusive, needs n ≈ 900"),
+            "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast, and 1 "
+            "is slower. It is not shown to keep accuracy within 2 points of the baseline's on the same items, so "
+            "speed alone recommends nothing.",
+        ),
+        (
+            ("inconclusive: 3 blocks, 6 needed", "inconclusive: 3 blocks, 6 needed"),
+            ("not worse", "inconclusive"),
+            "none of 2 arms is shown to be faster than ar@mars/graph on the same checkpoint (3 blocks, 6 needed). "
+            "Accuracies lie between 50.0% and 75.0%; 1 arm is shown to stay within 2 points",
+        ),
+    ],
+)
+def test_the_summary_says_what_the_verdicts_say(
+    run: RunDirectory, speeds: tuple[str, str], accuracies: tuple[str, str], says: str
+) -> None:
+    """Only what is faster by its verdict is called faster, and only with its accuracy kept is it put forward."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    for cell in cells[:2]:
+        cell["accuracy"]["value"] = 0.5
+    own = {}
+    for cell, value, speed, accuracy in zip(cells[2:], (1.4, 1.8), speeds, accuracies, strict=True):
+        cell["accuracy"]["value"] = 0.75
+        own[cell["arm"]] = cell["speedup"][-1] | {"baseline": "ar@mars/graph", "verdict": speed, "value": value}
+        own[cell["arm"]] |= {"ci_low": value - 0.1, "ci_high": value + 0.1}
+        cell["accuracy_vs"] = [{"baseline": "ar@mars/graph", "verdict": accuracy}]
+    assert says in " ".join(summary(cells, own, "arithmetic", "batch size 2", 0.02))
+
+
+def test_a_single_arm_needs_no_baseline(run: RunDirectory) -> None:
+    """One arm, nothing to compare with: a page all the same."""
+    results = run.read_json("results.json")
+    results["cells"] = [c | {"speedup": [], "accuracy_vs": [], "agreement": []} for c in results["cells"][:1]]
+    plan = run.read_json("plan.json")
+    plan["groups"] = [plan["groups"][0] | {"cells": [results["cells"][0]["cell"]]}]
+    run.write_json("plan.json", plan)
+    write_report(run, results)
+    text = page_of(run).text
+    assert text.count("no arm can be compared") == 1
+    assert "Accuracies stand" not in text
+
+
+def test_where_no_baseline_ran_the_summary_names_it(run: RunDirectory) -> None:
+    """The option that adds the reference on the arm's own checkpoint; nothing where the arm is one itself."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    own: dict[str, Any] = {}
+    (said,) = summary([cells[0], cells[2]], own, "arithmetic", "batch size 2", 0.02)
+    assert said.endswith("a baseline on its own checkpoint; add `--method ar:on=mars`.")
+    (said,) = summary(cells[:2], own, "arithmetic", "batch size 2", 0.02)
+    assert "add" not in said
+
+
+def test_one_arm_is_named_and_not_counted(run: RunDirectory) -> None:
+    """Of a single compared arm nobody reads `none of 1 arms`."""
+    cells = [c for c in run.read_json("results.json")["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    entry = cells[2]["speedup"][0]
+    for verdict, says in (("faster", "mars@mars/graph is faster than"), ("same", "mars@mars/graph is not shown to be")):
+        said = summary(cells[1:3], {cells[2]["arm"]: entry | {"verdict": verdict}}, "arithmetic", "batch size 2", 0.02)
+        assert f"On arithmetic at batch size 2, {says}" in said[0]
+
+
+def sections_of(run: RunDirectory, results: Any) -> list[str]:
+    """The report's Markdown, written anew, in its sections of suite and batch size."""
+    write_report(run, results)
+    parts = (run.path / "report.md").read_text().split("\n## ")[1:]
+    return [part for part in parts if ", batch size " in part.splitlines()[0]]
+
+
+def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
+    found = (c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", batch_size))
+    return next(c for c in found if c["arm"].startswith(arm))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "changes", "says"),
+    [
+        (
+            "slower",
+            {"draft_forwards_per_token": 2.0, "draft_s": 0.3, "head_s": 0.06},
+            "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (1.00 without it) and is slower than "
+            "ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions instead of 1.00; drafting "
+            "needs 3.60 forwards for each of the target's and takes 50% of decoding; heads take 10% of decoding; fewer "
+            "rows are live in a forward (×0.80); its answers are 1.20 times as long.",
+        ),
+        (
+            "same",
+            {"positions_fed_per_forward": None},
+            "is no faster than ar@mars/graph: a forward takes 2.50 times as long; fewer",
+        ),
+        (
+            "inconclusive: faster alone, not among 4 arms",
+            {"draft_forwards_per_token": 2.0},
+            "is not shown to be faster than ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions "
+            "instead of 1.00; drafting needs 3.60 forwards for each of the target's; fewer",
+        ),
+        ("faster", {}, None),
+        ("inconclusive: 4 blocks, 6 needed", {}, None),
+        ("slower", {"tokens_per_forward": 1.0}, None),
+        ("slower", {"tokens_per_forward": None}, None),
+        ("slower", {"void": ["the device was shared"]}, None),
+    ],
+)
+def test_more_tokens_and_less_speed_explains_itself(
+    run: RunDirectory, verdict: str, changes: dict[str, Any], says: str | None
+) -> None:
+    """Where an arm's gain went, in a sentence; none where it is faster, gains nothing or was measured too little."""
+    results = run.read_json("results.json")
+    cells = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    arm_of(results, "ar@mars")["positions_fed_per_forward"] = 1.0
+    cell = arm_of(results, "mars:tau")
+    cell |= {"tokens_per_forward": 1.8, "positions_fed_per_forward": 7.0, "decode_s": 0.6, **changes}
+    factors = {"tokens_per_forward": 1.8, "forward_time": 0.4, "utilisation": 0.8, "host": 0.97, "decode_share": 1.1}
+    own = {cell["arm"]: cell["speedup"][0] | {"verdict": verdict, "factors": factors, "length_ratio": 1.2}}
+    said = [s for s in remarks(cells, own) if "commits" in s]
+    assert len(said) == (says is not None)
+    assert says is None or says in said[0]
+    own[cell["arm"]] |= {"factors": None, "length_ratio": 1.0}
+    cell |= dict.fromkeys(("positions_fed_per_forward", "draft_forwards_per_token", "head_s"))
+    assert all(s.endswith(": where the time went was not measured.") for s in remarks(cells, own) if "commits" in s)
+
+
+def test_what_drafts_and_heads_cost_has_columns_where_any_arm_has_them(run: RunDirectory) -> None:
+    """Forwards per token, seconds and their share of decoding; nowhere else an empty column."""
+    results = run.read_json("results.json")
+    assert not re.search(r"\| draft|\| head time", "".join(sections_of(run, results)))
+    cell = arm_of(results, "mars:tau")
+    cell |= {"draft_forwards": 1200, "draft_forwards_per_token": 2.5, "draft_s": 0.3, "head_s": 0.06, "decode_s": 0.6}
+    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
+    cost = shown.partition("### Cost and conduct")[2]
+    assert "| draft forwards per token | draft time | head time |" in cost
+    assert "| 2.50, 1,200 in all | 300 ms, 50.0% of decoding | 60.0 ms, 10.0% of decoding |" in cost
+    assert cost.count("| 0 | 0 | 0 |") == 3
+    cell |= {"draft_s": None, "head_s": None}
+    (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
+    assert "draft time" not in shown
+
+
+def test_acceptance_has_a_table_of_its_own(run: RunDirectory) -> None:
+    """The arms that guess, in our words and everyone's; what was not revealed is a dash; none, no table."""
+    results = run.read_json("results.json")
+    told = {"length": 2.0, "rate": 0.3333, "per_position": [0.5, 0.375, 0.125], "offered": 1240}
+    told["derived"] = {owner: 1.5 + i / 100 for i, owner in enumerate(OWNERS)}
+    arm_of(results, "mars:tau")["acceptance"] = told
+    engine = {"length": 2.5, "rate": None, "per_position": None, "offered": None}
+    arm_of(results, "mars@")["acceptance"] = {**engine, "derived": dict.fromkeys(OWNERS) | {"vllm": 2.5}}
+    part = next(p for p in sections_of(run, results) if p.startswith("arithmetic, batch size 2"))
+    table = part.partition("### Acceptance")[2].partition("###")[0]
+    figures = " | ".join(f"{1.5 + i / 100:.2f}" for i in range(len(OWNERS)))
+    assert f"| 2.00 | 33.3 | 1,240 | 50, 38, 12 | {figures} |" in table
+    assert "| 2.50 | – | – | – | 2.50 |" in table
+    assert "ar@" not in table
+    assert all(whose.replace("_", "\\_") in table for whose, _ in OWNERS.values())
+    page, latex = page_of(run), (run.path / "tables/arithmetic.b2.acceptance.tex").read_text()
+    assert all(formula in page.text for _, formula in OWNERS.values())
+    assert " & 2.00 & 33.3 & 1,240 & 50, 38, 12 & 1.50 & " in latex
+    for cell in results["cells"]:
+        cell["acceptance"] = None
+    assert "### Acceptance" not in "".join(sections_of(run, results))
+
+
+def test_a_terminal_says_how_much_of_what_was_offered_was_accepted(run: RunDirectory) -> None:
+    """Under tokens per forward, where it is known."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        cell["acceptance"] = None
+    assert "accepted" not in printed(results)
+    arm_of(results, "mars:tau")["acceptance"] = {"rate": 0.3333}
+    assert printed(results).count("33% accepted") == 1
+
+
+def printed(results: Any, width: int = 140) -> str:
+    console = Console(width=width, record=True)
+    for table in results_tables(results, width):
+        console.print(table)
+    return console.export_text()
+
+
+def test_the_floor_stands_beside_every_grade(run: RunDirectory) -> None:
+    """`ar` against itself over batch sizes, in page, Markdown, LaTeX and terminal; where there is one size, nowhere."""
+    results = run.read_json("results.json")
+    for cell in results["cells"]:
+        if cell["lossless"]:
+            cell["lossless"]["floor"] |= {"items": 1200, "identical": 1150}
+    said = "ar@mars/graph against itself, batch size 1 and 2: 1,150 of 1,200 items have the same tokens"
+    markdown = "".join(sections_of(run, results))
+    graded = sum(c["lossless"] is not None for c in results["cells"])
+    assert graded == 4
+    texts = (markdown, page_of(run).text)
+    assert [text.count("floor 1,150 of 1,200") for text in texts] == [graded, graded]
+    assert [text.count(said) for text in (*texts, printed(results))] == [4, 4, 4]
+    assert "the same, floor 1,150 of 1,200 (exact)" in (run.path / "tables/arithmetic.b1.tex").read_text()
+    for cell in results["cells"]:
+        if cell["lossless"]:
+            cell["lossless"]["floor"] = None
+    assert "against itself" not in "".join(sections_of(run, results)) + printed(results)
+
+
+@pytest.mark.parametrize(
+    ("claims", "shown", "in_terminal"),
+    [
+        ("lossy", "lossy by design", "by design"),
+        ("distribution", "same distribution", "distribution"),
+        ("lossless", "not checked", "unchecked"),
+    ],
+)
+def test_an_arm_without_a_grade_says_why(run: RunDirectory, claims: str, shown: str, in_terminal: str) -> None:
+    """By design, by promise, or for want of the arm it is held to."""
+    results = run.read_json("results.json")
+    arm_of(results, "mars:tau").update(claims=claims, lossless=None)
+    section = next(part for part in sections_of(run, results) if part.startswith("arithmetic, batch size 2"))
+    assert f"| {shown} |" in section
+    assert shown in page_of(run).text
+    results["cells"] = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    assert in_terminal in printed(results)
+    assert shown in (run.path / "tables/arithmetic.b2.tex").read_text()
+
+
+def test_a_grade_against_a_twin_does_not_make_a_lossy_arm_lossless(run: RunDirectory) -> None:
+    """It is held to another arm that is lossy too: that is said, and the terminal, which names no arm, says lossy."""
+    results = run.read_json("results.json")
+    grade = {"against": "mars@mars/graph", "grade": "exact", "items": 7, "identical": 7, "floor": None}
+    arm_of(results, "mars@")["lossless"] = None
+    arm_of(results, "mars:tau").update(claims="lossy", lossless=grade)
+    section = next(part for part in sections_of(run, results) if part.startswith("arithmetic, batch size 2"))
+    assert "| lossy by design, 7 of 7 the same, exact (against mars@mars/graph) |" in section
+    results["cells"] = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    assert "by design" in printed(results)
+    assert "exact" not in printed(results)
+
+
+def test_a_promised_distribution_is_never_graded_token_by_token(run: RunDirectory) -> None:
+    """Though there is an arm to hold it to, and its tokens differ."""
+    plan = run.read_json("plan.json")
+    for cell in plan["cells"]:
+        if cell["held_to"]:
+            cell["claims"] = "distribution"
+    run.write_json("plan.json", plan)
+    cells = assemble(run)["cells"]
+    assert sum(c["claims"] == "distribution" for c in cells) == 4
+    assert {c["lossless"] is None for c in cells} == {True}
+
+
+@pytest.mark.parametrize("high", [1.03, 1.1, 1.4, 1.9, 2.6, 4.8, 9.7, 30, 2000])
+@pytest.mark.parametrize("low", [0.02, 0.3, 0.8, 0.97])
+def test_ticks_leave_room_for_their_labels(low: float, high: float) -> None:
+    """Few, round, 1 among them, and never two closer than a sixth of the axis."""
+    ticks = log_ticks(low, high)
+    assert 1 in ticks
+    assert 2 <= len(ticks) <= MOST_TICKS
+    assert all((b / a) ** 6.001 >= high / low for a, b in itertools.pairwise(ticks))
+
+
+NULLABLE = {
+    **dict.fromkeys(("accuracy", "tokens_per_forward", "tokens_per_forward_ci", "tokens", "wall_s", "prefill_s")),
+    **dict.fromkeys(("decode_s", "device_s", "host_gap_s", "peak_memory_bytes", "energy_j", "lossless", "kv_bytes")),
+    **dict.fromkeys(("positions_fed_per_token", "positions_fed_per_forward", "draft_forwards", "repeated_identical")),
+    **dict.fromkeys(("dtype", "device", "roofline_fraction", "parts", "simulated", "error", "acceptance")),
+    **dict.fromkeys(("draft_forwards_per_token", "draft_s", "head_s")),
+    "commit_histogram": {},
+    "tokens_per_s": {"value": None, "ci_low": None, "ci_high": None},
+    "decode_tokens_per_s": {"value": None},
+    "ttft_s": {"p50": None, "p95": None},
+    "commit_latency_s": {"p50": None, "p95": None},
+}
+
+
+def hollow(entry: dict[str, Any]) -> dict[str, Any]:
+    """A comparison in which nothing could be measured."""
+    kept = ("baseline", "verdict", "gained", "lost", "n", "margin", "items", "identical")
+    return {key: value if key in kept else None for key, value in entry.items()}
+
+
+@pytest.mark.parametrize("where", ["each in another arm", "all in one arm", "all in all arms"])
+def test_whatever_was_not_measured_is_a_dash(run: RunDirectory, where: str) -> None:
+    """Every value that may be null, scattered, heaped and everywhere: a page without None or NaN."""
+    results = run.read_json("results.json")
+    cells = results["cells"]
+    names = [*NULLABLE, "speedup", "accuracy_vs"]
+    for number, name in enumerate(names):
+        chosen = {"each in another arm": [cells[number % len(cells)]], "all in one arm": [cells[2]]}.get(where, cells)
+        for cell in chosen:
+            cell[name] = NULLABLE[name] if name in NULLABLE else [hollow(entry) for entry in cell[name]]
+    write_report(run, results)
+    assert not re.search(r"\b(None|nan|NaN|inf)\b", page_of(run).text + (run.path / "report.md").read_text())
+
+
+def test_what_only_a_gpu_can_tell_is_shown_where_it_is_known(run: RunDirectory) -> None:
+    """Share of the roofline, energy per token, the probe and idle power; on a processor no column stands empty."""
+    results = run.read_json("results.json")
+    write_report(run, results)
+    said = (run.path / "report.md").read_text()
+    assert not re.search(r"\| % of roofline|Idle power", said)
+    assert said.count("% of roofline: no GPU: ") == 4
+    assert said.count("Energy per token: no GPU: ") + said.count("Energy per token: not measured") == 4
+    results["cells"][0] |= {"roofline_fraction": 0.8312, "j_per_token": 0.2104}
+    results["environment"]["sessions"][-1]["probe"] = {"bandwidth_bytes_per_s": 4.1e12, "matmul_flop_per_s": 7e14}
+    results["environment"]["idle_power_w"] = 74.25
+    write_report(run, results)
+    said = (run.path / "report.md").read_text()
+    shown = ("% of roofline", "| 83.1 |", "| 210 mJ |", "4.10 TB/s copied", "700 TFLOP/s multiplied", "74.2 W")
+    assert [text for text in shown if text not in said] == []
+
+
+def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory) -> None:
+    """From results.json and the generations alone, however often."""
+    write_report(run, run.read_json("results.json"))
+    before = files_of(run)
+    for file in before:
+        (run.path / file).unlink()
+    write_report(run, run.read_json("results.json"))
+    assert files_of(run) == before
+    assert len(before) == 2 + 4 * 2 + 4 * 3 * 2
+
+
+def test_the_page_is_one_file(reported: RunDirectory) -> None:
+    """Nothing is loaded, from anywhere."""
+    html = (reported.path / "report.html").read_text()
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "@import" not in html
+    for tag, attributes in page_of(reported).elements:
+        for name in ("src", "href", "srcset", "data", "action"):
+            value = attributes.get(name) or "#"
+            assert value.startswith("#") or value == "data:,", (tag, name, value)
+
+
+def test_the_page_can_be_read_without_seeing_it(reported: RunDirectory) -> None:
+    """A language, headings in order, scopes on table heads, words for every figure, ids that occur once."""
+    page = page_of(reported)
+    assert page.all("html")[0]["lang"] == "en"
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all(th.get("scope") in ("row", "col") for th in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    for svg in page.all("svg"):
+        assert svg["aria-labelledby"] in ids
+
+
+def test_tokens_that_share_a_letter_are_shown_together() -> None:
+    """A letter split over several tokens appears with the last of them; broken bytes appear as what they are."""
+    parts = {0: b"a", 1: "é".encode()[:1], 2: "é".encode()[1:], 3: b"\xff", 4: b" b"}
+
+    def decode(ids: Any) -> str:
+        return b"".join(parts[i] for i in ids).decode(errors="replace")
+
+    assert split([0, 1, 2, 4], decode) == ["a", "", "é", " b"]
+    for ids in ([], [1], [3, 3, 3, 3, 3, 3, 0], [0, 1, 0, 1, 2], [1, 1, 2, 3, 4]):
+        assert "".join(split(ids, decode)) == decode(ids)
+        assert len(split(ids, decode)) == len(ids)
+
+
+def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
+    """No error, no request, and the buttons and lists do what they say, from the keyboard too."""
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser_path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    url = (reported.path / "report.html").resolve().as_uri()
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 400, "height": 900})
+        wrong: list[str] = []
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: wrong.append(request.url) if request.url not in (url, "data:,") else None)
+        page.goto(url)
+        for details in page.locator("details").all():
+            details.evaluate("element => element.open = true")
+        for width in (1280, 400):  # tables scroll, the page does not
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+        for details in page.locator("details").all():
+            details.evaluate("element => element.open = false")
+        assert page.evaluate("typeof broken") == "undefined"
+        item, status = page.locator("#viewer-item"), page.locator("#viewer-status")
+        assert page.locator(".answer").count() == 4
+        first = status.inner_text()
+        assert page.locator("#viewer-previous").is_disabled()
+        page.locator("#viewer-next").focus()
+        page.keyboard.press("Enter")
+        second = status.inner_text()
+        assert second != first
+        page.locator("#viewer-previous").click()
+        assert status.inner_text() == first
+        item.select_option(index=1)
+        assert status.inner_text() == second
+        page.locator("#viewer-group").select_option(index=0)
+        page.locator("#viewer-arms-box summary").click()
+        page.locator("#viewer-arms input").first.uncheck()
+        assert page.locator(".answer").count() == 3
+        data = json.loads(page_of(reported).data)
+        shown = page.locator(".answer .text").first.inner_text()
+        assert "</script><script>broken=1</script>" in "".join(data["groups"][0]["items"][1]["answers"][1]["pieces"])
+        assert "</script>" in shown
+        assert page.locator(".answer .text .f").count() > 0
+        browser.close()
+    assert wrong == []
+
+
+def test_an_arm_with_the_baselines_very_tokens_keeps_its_accuracy(run: RunDirectory) -> None:
+    """Graded exact, it needs no verdict on accuracy to be recommended."""
+    results = run.read_json("results.json")
+    cells = [c for c in results["cells"] if c["batch_size"] == 1 and c["accuracy"]]
+    baseline, arm = cells[1], next(c for c in cells if c["on"] == cells[1]["on"] and not c["reference"])
+    entry = {"baseline": baseline["arm"], "value": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
+    arm["accuracy_vs"] = [{"baseline": baseline["arm"], "verdict": "inconclusive"}]
+    for grade, kept in (("exact", True), ("divergent", False)):
+        arm["lossless"] = {"grade": grade, "against": baseline["arm"]}
+        assert text._keeps(arm, {arm["arm"]: entry}) is kept

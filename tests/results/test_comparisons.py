@@ -1,0 +1,369 @@
+"""Arms by several engines, batched in two ways, over several batch sizes: compared with their like, shown apart."""
+
+import dataclasses
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from rich.console import Console
+from small import save_small
+
+from mtbench.errors import UserError
+from mtbench.report.batch_sweep import sentence
+from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import results_tables
+from mtbench.report.write import write_report
+from mtbench.results.aggregate import assemble
+from mtbench.results.comparisons import floor, stops_paying
+from mtbench.results.samples import Measured, read
+from mtbench.results.subtasks import by_task
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import Cell, Plan, Request
+from mtbench.runs.planner import make_plan
+from mtbench.runs.score import score
+
+OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
+UNMEASURED = "inconclusive: 3 blocks, 6 needed"
+HIDDEN = (
+    *("prefill_s", "decode_s", "device_s", "host_gap_s", "parts", "kv_bytes"),
+    *("draft_forwards", "draft_forwards_per_token", "draft_s", "head_s", "acceptance"),
+)
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return Request(
+        checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
+        method=["ar", "ar:on=mars", "mars:tau=0.3", "hf-generate", "hf-generate:cache=static"],
+        batch_size=(1, 2, 3),
+        batching=("static", "refill"),
+        limit=33,
+        rounds=2,
+        max_new_tokens=6,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def run(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The whole of it, but for the pass for peak memory."""
+    plan = make_plan(request_)
+    run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
+    run.write_json("environment.json", {"command": ["mtbench", "run"]})
+    run.write_json("plan.json", plan.to_json())
+    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+    score(run)
+    write_report(run, assemble(run))
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(run: RunDirectory) -> Any:
+    return run.read_json("results.json")
+
+
+def cells_of(results: Any, batch_size: int, batching: str = "static") -> dict[str, Any]:
+    found = (c for c in results["cells"] if (c["batch_size"], c["batching"]) == (batch_size, batching))
+    return {c["arm"]: c for c in found}
+
+
+def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: Request) -> None:
+    """All items once, blocks alike in size, none under 8R; no such group for one slot, nor for a loop not ours."""
+    groups = make_plan(request_).groups
+    assert [(g.batch_size, g.batching) for g in groups] == [
+        (1, "static"),
+        (2, "static"),
+        (2, "refill"),
+        (3, "static"),
+        (3, "refill"),
+    ]
+    assert [len(block) for block in groups[2].blocks] == [16, 17]
+    assert [len(block) for block in groups[4].blocks] == [33]
+    assert sorted(i for block in groups[2].blocks for i in block) == list(range(33))
+    assert [len(g.cells) for g in groups] == [5, 5, 3, 5, 3]
+    assert groups[4].cells[2] == "arithmetic.mars-tau0.3.mars.graph.refill.b3"
+
+
+def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Request) -> None:
+    """6 blocks of 8R; and that an outside engine has no refill."""
+    said = make_plan(request_).warnings()
+    assert (
+        "arithmetic at batch size 2, refill: inconclusive: 2 blocks, 6 needed for an interval, which takes 96"
+        in said[0]
+    )
+    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in said[1]
+    assert said[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
+
+
+def test_refill_of_single_slots_alone_is_refused(request_: Request) -> None:
+    """Nothing would be left to run."""
+    asked = {name: getattr(request_, name) for name in request_.__dataclass_fields__}
+    with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
+        make_plan(Request(**asked | {"batching": ("refill",), "batch_size": (1,)}))
+    with pytest.raises(UserError, match="unknown batching 'refil'"):
+        make_plan(Request(**asked | {"batching": ("refil",)}))
+
+
+def test_all_that_was_planned_is_measured(results: Any) -> None:
+    """Every cell ok, none void, whatever its engine and batching; items are requests, not slots."""
+    assert [(c["status"], c["void"], c["repeated_identical"]) for c in results["cells"]] == [("ok", [], 1)] * 21
+    refilled = cells_of(results, 3, "refill")["mars:tau=0.3@mars/graph"]
+    assert (refilled["items"], refilled["blocks"]) == (33, 1)
+    assert 0.5 < refilled["parts"]["utilisation"] <= 1
+    assert refilled["parts"]["rows"] == 3
+    assert refilled["commit_latency_s"] == {"p50": None, "p95": None}
+
+
+def test_what_an_outside_engine_hides_is_null(results: Any) -> None:
+    """Never 0, and nothing derived from it; tokens, wall-clock and accuracy are there."""
+    for arm in OUTSIDE:
+        cell = cells_of(results, 3)[arm]
+        assert [cell[name] for name in HIDDEN] == [None] * len(HIDDEN)
+        assert (cell["tokens_per_forward"], cell["tokens_per_forward_ci"], cell["commit_histogram"]) == (None, None, {})
+        assert (cell["positions_fed_per_token"], cell["ttft_s"]["p50"], cell["engine"]) == (None, None, None)
+        assert cell["tokens_per_s"]["value"] > 0
+        assert cell["accuracy"]["n"] == 33
+
+
+def test_an_outside_engine_is_held_to_ar(results: Any) -> None:
+    """The very tokens, by both caches."""
+    for arm in OUTSIDE:
+        graded = cells_of(results, 3)[arm]["lossless"]
+        assert (graded["against"], graded["grade"], graded["identical"]) == ("ar@ar/graph", "exact", 33)
+
+
+def test_the_floor_beside_a_grade_is_the_promised_arm_against_itself(run: RunDirectory, results: Any) -> None:
+    """Smallest batch against largest, static ones even where slots are refilled; recounted from the answers."""
+    graded = [c for c in results["cells"] if c["lossless"]]
+    assert {c["batching"] for c in graded} == {"static"}
+    for cell in graded:
+        floor, against = cell["lossless"]["floor"], cell["lossless"]["against"]
+        small, large = (
+            {
+                g["item"]: g["token_ids"]
+                for g in run.lines(f"generations/{cells_of(results, size)[against]['cell']}.jsonl")
+            }
+            for size in (1, 3)
+        )
+        assert floor == {
+            "arm": against,
+            "batch_sizes": [1, 3],
+            "items": len(small.keys() & large.keys()),
+            "identical": sum(small[item] == large[item] for item in small.keys() & large.keys()),
+        }
+
+
+def sized(
+    batch_size: int, answers: dict[str, list[int]], batching: str = "static", error: str | None = None
+) -> Measured:
+    """A cell of `ar` with nothing but answers."""
+    fields: dict[str, Any] = dict.fromkeys(Cell.__dataclass_fields__)
+    fields |= {"arm": "ar", "batch_size": batch_size, "batching": batching}
+    lines = {item: {"token_ids": token_ids} for item, token_ids in answers.items()}
+    return Measured(Cell(**fields), lines, [], set(), {}, error)
+
+
+def test_the_floor_counts_common_items_of_the_outermost_sizes() -> None:
+    """Sizes between do not matter, nor cells that failed; static batches come before refilled ones."""
+    one, four, eight = sized(1, {"a": [1], "b": [2]}), sized(4, {"a": [9]}), sized(8, {"a": [1], "b": [3], "c": [4]})
+    said = {"arm": "ar", "batch_sizes": [1, 8], "items": 2, "identical": 1}
+    assert floor([four, eight, one]) == said
+    assert floor([eight, one, sized(16, {}), sized(32, {"a": [1]}, error="out of memory")]) == said
+    assert floor([eight, one, sized(8, {"a": [1], "b": [2]}, "refill")]) == said
+    assert floor([sized(2, {"a": [1]}, "refill"), sized(4, {"a": [1]}, "refill")]) == {
+        **said,
+        "batch_sizes": [2, 4],
+        "items": 1,
+    }
+
+
+def test_there_is_no_floor_of_one_batch_size() -> None:
+    """None, and never a share of no items."""
+    one = sized(1, {"a": [1]})
+    assert floor([one]) is None
+    assert floor([one, sized(1, {"a": [1]}, "refill")]) is None
+    assert floor([one, sized(8, {"z": [1]})]) is None
+    assert floor([]) is None
+
+
+def test_a_ratio_over_another_engine_has_the_engines_part_beside_it(results: Any) -> None:
+    """Marked, without factors, and equal to the plain ratio times what is gained over plain by the same engine."""
+    cells = cells_of(results, 3)
+    mars = cells["mars:tau=0.3@mars/graph"]
+    assert [(s["baseline"], s.get("includes_engine", False)) for s in mars["speedup"]] == [
+        ("ar@mars/graph", False),
+        ("ar@ar/graph", False),
+        (OUTSIDE[0], True),
+        (OUTSIDE[1], True),
+    ]
+    over_plain = mars["speedup"][1]["value"]
+    for entry in mars["speedup"][2:]:
+        assert entry["factors"] is None
+        assert entry["plain"]["arm"] == "ar@ar/graph"
+        assert entry["value"] == pytest.approx(entry["plain"]["value"] * over_plain)
+    assert [s["plain"] for s in cells["ar@ar/graph"]["speedup"]] == [None, None]
+    assert {a["baseline"] for a in mars["accuracy_vs"]} == {"ar@mars/graph", "ar@ar/graph"}
+    assert not any(s.get("includes_engine") for c in cells_of(results, 3, "refill").values() for s in c["speedup"])
+
+
+def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> None:
+    """Another engine's part would be read as the method's: a task's table has no place to say so."""
+    plan = Plan.from_json(run.read_json("plan.json"))
+    group = plan.groups[0]
+    of_group = {one.cell.arm: one for name, one in read(run, plan).items() if name in group.cells}
+    items = list(plan.suites[0].items)
+    for i in group.blocks[0]:
+        items[i] = dataclasses.replace(items[i], item=f"other/{i}/0")
+    apart = by_task(of_group, items, group.blocks, None, 0.0, 0.02)
+    compared = [entry for tasks in apart.values() for task in tasks for entry in task["speedup"]]
+    assert {entry["baseline"] for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}
+    assert {task["task"] for task in apart["mars:tau=0.3@mars/graph"]} == {"other", "arithmetic"}
+
+
+def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -> None:
+    """One entry for each arm, baseline and batching that ran at several sizes, with its verdicts."""
+    entries = results["stops_paying"]
+    assert {(e["arm"], e["baseline"], e["batching"], tuple(e["swept"])) for e in entries} == {
+        (arm, baseline, batching, sizes)
+        for arm, baseline in (
+            ("ar@mars/graph", "ar@ar/graph"),
+            ("mars:tau=0.3@mars/graph", "ar@mars/graph"),
+            ("mars:tau=0.3@mars/graph", "ar@ar/graph"),
+        )
+        for batching, sizes in (("static", (1, 2, 3)), ("refill", (2, 3)))
+    }
+    assert {e["batch_size"] for e in entries} == {None}
+    assert all(e["reason"].endswith("needed at batch size 3") for e in entries)
+
+
+@pytest.mark.parametrize(
+    ("words", "stops", "reason"),
+    [
+        (("faster", "same", "slower"), 4, None),
+        (("faster", "faster", "inconclusive"), 16, None),
+        (("same", "inconclusive", "inconclusive: faster alone, not among 4 arms"), 1, None),
+        (("faster", "same", "faster"), None, None),
+        ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
+        (("faster", "same", UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
+        ((UNMEASURED, UNMEASURED, "faster"), None, None),
+        (("same", UNMEASURED, "same"), 16, None),
+    ],
+)
+def test_too_little_measured_says_nothing_of_where_it_stops(
+    words: tuple[str, ...], stops: int | None, reason: str | None
+) -> None:
+    """A size without a measurement is neither paid nor unpaid; what is larger than it may still tell."""
+    cells = [
+        {"suite": "s", "arm": arm, "batching": "static", "batch_size": size, "void": [], "speedup": speedup}
+        for size, word in zip((1, 4, 16), words, strict=True)
+        for arm, speedup in (("ar", []), ("mars", [{"baseline": "ar", "verdict": word}]))
+    ]
+    (entry,) = stops_paying(cells)
+    assert (entry["batch_size"], entry["reason"]) == (stops, reason)
+
+
+@pytest.mark.parametrize(
+    ("stops", "last", "says"),
+    [
+        (None, "faster", "mars is still faster than ar at batch size 16, the largest of 1, 4, 16."),
+        (1, "same", "mars is not shown to be faster than ar at any batch size of 1, 4, 16."),
+        (
+            16,
+            "same",
+            "mars stops paying at batch size 16: it is faster than ar at 4, and from 16 on it is not shown to be",
+        ),
+        (16, "inconclusive: faster alone, not among 4 arms", "mars stops paying at batch size 16"),
+        (
+            None,
+            UNMEASURED,
+            "Where mars stops paying over ar cannot be told: 3 blocks, 6 needed at batch size 16, the largest of "
+            "1, 4, 16. It is faster at 1, 4.",
+        ),
+    ],
+)
+def test_a_sentence_says_where_it_stops(stops: int | None, last: str, says: str) -> None:
+    """No more than the verdicts hold."""
+    entry = {"swept": [1, 4, 16], "verdicts": ["faster", "faster", last], "batch_size": stops}
+    entry["reason"] = "3 blocks, 6 needed at batch size 16" if last == UNMEASURED else None
+    assert says in sentence({"arm": "mars", "baseline": "ar", **entry})
+
+
+def test_the_report_shows_them_apart(run: RunDirectory) -> None:
+    """A section each for static and refilled batches, the engines in a column of their own, the sweep with a figure."""
+    markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
+    headings = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert headings[1:3] == ["arithmetic, batch size 2", "arithmetic, batch size 2, refill"]
+    sections = dict(zip(headings, markdown.split("\n## ")[1:], strict=True))
+    static, refilled = sections["arithmetic, batch size 3"], sections["arithmetic, batch size 3, refill"]
+    assert "| incl. engine |" in static
+    assert re.search(r"\(against hf-generate(:cache=static)?@ar\)|than hf-generate", static)
+    assert "plain ar@ar/graph ×" in static
+    assert "incl. engine" not in refilled
+    assert refilled.count("Between commits: the step a row began at is not stored") == 1
+    assert "the step a row began at" not in static
+    summary = static.split("\n\n")[2]
+    assert "hf-generate" not in summary
+    assert "Where mars:tau=0.3@mars/graph stops paying over ar@mars/graph cannot be told: " in page
+    assert (run.path / "figures/arithmetic.batch-sizes.svg").is_file()
+    assert not list(run.path.glob("figures/*refill.batch-sizes*"))
+    latex = (run.path / "tables/arithmetic.b3.tex").read_text()
+    assert "incl. engine" in latex
+    assert "plain ar@ar/graph $\\times$" in latex
+    for text in (markdown, re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.DOTALL)):
+        assert not re.search(r"\b(None|nan|NaN)\b", text)
+
+
+def test_the_terminal_shows_them_apart(results: Any) -> None:
+    """Five tables; a wide one has the engines in a column of their own, a narrow one says below what they come to."""
+    text = printed(results, 140)
+    assert text.count("refill") == 2
+    assert "vs hf-generate" in text
+    narrow = printed(results, 80)
+    assert "incl." not in narrow
+    assert len(re.findall(r"^over hf-generate.*: ar@ar/graph ×[\d.]+, ", narrow, re.MULTILINE)) == 3
+    assert narrow.count("(plain ar@ar/graph ×") == 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_terminal_breaks_no_word_and_no_number(results: Any, width: int) -> None:
+    """Columns go, the least important first, until arms and values are whole; why nothing is concluded stands once."""
+    text = printed(results, width)
+    tables = text.split("arithmetic, batch size ")[1:]
+    assert all(len(line.rstrip()) <= width for line in text.splitlines())
+    assert "…" not in text
+    for table in tables:
+        whole = re.split(r"\s+", table)
+        assert "unchecked" in whole or "lossy" in whole
+        assert any(word.endswith("tau=0.3") or "tau=0.3@" in word for word in whole)
+        units = re.findall(r"inconclusive:\s+(?:such\s+as\s+)?[\d.]+\s+(s|block)", table)
+        assert len(units) == len(set(units)) > 0  # each kind of reason once
+    assert ("tokens/s" in text, "speedup," in text, "lossless" in text) == (width >= 80, True, True)
+
+
+def printed(results: Any, width: int) -> str:
+    console = Console(width=width, record=True)
+    for table in results_tables(results, width):
+        console.print(table)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])
+def test_the_schemas_know_all_of_it(run: RunDirectory, kind: str) -> None:
+    """What is null or refilled is as the schemas say."""
+    schema = json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text())
+    validator = Draft202012Validator(schema)
+    found = sorted(run.path.glob(f"{kind}.json")) or sorted((run.path / f"{kind}s").glob("*.jsonl"))
+    for document in (json.loads(line) for file in found for line in as_lines(file)):
+        validator.validate(document)
+
+
+def as_lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]

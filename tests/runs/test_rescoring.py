@@ -1,0 +1,217 @@
+"""Who judges an arm's tokens, and in which words: an engine that computes something else does not excuse itself."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from small import save_small, small_checkpoint
+from test_run import cells_of, start
+from whole import Quiet
+
+from mtbench import statistics
+from mtbench.decoding.engines import ENGINES, Graph
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Lanes
+from mtbench.models.loading import Checkpoint
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+from mtbench.report.text import method_notes
+from mtbench.results.aggregate import assemble
+from mtbench.runs import peak_memory, rescoring
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.model_pool import Lab
+from mtbench.runs.plan import Cell, Request, SuitePlan
+
+PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
+BUDGET = 12
+
+
+class Bent(Graph):
+    """Runs a decoder whose last norm is off, by `bend` (C,): what it does is wrong, and always the same."""
+
+    bend = torch.linspace(0.5, 1.5, 32)
+
+    def lane(self, checkpoint: Checkpoint) -> Lane:
+        lane = super().lane(checkpoint)
+        assert lane.decoder is not None
+        weight = checkpoint.model.get_decoder().norm.weight
+        lane.decoder.norm = torch.nn.Parameter(weight.detach() * self.bend.to(weight))
+        return lane
+
+
+class Louder(Bent):
+    """Its logits are one percent larger, so its tokens are right."""
+
+    bend = torch.full((32,), 1.01)
+
+
+def run_with(engine: type[Graph], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, int]]:
+    """By arm, the grade and how many of the items have the very tokens it promises, where `engine` is called graph."""
+    monkeypatch.setitem(ENGINES, "graph", engine)
+    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
+    request = Request(
+        checkpoint={"ar": str(save_small(folder / "model", 1)), "mars": str(folder / "model")},
+        method=["ar:engine=eager|graph", "ar:engine=graph,on=mars", "mars:engine=graph,tau=1"],
+        limit=3,
+        rounds=1,
+        batch_size=(3,),
+        max_new_tokens=6,
+        device="cpu",
+    )
+    run = start(folder / "run", request)
+    generate(run, Quiet())
+    cells = cells_of(assemble(run))
+    return {arm: (g["grade"], g["identical"]) for arm, c in cells.items() if (g := c["lossless"])}
+
+
+def test_a_right_engine_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ar` against the eager one, and a method against `ar`."""
+    graded = run_with(Graph, tmp_path, monkeypatch)
+    assert graded == {"ar@ar/graph": ("exact", 3), "mars@mars/graph": ("exact", 3)}
+
+
+def test_a_wrong_engine_does_not_judge_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its own lights each token is the argmax, and a method on it says what `ar` on it says."""
+    graded = run_with(Bent, tmp_path, monkeypatch)
+    assert graded["ar@ar/graph"][0] == "divergent"
+    assert graded["mars@mars/graph"] == ("divergent", 3)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return small_checkpoint()
+
+
+@pytest.fixture
+def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
+    said, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Lane(checkpoint)}), PROMPTS, BUDGET, fixed_length=True)
+    return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
+
+
+@pytest.mark.parametrize(("engine", "percent"), [("graph", 1), ("eager", 0), (None, 0)])
+def test_epsilon_is_what_engine_and_width_do_to_a_logit(
+    engine: str | None,
+    percent: int,
+    checkpoint: Checkpoint,
+    answers: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In half precision: between the judge at width 1 and the arm's engine at its width; the judge's own is the eager
+    one, and an outside engine is measured by it.
+    """
+    for module in (rescoring, statistics):
+        monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
+    monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
+    monkeypatch.setitem(ENGINES, "graph", Louder)
+    lab = Lab({"device": "cpu", "dtype": "float64", "offline": True, "seed": 0, "temperature": 0})
+    lab.checkpoints["model"], lab.dtype = checkpoint, "bfloat16"
+    fed: list[tuple[Lane, int]] = []
+    forced = rescoring.forced_logits
+
+    def listen(lane: Lane, *args: Any) -> Any:
+        fed.append((lane, args[-1]))
+        return forced(lane, *args)
+
+    monkeypatch.setattr(rescoring, "forced_logits", listen)
+    cell = SimpleNamespace(
+        cell="c", claims="lossless", held_to="ar", on="ar", engine=engine, checkpoints={"ar": "model"}
+    )
+    run = RunDirectory.create(tmp_path / "run")
+    counts = (
+        {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
+    )
+    lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
+    run.append("generations/c.jsonl", lines)
+    suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
+    rescoring.check(run, cast("Cell", cell), suite, lab, pytest.fail)
+
+    found = run.read_json("lossless/c.json")
+    judge, own, width = Lane(checkpoint), lab.lane("ar", "model", engine), 5 if engine else 2
+    logits = np.concatenate([forced(judge, rescoring.Answer(*answer), 1)[0].detach() for answer in answers])
+    assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
+    assert found["items"] == {"0": {}, "1": {}, "2": {}}
+    plain = lab.lane("ar", "model", "eager")
+    assert plain.decoder is None
+    assert fed == [(plain, 1), (own, width)] * 3 + [(plain, width)] * 3
+
+
+@pytest.mark.parametrize(
+    ("same", "worst", "dtype", "word"),
+    [
+        (True, 0.0, "bfloat16", "exact"),
+        (True, 0.3, "bfloat16", "exact"),  # beyond ε by chance, yet the very tokens
+        (True, 0.6, "bfloat16", "divergent"),
+        (True, 2e-4, "float32", "divergent"),
+        (True, None, "bfloat16", "exact"),
+        (False, 0.1, "bfloat16", "near-tie"),
+        (False, 0.3, "bfloat16", "divergent"),
+        (False, None, "bfloat16", "inconclusive"),
+        (False, None, "float32", "divergent"),
+    ],
+)
+def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> None:
+    """Given ε = 0.2 and the farthest that a token lies under the judge's argmax; None: nobody judged."""
+    rescored = None if worst is None else {"epsilon": 0.2, "items": {"a": {"1": worst}}}
+    other = {"a": {"token_ids": [4, 5 if same else 6]}}
+    graded = rescoring.grade({"a": {"token_ids": [4, 5]}}, other, rescored, dtype)
+    assert graded is not None
+    assert (graded["grade"], graded["worst_margin"]) == (word, worst)
+    assert graded["near_ties"] == (None if worst is None else 0.5)
+
+
+def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
+    """Whatever ε would have been, it would not have been more."""
+    lines, other = {"a": {"token_ids": [4]}}, {"a": {"token_ids": [5]}}
+    for worst, word in ((0.6, "divergent"), (0.4, "inconclusive")):
+        graded = rescoring.grade(lines, other, {"epsilon": None, "items": {"a": {"0": worst}}}, "bfloat16")
+        assert graded is not None
+        assert graded["grade"] == word
+
+
+@torch.inference_mode()
+def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> None:
+    """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
+    lane, seeds = Lane(checkpoint), [5, 6, 7]
+    for temperature in (0.05, 1.5):
+        said = decode(
+            METHODS["ar"](), Lanes("ar", {"ar": lane}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
+        )[0]
+        for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
+            own = rescoring.Answer(prompt, generation.token_ids, seed, temperature)
+            assert rescoring.shortfalls(lane, own, 4) == {}
+        emitted, largest = rescoring.forced_logits(lane, own._replace(seed=99), 4)
+        greedy = rescoring.forced_logits(lane, own._replace(temperature=0.0), 4)[1]
+        assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
+        assert temperature < 1 or (largest > emitted).any()
+
+
+def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lossless arms are exact to sampled `ar`; the page tells how tokens were chosen."""
+    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
+    request = Request(
+        checkpoint={"ar": str(save_small(tmp_path / "model", 1)), "draft": str(save_small(tmp_path / "draft", 2))},
+        method=["ar", "speculative", "speculative:verify=rejection"],
+        limit=3,
+        rounds=2,
+        batch_size=(3,),
+        max_new_tokens=6,
+        temperature=0.8,
+        device="cpu",
+    )
+    run = start(tmp_path / "run", request)
+    generate(run, Quiet())
+    results = assemble(run)
+    assert results["temperature"] == 0.8
+    graded = {c["arm"]: (c["lossless"] or {}).get("grade") for c in results["cells"]}
+    assert graded == {
+        "ar@ar/graph": None,
+        "speculative@ar/graph": "exact",
+        "speculative:verify=rejection@ar/graph": None,
+    }
+    assert all(c["repeated_identical"] == 1 for c in results["cells"])
+    assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]

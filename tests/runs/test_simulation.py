@@ -1,0 +1,346 @@
+"""Speed without weights: scripts are followed to the token, and what is simulated cannot pass for measured."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from small import scripted_lane
+from test_schemas import validator
+
+from mtbench.cli import main
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.output import Generation
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import Prompt
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS, SUITES
+from mtbench.report.progress import RunProgress
+from mtbench.runs import peak_memory
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import Plan, Request
+from mtbench.runs.planner import make_plan
+from mtbench.runs.simulation import Scripted, draw, scripted
+
+CPU = torch.device("cpu")
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
+
+
+def answers(method: Method, lane: Lane, budgets: Sequence[int], **how: Any) -> list[Generation]:
+    return decode(method, Lanes("mars", {"mars": lane}), PROMPTS, budgets, fixed_length=True, **how)[0]
+
+
+def commits(generations: Sequence[Generation]) -> list[list[int]]:
+    return [list(g.commits or []) for g in generations]
+
+
+@pytest.fixture(scope="module")
+def source() -> Lane:
+    """A model that is sure of six tokens in ten."""
+    torch.manual_seed(0)
+    return scripted_lane(torch.randint(0, 36, (len(PROMPTS), 80)), torch.rand(len(PROMPTS), 80) < 0.6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tau": 0.9},
+        {"tau": 0.9, "extra": True},
+        {"tau": 0.9, "cache": "none"},
+        {"tau": 0.9, "cache": "block", "cache_block": 8},
+        {"tau": 0.9, "cache": "block", "cache_block": 5},
+        {"tau": 1.0},
+    ],
+    ids=str,
+)
+def test_a_replay_commits_what_the_run_did(
+    options: dict[str, Any], source: Lane, make_lane: Callable[..., Lane]
+) -> None:
+    """On another model's weights, forward by forward; a block's fills and waits, dropped from scripts, come back."""
+    method = METHODS["mars"](**options)
+    told = answers(method, source, [30, 12, 25, 30, 7])
+    replayed = answers(Scripted(method, commits(told), CPU), make_lane(seed=3), [len(g.token_ids) for g in told])
+    assert commits(replayed) == commits(told)
+    assert max(map(max, commits(told))) > 1 or options["tau"] == 1
+    assert [g.positions_fed for g in replayed] == [g.positions_fed for g in told]
+
+
+def test_a_script_follows_its_item_into_whatever_row(source: Lane, make_lane: Callable[..., Lane]) -> None:
+    """Two rows refilled from the queue, items in another order: each request takes its own script from the start."""
+    method = METHODS["mars"](tau=0.9)
+    told = answers(method, source, [30, 12, 25, 30, 7])
+    replay, order = Scripted(method, commits(told), CPU), [3, 0, 4, 2, 1]
+    for _ in range(2):  # the same object serves batch after batch
+        replay.serve(order)
+        replayed = answers(replay, make_lane(seed=3), [len(told[i].token_ids) for i in order], rows=2)
+        assert commits(replayed) == [commits(told)[i] for i in order]
+
+
+def test_behind_its_script_a_row_commits_one_at_a_time(make_lane: Callable[..., Lane]) -> None:
+    """And never more than its method could: a 9 is no more than the window."""
+    replay = Scripted(METHODS["mars"](tau=0.5), [[2, 9], [3], [], [0, 2, 0, 2], [1]], CPU)
+    expected = [[2, 4, 1, 1], [3, 1, 1, 1, 1, 1], [1] * 8, [2, 2, 1, 1, 1, 1], [1] * 8]
+    assert commits(answers(replay, make_lane(), [8] * 5)) == expected
+
+
+def test_being_sure_costs_what_it_costs(make_lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The confidence of every forward is computed and thrown away; without that the speed would be too good."""
+    from mtbench.decoding.method import Judged
+
+    asked: list[float] = []
+    real = Judged.sure
+    monkeypatch.setattr(Judged, "sure", lambda self, *a: asked.append(1) or real(self, *a))  # type: ignore[func-returns-value]
+    generations = answers(Scripted(METHODS["mars"](tau=0.5), [[4, 4]] * 5, CPU), make_lane(), [8] * 5)
+    assert commits(generations) == [[4, 4]] * 5
+    assert len(asked) == 2
+
+
+def test_drawn_acceptance_has_the_mean_it_was_asked_for() -> None:
+    """A window of B commits 1 + p₁ + p₁p₂ + …; the last probability goes for deeper masks. Within 4 standard errors."""
+    probabilities, most, forwards = [0.8, 0.6], 5, 20_000
+    counts = draw(probabilities, most, forwards, "0/0")
+    reach = [0.8, 0.8 * 0.6, 0.8 * 0.6**2, 0.8 * 0.6**3]  # P(count > d)
+    mean = 1 + sum(reach)
+    variance = sum((2 * d + 1) * p for d, p in enumerate(reach)) - sum(reach) ** 2
+    assert abs(sum(counts) / forwards - mean) < 4 * math.sqrt(variance / forwards)
+    assert set(counts) == {1, 2, 3, 4, 5}
+
+
+def test_a_draw_depends_on_the_item_alone() -> None:
+    """Not on who sits beside it nor on what was drawn before; another item, another draw."""
+    accept = {"lengths": [50, 50], "scripts": None, "probabilities": [0.5], "seed": 0}
+    both = scripted(METHODS["mars"](tau=0.9), accept, CPU)
+    alone = scripted(METHODS["mars"](tau=0.9), accept | {"lengths": [50]}, CPU)
+    assert isinstance(both, Scripted)
+    assert isinstance(alone, Scripted)
+    assert both.script[0].equal(alone.script[0])
+    assert not both.script[0].equal(both.script[1])
+
+
+def plan(**changes: Any) -> Plan:
+    asked: dict[str, Any] = {
+        "suite": ["synthetic:8x20"],
+        "weights": "random:embedded:tiny/ar",
+        "accept": "0.7,0.5",
+        "method": ["ar", "mars:tau=0.9"],
+        "batch_size": (2,),
+        "limit": 5,
+    }
+    return make_plan(Request(**(asked | changes)))
+
+
+def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[list[int] | None]]) -> str:
+    """A run with cells (arm, engine, batch size, options, commits of each answer), as far as a replay reads one."""
+    run, described, stored = RunDirectory.create(path), [], plan(limit=1).to_json()
+    for number, (arm, engine, size, options, told) in enumerate(cells):
+        about = {"suite": "arithmetic", "batch_size": size, "options": options}
+        about |= {"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine}
+        described.append(stored["cells"][0] | about | {"method": re.split("[:@]", arm)[0]})
+        lines = [{"token_ids": [0] * (9 if c is None else sum(c)), "commits": c} for c in told]
+        run.append(f"generations/{number}.jsonl", lines)
+    run.write_json("plan.json", stored | {"cells": described, "groups": []})
+    return str(path)
+
+
+MARS = {"tau": 0.9, "block_size": 8, "confidence": "probability", "cache": "cursor", "cache_block": 32, "extra": False}
+
+
+def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
+    """Of the same arm by any engine, from its largest batch; lines go round; lengths end with the budget."""
+    source = stored_run(
+        tmp_path / "run",
+        ("mars:tau=0.9@mars", "graph", 1, MARS, [[1, 1, 1]]),
+        ("mars:tau=0.9@mars", "graph", 8, MARS, [[4, 2], [3, 0, 3, 1], [8, 8, 8]]),
+    )
+    ar, mars = plan(accept=source).cells
+    assert mars.accept is not None
+    assert mars.accept["scripts"] == [[4, 2], [3, 0, 3, 1], [8, 8, 8], [4, 2], [3, 0, 3, 1]]
+    assert mars.accept["lengths"] == [6, 7, 20, 6, 7]
+    assert mars.options["block_size"] == 8  # as the run's checkpoint was trained; random weights have no training
+    assert mars.flags == ["simulated acceptance", "simulated weights"]
+    assert ar.accept is not None
+    assert ar.accept == mars.accept | {"scripts": None}
+    assert (ar.length, mars.length) == ("natural", "natural")
+    assert "replays the first 9 of 10 tokens" in (mars.simulated or {})["note"]
+
+
+def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_path: Path) -> None:
+    """Its answers there were of another length than the multi-token arm's."""
+    source = stored_run(
+        tmp_path / "run",
+        ("mars:tau=0.9@mars", "eager", 8, MARS, [[4, 2]]),
+        ("ar@ar", "eager", 8, {}, [[1] * 11]),
+    )
+    ar, mars = plan(accept=source).cells
+    assert ar.accept is not None
+    assert mars.accept is not None
+    assert (ar.accept["lengths"], mars.accept["lengths"]) == ([11] * 5, [6] * 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY` or"),
+        ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, .*synthetic"),
+        (
+            {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
+            "--weights random:embedded:tiny/ar can have none",
+        ),
+        ({"suite": ["arithmetic"], "weights": None}, "scores accuracy"),
+        ({"accept": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
+        ({"accept": "no/such/run"}, "neither the directory of a run nor probabilities"),
+        ({"accept": ""}, "neither the directory of a run nor probabilities"),
+        (
+            {"method": ["mars"]},
+            "the plain loop's tokens at tau=1, so no --accept makes .*give another tau in `--method`",
+        ),
+        ({"weights": None}, "none is named; .*add `--weights random:qwen2.5-0.5b`"),
+        ({"weights": "random:qwen2.5-8b"}, "are not known; .*See `mtbench ls families`"),
+        ({"checkpoint": {"ar": "random:qwen2.5-7b"}}, "--checkpoint and --weights each name the models"),
+        ({"suite": ["gsm8k"]}, "'gsm8k' scores accuracy"),  # said without asking the hub
+        ({"suite": ["synthetic:99999"], "limit": 1}, "do not fit .*; shorten the prompts of `--suite synthetic:99999`"),
+        ({"family": "tiny"}, "--family and --weights each name the models"),
+        ({"suite": ["synthetic:x20"]}, "is no length; write"),
+        ({"suite": ["synthetic:20-10"]}, "is no length; write"),
+    ],
+    ids=str,
+)
+def test_what_would_say_nothing_true_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Accuracy of what is made up, speed without a count to go by, scripts that are none."""
+    with pytest.raises(UserError, match=message):
+        plan(**changes)
+
+
+@pytest.mark.parametrize(
+    ("cell", "changes", "message"),
+    [
+        (
+            ("mars:tau=0.8@mars", "graph", 8, MARS, [[4]]),
+            {},
+            r"no commits of ar@ar or mars:tau=0.9@mars there; it has: mars:tau=0.8@mars\.",
+        ),
+        (("mars:tau=0.9@mars", "graph", 8, MARS, []), {}, "it has: none"),
+        (("mars:tau=0.9@mars", "graph", 8, MARS, [None]), {}, "no commits of"),
+        (("mars:tau=0.9@mars", "graph", 8, MARS | {"tau": 0.95}, [[4]]), {}, "ran there with tau=0.95, here .* 0.9"),
+        (("mars:tau=0.9@mars", "graph", 8, MARS, [[4]]), {"fixed_length": True}, "the length of a stored answer"),
+    ],
+)
+def test_a_run_that_does_not_say_is_refused(cell: Any, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """With the arms it has; a loop that hides its commits has no script; options must be the same to the last one."""
+    with pytest.raises(UserError, match=message):
+        plan(accept=stored_run(tmp_path / "run", cell), **changes)
+
+
+def test_a_shortened_replay_says_what_it_leaves_out(tmp_path: Path) -> None:
+    """The beginnings of answers may go faster than the whole of them did, whose mean a reader has before them."""
+    stored: Any = ("mars:tau=0.9@mars", "graph", 8, MARS, [[8, 8, 8, *[1] * 16]])
+    ar, mars = plan(accept=stored_run(tmp_path / "run", stored)).cells
+    short = "replays the first 20 of 40 tokens on average"
+    assert (ar.simulated or {})["note"] == short
+    assert (mars.simulated or {})["note"] == f"{short}; the source run had 2.11 tokens per forward"
+
+
+def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
+    """A folder without a plan is no run, and a plan made by hand no plan; neither is advised to be planned."""
+    with pytest.raises(UserError, match="there is no run in it; give the directory of a finished run, or prob"):
+        plan(accept=str(tmp_path))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UserError, match=r"^--accept .*plan.json is not a plan \(it has no 'schema_version'\)"):
+        plan(accept=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("cells", {"engine": "warp"}, "unknown engine in plan.json 'warp'; known: eager, graph, invariant."),
+        ("cells", {"batching": "later"}, "unknown batching in plan.json 'later'; known: refill, static."),
+        ("groups", {"batching": "later"}, "unknown batching in plan.json 'later'"),
+        ("cells", {"method": "marz"}, r"unknown method in plan.json 'marz' \(did you mean 'mars'\?\)"),
+        ("cells", {"options": {"tua": 1}}, "unknown option of ar in plan.json 'tua'"),
+        ("cells", {"options": 1}, "not a plan .a part of it is of another kind"),
+        ("cells", {"soul": 1}, "'soul' of a cell is not known here; made by a newer mtbench?"),
+        ("groups", {"cells": ["lost"]}, r"not a plan \(it has no 'lost'\)"),
+    ],
+)
+def test_a_stored_plan_names_what_is_known_here(part: str, change: dict[str, Any], message: str) -> None:
+    """It may come from another version, or from an editor; a user reads why, and no run begins."""
+    stored = json.loads(json.dumps(plan().to_json()))
+    assert Plan.from_json(stored).to_json() == stored
+    stored[part][0] |= change
+    with pytest.raises(UserError, match=message):
+        Plan.from_json(stored)
+
+
+def test_what_refill_leaves_out_is_said() -> None:
+    """One slot has nothing to refill, and a loop that is not ours cannot be; also where nothing else is left of it."""
+    both = plan(method=["ar", "hf-generate"], batch_size=(1, 2), batching=("refill",)).warnings()[-2:]
+    assert "batch size 1 has nothing to refill" in both[0]
+    assert "hf-generate: static batches only" in both[1]
+
+
+@pytest.mark.parametrize(
+    ("rest", "lengths", "budget"), [("9", {9}, 256), ("9x5", {9}, 5), ("3-9x5", set(range(3, 10)), 5)]
+)
+def test_synthetic_prompts_have_the_tokens_they_were_asked_to_have(rest: str, lengths: set[int], budget: int) -> None:
+    """To the token; ragged ones take every length between."""
+    [suite] = plan(suite=[f"synthetic:{rest}"], limit=60).suites
+    assert {len(i.prompt_ids) for i in suite.items} == lengths
+    assert suite.max_new_tokens == budget
+    assert len({tuple(i.prompt_ids) for i in suite.items}) > 50
+
+
+def test_a_prompt_that_falls_short_of_its_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that sees fewer tokens in it would be measured at another length than was asked for."""
+    short = [Prompt(item="synthetic/0/0", text="1 2", tokens=9)]
+    monkeypatch.setattr(SUITES["synthetic"], "prompts", lambda *_: short)
+    with pytest.raises(UserError, match="synthetic/0/0 is to have 9 tokens, but its text is only 3"):
+        plan()
+
+
+def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn acceptance on random weights through the command; then the same commits, replayed from that run."""
+    arms = ("ar", "mars:tau=0.9", "mars:tau=0.9,cache=block,cache_block=8")
+    shape, drawn = ("--suite", "synthetic:32x16", "--weights", "random:embedded:tiny/ar"), RunDirectory(tmp_path / "1")
+    rest = ("--limit", "12", "--rounds", "1", "--batch-size", "2", "--accept", "0.7,0.5", "-o", str(drawn.path))
+    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)  # a process per cell
+    monkeypatch.setattr(sys, "argv", ["mtbench", "run", *shape, *(f"--method={arm}" for arm in arms), *rest])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    assert not stopped.value.code
+
+    results = drawn.read_json("results.json")
+    assert [c["status"] for c in results["cells"]] == ["ok"] * 3
+    assert [c["tokens"] for c in results["cells"]] == [12 * 16] * 3
+    assert [c["tokens_per_forward"] > 1.4 for c in results["cells"]] == [False, True, True]
+    assert [c["simulated"]["weights"] for c in results["cells"]] == ["random:embedded:tiny/ar"] * 3
+    assert [c["simulated"]["accept"] for c in results["cells"]] == ["0.7,0.5"] * 3
+    assert [c["lossless"] for c in results["cells"]] == [None] * 3
+    page = (drawn.path / "report.md").read_text()
+    assert page.startswith("# Simulated acceptance and weights")
+    assert "independent draws: optimistic for static batches" in page
+    for kind in ("plan", "results"):
+        validator(kind).validate(drawn.read_json(f"{kind}.json"))
+
+    replayed = RunDirectory.create(tmp_path / "2")
+    again = plan(suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), accept=str(drawn.path), rounds=1)
+    replayed.write_json("environment.json", {})
+    replayed.write_json("plan.json", again.to_json())
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(replayed, progress)
+    for cell in again.cells:
+        told = [positive(line) for line in drawn.lines(f"generations/{cell.cell.replace('.b3', '.fixed.b2')}.jsonl")]
+        ours = {line["item"]: positive(line) for line in replayed.lines(f"generations/{cell.cell}.jsonl")}
+        assert [ours[f"synthetic/{i}/0"] for i in range(12)] == told
+
+
+def positive(line: dict[str, Any]) -> list[int]:
+    """What the forwards committed, without those that did not."""
+    return [n for n in line["commits"] if n]

@@ -1,0 +1,219 @@
+"""Several workers: the same files and figures as one, whoever dies."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import save_small
+from whole import Quiet, figures
+
+from mtbench.cli import main
+from mtbench.errors import UserError
+from mtbench.results.aggregate import assemble
+from mtbench.runs import executor as generating
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import Request
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.score import score
+from mtbench.runs.workers import Bench, Died, Done, Failed, Task
+
+SHARED = "2 workers shared the machine"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return Request(
+        checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
+        method=("ar", "mars:tau=0.3"),
+        batch_size=(2,),
+        limit=12,
+        rounds=2,
+        max_new_tokens=6,
+    )
+
+
+def begun(path: Path, request: Request) -> RunDirectory:
+    """A run that leaves out the pass for peak memory, a process per cell."""
+    plan = make_plan(request)
+    run = begin_run(path, plan, ["mtbench", "run"])
+    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
+    return run
+
+
+def finish(run: RunDirectory, **how: Any) -> Any:
+    generate(run, Quiet(), **how)
+    return came_to(run)
+
+
+def came_to(run: RunDirectory) -> Any:
+    """What a clock does not decide, nor how many worked."""
+    score(run)
+    results = assemble(run)
+    for cell in results["cells"]:
+        cell["flags"] = [flag for flag in cell["flags"] if not flag.startswith(SHARED)]
+    return figures(json.loads(json.dumps(results)))
+
+
+@pytest.fixture(scope="module")
+def alone(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finish(begun(tmp_path_factory.mktemp("runs") / "alone", request_))
+
+
+def test_two_workers_give_the_figures_of_one(request_: Request, alone: Any, tmp_path: Path) -> None:
+    """Both decode, and the results say that they shared a machine."""
+    run = begun(tmp_path / "run", request_)
+
+    assert finish(run, workers=2) == alone
+    sessions = {
+        line["session"] for file in (run.path / "timings").iterdir() for line in run.lines(f"timings/{file.name}")
+    }
+    assert sessions == {1, 2}
+    assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
+
+
+def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: Request, alone: Any, tmp_path: Path) -> None:
+    """Another takes its place, in a session of its own; every block is there once."""
+    run = begun(tmp_path / "run", request_)
+
+    def kill_one() -> None:
+        while not list((run.path / "timings").glob("*")):
+            time.sleep(0.005)
+        victim = next(child for child in multiprocessing.active_children() if child.name == "worker 1")
+        assert victim.pid
+        os.kill(victim.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    assert finish(run, workers=2) == alone
+    killer.join()
+    assert len(run.read_json("environment.json")["sessions"]) == 3
+
+
+@pytest.mark.slow
+def test_killed_outright_with_its_workers_a_run_goes_on(request_: Request, alone: Any, tmp_path: Path) -> None:
+    """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
+    run = begun(tmp_path / "run", request_)
+    command = [sys.executable, "-m", "mtbench", "generate", str(run.path), "--workers=2"]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True)
+    until = time.monotonic() + 60
+    while not list((run.path / "timings").glob("*")) and time.monotonic() < until:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    while _group(process.pid) and time.monotonic() < until:
+        time.sleep(0.05)
+
+    assert _group(process.pid) == []
+    assert not run.has("results.json")
+    assert finish(run) == alone
+
+
+def _group(leader: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.fixture
+def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every worker dies of a batch of these cells."""
+    fatal: list[str] = []
+
+    class Mortal(Bench):
+        def decode(self, task: Task) -> Done | Failed:
+            if task.cell in fatal:
+                raise Died("worker 1 died (exit code -11)")
+            return super().decode(task)
+
+    @contextlib.contextmanager
+    def hire(lab: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[Bench]]:
+        yield [Mortal(lab, cells)]
+
+    monkeypatch.setattr(generating, "hire", hire)
+    return fatal
+
+
+def test_a_batch_that_kills_two_workers_costs_its_cell(
+    request_: Request, alone: Any, tmp_path: Path, mortal: list[str]
+) -> None:
+    """The others' figures are what they were."""
+    run = begun(tmp_path / "run", request_)
+    fatal = run.read_json("plan.json")["groups"][0]["cells"][1]
+    mortal.append(fatal)
+    cells = {cell["cell"]: cell for cell in finish(run)["cells"]}
+
+    assert "died (exit code -11), and so did another" in cells[fatal]["error"]
+    assert cells[fatal]["status"] == "failed"
+    whole = {cell["cell"]: cell for cell in alone["cells"]}
+    assert all(cells[name]["tokens"] == whole[name]["tokens"] for name in cells.keys() - {fatal})
+
+
+def test_an_interruption_ends_the_workers(request_: Request, alone: Any, tmp_path: Path) -> None:
+    """What they had finished is kept, and the run goes on."""
+    run = begun(tmp_path / "run", request_)
+    with pytest.raises(KeyboardInterrupt):
+        generate(run, Quiet(until=3), workers=2)
+
+    assert multiprocessing.active_children() == []
+    assert finish(run) == alone
+
+
+def test_a_ray_cluster_gives_the_figures_of_one(request_: Request, alone: Any, tmp_path: Path) -> None:
+    """A local one, with two actors."""
+    assert finish(begun(tmp_path / "run", request_), workers=2, ray="local") == alone
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"workers": 0}, r"--workers 0 is not allowed; it is from 1 to \d+, the cores of this machine"),
+        ({"workers": 10_000}, r"--workers 10000 is not allowed; it is from 1 to \d+"),
+        pytest.param(
+            {"ray": "local"}, r"has no GPU to count, so say how many workers: `--workers N`", marks=pytest.mark.slow
+        ),
+        ({"ray": "127.0.0.1:1", "workers": 1}, r"--ray '127.0.0.1:1': no cluster \(.*`ray start --head` begins one"),
+    ],
+    ids=["none", "too many", "not said", "no cluster"],
+)
+def test_workers_that_cannot_be_had_are_refused(request_: Request, tmp_path: Path, how: Any, says: str) -> None:
+    """In one line, before anything is decoded."""
+    run = begun(tmp_path / "run", request_)
+    with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
+        generate(run, Quiet(), **how)
+    assert not (run.path / "timings").exists()
+
+
+def test_bad_workers_are_refused_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No directory is left that the corrected command would stumble over."""
+    for said in (["--workers", "0"], ["--ray", "127.0.0.1:1", "--workers", "1"], ["--ray", ""]):
+        monkeypatch.setattr(sys, "argv", ["mtbench", "run", "--limit", "2", "-o", str(tmp_path / "run"), *said])
+        with pytest.raises(SystemExit) as stopped:
+            main.main()
+        assert stopped.value.code == 2
+        assert capsys.readouterr().err.count("error: ") == 1
+        assert not (tmp_path / "run").exists()

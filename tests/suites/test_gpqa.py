@@ -1,0 +1,280 @@
+"""GPQA, on made-up questions in its columns: the authors' archive, the order of the choices, what is left behind."""
+
+import json
+import os
+import random
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import gpqa, right, write_csv
+
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import Messages, Source, Suite
+from mtbench.registry import SUITES
+
+PASSWORD = b"deserted-untie-orchid"
+ROWS = gpqa()
+
+
+def chat(messages: Messages) -> str:
+    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
+
+
+def encrypted(data: bytes, password: bytes) -> bytes:
+    """Traditional PKWARE encryption (APPNOTE.TXT, section 6.1), which Python's zipfile can only undo."""
+    table = [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)]
+    keys = [0x12345678, 0x23456789, 0x34567890]
+
+    def crc(value: int, byte: int) -> int:
+        return (value >> 8) ^ table[(value ^ byte) & 0xFF]
+
+    def update(byte: int) -> None:
+        keys[0] = crc(keys[0], byte)
+        keys[1] = ((keys[1] + (keys[0] & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
+        keys[2] = crc(keys[2], keys[1] >> 24)
+
+    for byte in password:
+        update(byte)
+    out = bytearray()
+    for byte in data:
+        key = keys[2] | 2
+        out.append(byte ^ ((key * (key ^ 1)) >> 8 & 0xFF))
+        update(byte)
+    return bytes(out)
+
+
+def write_archive(path: Path, files: dict[str, bytes], password: bytes = PASSWORD) -> Path:
+    """A zip whose members are deflated and encrypted, as `zip -e` makes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    raw = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    local, central = bytearray(), bytearray()
+    for member in members:
+        called = member.filename.encode()
+        start = member.header_offset + 30 + len(called)
+        check = struct.pack("<I", member.CRC)[3:]
+        body = encrypted(b"\0" * 11 + check + raw[start : start + member.compress_size], password)
+        common = struct.pack("<HHHHHIIIHH", 20, 1, 8, 0, 33, member.CRC, len(body), member.file_size, len(called), 0)
+        central += b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, len(local)) + called
+        local += b"PK\3\4" + common + called + body
+    end = struct.pack("<HHHHIIH", 0, 0, len(members), len(members), len(central), len(local), 0)
+    path.write_bytes(bytes(local) + bytes(central) + b"PK\5\6" + end)
+    return path
+
+
+def as_csv(tmp_path: Path, rows: list[dict[str, Any]]) -> bytes:
+    return write_csv(tmp_path / "plain.csv", rows).read_bytes()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A data folder with the archive, laid out as the authors' is; the plain text is nowhere."""
+    plain = as_csv(tmp_path, ROWS)
+    (tmp_path / "plain.csv").unlink()
+    files = {f"dataset/gpqa_{subset}.csv": plain for subset in ("diamond", "main", "extended", "experts")}
+    write_archive(tmp_path / "data/gpqa/dataset.zip", {"dataset/license.txt": b"CC BY 4.0", **files})
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    write_csv(tmp_path / "data/gpqa/gpqa_diamond.csv", ROWS)
+    return tmp_path / "data"
+
+
+def opened(folder: Path, spec: str = "gpqa") -> Suite:
+    name, _, rest = spec.partition(":")
+    suite: Suite = SUITES[name](rest, Source(data_dir=folder, offline=True))
+    return suite
+
+
+# --- The archive --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "task"),
+    [
+        ("gpqa", "gpqa_diamond_cot_zeroshot"),
+        ("gpqa:diamond", "gpqa_diamond_cot_zeroshot"),
+        ("gpqa:main", "gpqa_main_cot_zeroshot"),
+        ("gpqa:extended", "gpqa_extended_cot_zeroshot"),
+        ("gpqa-paper", "gpqa_main_cot_zeroshot"),
+    ],
+)
+def test_the_authors_archive_is_read_as_it_is(spec: str, task: str, packed: Path) -> None:
+    """Each subset is found in it; reference answers score 1, another 0; the suite is private."""
+    suite = opened(packed, spec)
+    prompts = suite.prompts(chat, None)
+
+    assert suite.private
+    assert suite.task["name"] == task
+    assert [p.item for p in prompts] == [f"{task}/{n}/0" for n in range(len(ROWS))]
+    answers = right("gpqa", prompts) | {prompt.item: "None of them" for prompt in prompts[1::2]}
+    assert list(suite.score(answers).values()) == [1.0, 0.0] * (len(ROWS) // 2)
+
+
+def test_a_plain_file_goes_before_the_archive(packed: Path) -> None:
+    """Whoever has unpacked it is served from there."""
+    write_csv(packed / "gpqa/gpqa_diamond.csv", ROWS[:2])
+
+    assert len(opened(packed).prompts(chat, None)) == 2
+
+
+def test_the_questions_are_written_nowhere(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not below the temporary folder, the home, the cache or the data folder, while the suite is open nor after."""
+    code = f"""
+import sys
+from pathlib import Path
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args) if event == "open" else None)
+from mtbench.registry import SUITES
+from mtbench.evaluation.suite import Source
+suite = SUITES["gpqa"]("", Source(data_dir=Path({str(packed)!r}), offline=True))
+prompts = suite.prompts(lambda messages: messages[-1]["content"], None)
+suite.score({{prompts[0].item: "(A)"}})
+written = [a[0] for a in opened if isinstance(a[0], str) and isinstance(a[1], str) and set(a[1]) & set("wax+")]
+print([name for name in written if not name.endswith(".pyc") and "/dev/" not in name and ".pyc." not in name])
+"""
+    home = tmp_path / "home"
+    home.mkdir()
+    places = {name: str(home) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **places})
+
+    assert done.stdout == "[]\n", done.stderr
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"times ten" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    ("archive", "reason"),
+    [
+        (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": plain}, b"another-one"), "assword"),
+        (lambda path, plain: path.write_bytes(b"PK, but no archive"), "not a zip file"),
+        (lambda path, plain: write_archive(path, {"dataset/gpqa_other.csv": plain}), "has no gpqa_diamond.csv in it"),
+        (lambda path, plain: path.write_bytes(write_archive(path, {"gpqa_diamond.csv": plain}).read_bytes()[200:]), ""),
+        (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": b"Frage,Antwort\n1,2\n"}), "Incorrect Answer 1"),
+        (lambda path, plain: write_archive(path, {"gpqa_diamond.csv": b""}), "columns"),
+    ],
+    ids=["password", "no archive", "another archive", "torn", "other columns", "empty"],
+)
+def test_an_archive_that_cannot_be_used_says_why(archive: Any, reason: str, tmp_path: Path) -> None:
+    """One line with the file or its folder and the cause."""
+    plain, path = as_csv(tmp_path, ROWS), tmp_path / "data/gpqa/dataset.zip"
+    path.parent.mkdir(parents=True)
+    archive(path, plain)
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path / "data")
+
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path / "data") in message
+    assert reason in message
+
+
+def test_without_any_file_both_are_named(tmp_path: Path) -> None:
+    """One line: what was looked for, and where the archive is from."""
+    with pytest.raises(UserError, match=r"gpqa/gpqa_diamond\.csv nor .*gpqa/dataset\.zip; .*idavidrein/gpqa"):
+        opened(tmp_path)
+
+
+def test_the_papers_form_has_one_subset(packed: Path) -> None:
+    """`gpqa-paper:diamond` is `gpqa:diamond`, and says so."""
+    with pytest.raises(UserError, match="gpqa:diamond"):
+        opened(packed, "gpqa-paper:diamond")
+
+
+# --- The order of the choices -------------------------------------------------------------------------------------
+
+
+def test_the_order_is_that_of_lm_eval_in_a_process_of_its_own(unpacked: Path, tmp_path: Path) -> None:
+    """What `simple_evaluate` asks, with all its defaults and nothing of ours loaded, is what we ask."""
+    rows = [{**row, "Correct Answer": f"{row['Correct Answer']} or so"} for row in ROWS]  # as text: its reader guesses
+    for n in (1, 2, 3):
+        rows = [{**row, f"Incorrect Answer {n}": f"{row[f'Incorrect Answer {n}']} or so"} for row in rows]
+    write_csv(unpacked / "gpqa/gpqa_diamond.csv", rows)
+    code = f"""
+import json, lm_eval, lm_eval.evaluator
+from lm_eval.api.model import LM
+lm_eval.evaluator.add_env_info = lambda results: None
+class Spy(LM):
+    tokenizer_name = "spy"
+    def generate_until(self, requests):
+        print("ASKED", json.dumps([r.args[0] for r in requests]))
+        return ["" for _ in requests]
+    def apply_chat_template(self, messages, add_generation_prompt=True):
+        return "".join(f"<{{turn['role']}}>{{turn['content']}}</>" for turn in messages) + "<assistant>"
+    loglikelihood = loglikelihood_rolling = generate_until
+files = {{"train": {str(unpacked / "gpqa/gpqa_diamond.csv")!r}}}
+data = {{"dataset_path": "csv", "dataset_name": None, "dataset_kwargs": {{"data_files": files}}}}
+from pathlib import Path
+index = lm_eval.tasks.TaskManager(
+    include_defaults=False, include_path=Path(lm_eval.__file__).parent / "tasks/gpqa/cot_zeroshot"
+)
+lm_eval.simple_evaluate(
+    model=Spy(), tasks=[{{"group": "own", "task": [{{"task": "gpqa_diamond_cot_zeroshot", **data}}]}}],
+    apply_chat_template=True, bootstrap_iters=0, task_manager=index,
+)
+"""
+    home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **home})
+    (asked,) = re.findall(r"^ASKED (.*)$", done.stdout, re.MULTILINE) or [done.stderr]
+
+    assert [p.text for p in opened(unpacked).prompts(chat, None)] == json.loads(asked)
+
+
+def test_the_order_is_the_same_when_planning_and_when_scoring(packed: Path) -> None:
+    """Whatever the caller drew before, whatever the limit, for a suite opened anew; the letters differ by question."""
+    random.seed(7)
+    first = opened(packed)
+    planned = first.prompts(chat, 5)
+    random.seed(8)
+    answers = right("gpqa", planned)
+    again = opened(packed)
+
+    assert again.score(answers) == first.score(answers) == dict.fromkeys(answers, 1.0)
+    assert again.prompts(chat, None)[:5] == planned
+    assert len(set(answers.values())) > 1
+
+
+def test_the_callers_generator_is_left_alone(packed: Path) -> None:
+    """Opening, asking and scoring draw nothing from it."""
+    before = random.getstate()
+    suite = opened(packed)
+    suite.score(right("gpqa", suite.prompts(chat, None)))
+
+    assert random.getstate() == before
+
+
+# --- Reading answers ----------------------------------------------------------------------------------------------
+
+
+def test_the_last_letter_in_brackets_counts(packed: Path) -> None:
+    """As lm-eval's flexible filter reads it: brackets or a colon before it, whatever stands around."""
+    expected = {
+        "The answer is ({right}).": 1.0,
+        "({wrong}) is wrong, so it is ({right})": 1.0,
+        "({right}) seems right, but it is ({wrong}).": 0.0,
+        "Answer: {right}": 1.0,
+        "It is {right}": 0.0,
+        "({wrong})": 0.0,
+        "": 0.0,
+    }
+    suite = opened(packed)
+    prompts = suite.prompts(chat, len(expected))
+    answers = {}
+    for prompt, answer in zip(prompts, expected, strict=True):
+        letter = right("gpqa", [prompt])[prompt.item][-3]
+        answers[prompt.item] = answer.format(right=letter, wrong="A" if letter != "A" else "B")
+
+    assert list(suite.score(answers).values()) == list(expected.values())

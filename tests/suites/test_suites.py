@@ -1,0 +1,539 @@
+"""What every suite owes its caller, and what the questions and scores of lm-eval's tasks must be.
+
+The contract runs on made-up questions (tests/made_up.py); GSM8K itself is read where MTBENCH_DATA_DIR names a folder
+that holds gsm8k/train.jsonl and gsm8k/test.jsonl (or .gz).
+"""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from jinja2 import TemplateError
+from made_up import COUNT, GSM8K, WRONG, answerable, right, write_all, write_lines
+
+from mtbench.errors import UserError
+from mtbench.evaluation.lm_eval import HarnessSuite
+from mtbench.evaluation.sandbox import unavailable
+from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
+from mtbench.registry import SUITES
+
+NAMES = list(SUITES)
+SCORED = [name for name in NAMES if SUITES[name].metric]
+HARNESS = [name for name in NAMES if issubclass(SUITES[name], HarnessSuite)]
+OWN = [name for name in HARNESS if not name.endswith("-paper")]  # the others differ from these in values alone
+ANSWERED = list(answerable([*OWN, "gsm8k-paper", "mmlu-pro-paper"]))
+GROUPS = [name for name in HARNESS if SUITES[name].subtasks]
+REAL = os.environ.get("MTBENCH_DATA_DIR")
+real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with gsm8k/test.jsonl")
+
+
+def chat(messages: Messages) -> str:
+    """A chat template as plain as can be."""
+    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of our own for datasets; whoever goes offline comes back at the end."""
+    import datasets.config
+    import huggingface_hub.constants
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+            patch.setattr(datasets.config, name, True)
+            patch.setenv(name, "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder with made-up questions. Its name would be a pattern, were it read as one."""
+    return write_all(tmp_path_factory.mktemp("data") / "a [b] *")
+
+
+def make(name: str, folder: Path, subtasks: tuple[str, ...] = ()) -> Suite:
+    if SUITES[name].metric == "pass@1" and (reason := unavailable()):
+        pytest.skip(reason)
+    rest = str(folder / "mine.jsonl") if name == "prompts" else ""
+    source = Source(data_dir=folder, offline=True, subtasks=subtasks, skip_unscorable=True)
+    suite: Suite = SUITES[name](rest, source)
+    return suite
+
+
+opened = cache(make)  # for whom it is all the same that somebody asked it before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_limit_takes_the_first_items_of_each_subtask_and_changes_none(name: str, folder: Path) -> None:
+    """Item ids, texts and stop strings are the same whatever the limit, and for a suite made anew."""
+    suite = opened(name, folder)
+    some = suite.prompts(chat, 7)
+    fewer = suite.prompts(chat, 3)
+    conversations = Counter(task for task, _ in {tuple(p.item.split("/")[:2]) for p in some})
+
+    assert set(conversations.values()) == {7}
+    assert set(conversations) <= set(suite.subtasks) or (len(conversations) == 1 and not suite.subtasks)
+    assert fewer == some[: len(fewer)]
+    assert len(fewer) * 7 == len(some) * 3
+    assert make(name, folder).prompts(chat, 7) == some
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_items_are_named_once_and_written_by_the_template(name: str, folder: Path) -> None:
+    """Ids are unique and read `<task>/<doc id>/<turn>`; the text the template's if `task` says so; no stop is empty."""
+    suite = opened(name, folder)
+    prompts = suite.prompts(chat, COUNT)
+
+    assert len({p.item for p in prompts}) == len(prompts) >= COUNT
+    for prompt in prompts:
+        task, doc, turn = prompt.item.split("/")
+        assert task
+        assert doc
+        assert turn.isdigit()
+        assert ("<assistant>" in prompt.text) == suite.task["chat_template"]
+        assert all(prompt.stop)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_suite_says_what_it_asked(name: str, folder: Path) -> None:
+    """`task` has a name and goes into JSON; the budget is positive; the file opens with a docstring."""
+    suite = opened(name, folder)
+
+    assert SUITES[name].name == name
+    assert suite.task["name"]
+    assert json.loads(json.dumps(suite.task)) == suite.task
+    assert suite.max_new_tokens > 0
+    assert sys.modules[type(suite).__module__].__doc__
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_only_what_was_answered_is_scored(name: str, folder: Path) -> None:
+    """`score` returns exactly the items it was given, in any order; none given, none returned; empty answers get 0."""
+    suite = opened(name, folder)
+    items = [p.item for p in suite.prompts(chat, 6)]
+
+    assert suite.score({items[5]: "", items[2]: ""}) == {items[2]: 0.0, items[5]: 0.0}
+    assert suite.score({}) == {}
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "prompts"])
+def test_what_stands_behind_a_colon_is_never_ignored(name: str, folder: Path) -> None:
+    """Where there is nothing to choose, or nothing of that name, it is refused."""
+    with pytest.raises(UserError, match="nonsense"):
+        SUITES[name]("nonsense", Source(data_dir=folder, offline=True))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if SUITES[n].subtasks and not n.endswith("-paper")])
+def test_a_subtask_is_asked_as_it_is_among_the_others(name: str, folder: Path) -> None:
+    """Chosen subtasks have the same items and texts, in the same order, as with all of them; the rest is not there."""
+    whole = opened(name, folder).prompts(chat, 2)
+    chosen = tuple(dict.fromkeys(p.item.split("/")[0] for p in whole))[1:3]
+
+    assert opened(name, folder, chosen).prompts(chat, 2) == [p for p in whole if p.item.split("/")[0] in chosen]
+
+
+def test_suites_are_listed_without_the_libraries_that_serve_them() -> None:
+    """Finding every suite imports neither lm-eval nor datasets nor torch: generation runs without the first two."""
+    code = "import sys; from mtbench.registry import SUITES; list(SUITES)\n"
+    code += "print({'lm_eval', 'datasets', 'torch', 'transformers'} & set(sys.modules))"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+# --- lm-eval's tasks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_prompts_and_scores_are_those_of_lm_eval_itself(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts, stop strings and scores are what `simple_evaluate` uses with a chat template and all else default."""
+    import lm_eval.evaluator
+    from lm_eval.api.model import LM
+
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # seconds of asking pip
+    monkeypatch.setattr(lm_eval.evaluator, "get_git_commit_hash", lambda: None)
+    suite = opened(name, folder)
+    assert isinstance(suite, HarnessSuite)
+    prompts = suite.prompts(chat, 2)
+    ours = {p.item: (p.text, list(p.stop)) for p in prompts}
+    answers = {item: text if int(item.split("/")[1]) % 2 else WRONG for item, text in right(name, prompts).items()}
+    short = {task.config.task: short for short, task in suite._tasks.items()}
+    theirs = {}
+
+    class Spy(LM):  # type: ignore[misc]
+        tokenizer_name = "spy"
+
+        def generate_until(self, requests: list[Any]) -> list[str]:
+            items = [f"{short[request.task_name]}/{request.doc_id}/0" for request in requests]
+            theirs.update({i: (r.args[0], r.args[1]["until"]) for i, r in zip(items, requests, strict=True)})
+            return [answers[item] for item in items]
+
+        def apply_chat_template(self, messages: Messages, add_generation_prompt: bool = True) -> str:
+            return chat(messages)
+
+        loglikelihood = loglikelihood_rolling = generate_until
+
+    logged = lm_eval.simple_evaluate(
+        model=Spy(),
+        tasks=list(suite._tasks.values()),
+        task_manager=lm_eval.tasks.TaskManager(include_defaults=False),
+        limit=2,
+        apply_chat_template=True,
+        bootstrap_iters=0,
+    )["samples"]
+    scores = {
+        f"{short[task]}/{sample['doc_id']}/0": float(sample[str(suite.metric)])
+        for task, samples in logged.items()
+        for sample in samples
+        if sample["filter"] == suite.filter
+    }
+
+    assert ours == theirs
+    assert suite.score(answers) == scores
+    assert scores == {item: float(int(item.split("/")[1]) % 2) for item in scores}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_nothing_is_printed_drawn_or_written_beside_the_data(
+    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No progress bar, no log line, no number of the caller's generator, no file in the user's folder or cache."""
+    import datasets.config
+
+    before, drawn = sorted(folder.rglob("*")), random.getstate()
+    suite = make(name, folder)
+    suite.score({p.item: "18" for p in suite.prompts(chat, 2)})
+
+    assert capfd.readouterr() == ("", "")
+    assert sorted(folder.rglob("*")) == before
+    assert [path for path in Path(datasets.config.HF_DATASETS_CACHE).rglob("*") if path.is_file()] == []
+    assert random.getstate() == drawn
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_usual_form_is_lm_evals_own(name: str) -> None:
+    """The number of examples is the task's, the budget too where it names one, and the mean that of its group."""
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    suite = SUITES[name]
+    folder = Path(lm_eval.__file__).parent / "tasks" / suite.folder
+    index = TaskManager(include_defaults=False, include_path=folder).task_index
+    for task in suite.tasks:
+        said = load_yaml(index[task].yaml_path, resolve_func=False)
+        assert said.get("num_fewshot", 0) == suite.num_fewshot
+        assert said["generation_kwargs"].get("max_gen_toks", suite.max_new_tokens) == suite.max_new_tokens
+    if suite.subtasks:
+        group = load_yaml(index[suite.group].yaml_path, resolve_func=False)
+        assert group["task"] == list(suite.tasks)
+        assert [(m["metric"], m["filter_list"], m["weight_by_size"]) for m in group["aggregate_metric_list"]] == [
+            (suite.metric, suite.filter, True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "shots", "stop"),
+    [
+        ("bbh-paper", "bbh_cot_fewshot", 3, ["</s>", "Q", "\n\n"]),
+        ("gpqa-paper", "gpqa_main_cot_zeroshot", 0, ["</s>"]),
+        ("gsm8k-paper", "gsm8k_cot", 0, ["Q:", "</s>", "<|im_end|>"]),
+        ("ifeval-paper", "ifeval", 0, []),
+        ("mmlu-pro-paper", "mmlu_pro", 0, ["</s>", "Q:", "<|im_end|>", "Question:"]),
+    ],
+)
+def test_the_papers_form_is_the_papers(name: str, task: str, shots: int, stop: list[str], folder: Path) -> None:
+    """256 tokens, the paper's number of examples as turns of the chat, its stop strings."""
+    suite = opened(name, folder)
+    (prompt, *_) = suite.prompts(chat, 1)
+
+    assert (suite.max_new_tokens, suite.task["name"], suite.task["num_fewshot"]) == (256, task, shots)
+    assert prompt.text.count("<user>") == shots + 1
+    assert list(prompt.stop) == stop
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_group_is_its_tasks_in_turn(name: str, folder: Path) -> None:
+    """Items are named by their subtask; the first of each comes before the second of any; `task` says which mean."""
+    suite = opened(name, folder)
+    items = [p.item for p in suite.prompts(chat, 2)]
+
+    assert items == [f"{subtask}/{doc}/0" for doc in (0, 1) for subtask in suite.subtasks]
+    assert suite.task["mean"] == "micro"
+    assert opened(name, folder, suite.subtasks[:2]).task["subtasks"] == list(suite.subtasks[:2])
+
+
+def test_only_the_files_of_the_chosen_subtasks_are_needed(tmp_path: Path) -> None:
+    """A folder with one file of BBH's 27 serves that subtask; the others are named when they are asked for."""
+    (tmp_path / "bbh/bbh").mkdir(parents=True)
+    (tmp_path / "bbh/bbh/snarks.json").write_text(json.dumps({"examples": [{"input": "?", "target": "(A)"}]}))
+
+    assert [p.item for p in make("bbh", tmp_path, ("snarks",)).prompts(chat, None)] == ["snarks/0/0"]
+    with pytest.raises(UserError, match=r"navigate\.json"):
+        make("bbh", tmp_path, ("snarks", "navigate"))
+
+
+def test_a_task_that_compares_likelihoods_is_refused(folder: Path) -> None:
+    """It generates nothing, so there is nothing to speed up; one line says so."""
+
+    class Compared(HarnessSuite):
+        name = "compared"
+        tasks: ClassVar = {"gpqa_main_zeroshot": {"train": "gpqa/gpqa_main.csv"}}
+        folder = "gpqa/zeroshot"
+        filter = "none"
+        metric = "acc"
+
+    with pytest.raises(UserError, match=r"^[^\n]*gpqa_main_zeroshot is of the type multiple_choice[^\n]*nothing to"):
+        Compared("", Source(data_dir=folder, offline=True))
+
+
+@pytest.mark.parametrize("name", [n for n in OWN if n != "gsm8k"] + ["gsm8k-paper"])
+def test_what_is_asked_is_not_trained_on(name: str, folder: Path) -> None:
+    """Suites without training data of their own say so; GPQA among them, whose questions are in a split called so."""
+    with pytest.raises(UserError, match="no training split"):
+        opened(name, folder).examples(1, seed=0)
+
+
+def test_examples_are_turns_of_their_own(folder: Path) -> None:
+    """gsm8k shows five question-and-answer turns before the question; gsm8k-paper asks the question alone."""
+    shown, bare = (opened(name, folder).prompts(chat, 1)[0].text for name in ("gsm8k", "gsm8k-paper"))
+
+    assert (shown.count("<user>"), shown.count("<assistant>"), shown.count("####")) == (6, 6, 5)
+    assert bare == "<user>Q: Ann has 1 pens and buys 1. How many?\nA:</><assistant>"
+
+
+def test_a_data_folder_without_the_file_names_it(tmp_path: Path) -> None:
+    """The error has the path that was looked for."""
+    write_lines(tmp_path / "gsm8k/train.jsonl", GSM8K)
+    with pytest.raises(UserError) as caught:
+        SUITES["gsm8k"]("", Source(data_dir=tmp_path, offline=True))
+
+    assert str(tmp_path / "gsm8k" / "test.jsonl") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("", ""), ('{"question": ', "JSON"), ('{"Q": "?", "A": "!"}\n', "question")],
+    ids=["empty", "torn", "other columns"],
+)
+def test_a_data_file_that_cannot_be_used_says_why(
+    content: str, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line with the folder and the cause; nothing else is printed."""
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(content)
+    with pytest.raises(UserError) as caught:
+        SUITES["gsm8k-paper"]("", Source(data_dir=tmp_path, offline=True))
+
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path) in message
+    assert reason in message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_offline_asks_the_cache_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy in the cache, `--offline` fails in one line that names `--data-dir`; no name is looked up."""
+    looked_up = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: looked_up.append(args))
+    with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with gsm8k/test.jsonl[^\n]*without --offline$"):
+        SUITES["gsm8k"]("", Source(offline=True))
+
+    assert looked_up == []
+
+
+def test_an_unreachable_hub_says_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the cause and the three ways out."""
+    import datasets
+
+    def unreachable(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("Couldn't reach 'openai/gsm8k'\non the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError) as caught:
+        SUITES["gsm8k"]("", Source())
+
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("Couldn't reach", "--data-dir DIR with gsm8k/test.jsonl", "--offline", "--checkpoint"):
+        assert part in message
+
+
+# --- GSM8K itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gold() -> list[str]:
+    """The reference answers, in order. The first three end in 18, 3 and 70000."""
+    lines = Path(REAL or "", "gsm8k", "test.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["answer"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def asked() -> dict[str, tuple[Suite, list[Prompt]]]:
+    """Both protocols with their first twenty questions."""
+    suites = {name: make(name, Path(REAL or "")) for name in ("gsm8k", "gsm8k-paper")}
+    return {name: (suite, suite.prompts(chat, 20)) for name, suite in suites.items()}
+
+
+@real
+@pytest.mark.parametrize("name", ["gsm8k", "gsm8k-paper"])
+def test_reference_answers_are_right_and_shifted_ones_wrong(
+    name: str, asked: dict[str, tuple[Suite, list[Prompt]]], gold: list[str]
+) -> None:
+    """Each question's own reference scores 1, the next question's scores 0."""
+    suite, prompts = asked[name]
+
+    assert set(suite.score({p.item: gold[n] for n, p in enumerate(prompts)}).values()) == {1.0}
+    assert set(suite.score({p.item: gold[n + 1] for n, p in enumerate(prompts)}).values()) == {0.0}
+
+
+@real
+@pytest.mark.parametrize(
+    ("name", "doc", "answer", "score"),
+    [
+        ("gsm8k", 0, "9 * 2 = 18\n#### 18", 1),
+        ("gsm8k", 0, "#### 18.", 1),
+        ("gsm8k", 0, "#### 18\n#### 19", 1),
+        ("gsm8k", 2, "#### 70,000", 1),
+        ("gsm8k", 2, "#### $70000", 0),
+        ("gsm8k", 0, "####18", 0),
+        ("gsm8k", 0, "#### 17", 0),
+        ("gsm8k", 0, "#### -18", 0),
+        ("gsm8k", 0, "The answer is 18.", 0),
+        ("gsm8k", 0, " ", 0),
+        ("gsm8k-paper", 0, "The answer is 18.", 1),
+        ("gsm8k-paper", 0, r"So it is \boxed{18}", 1),
+        ("gsm8k-paper", 2, "a profit of $70,000.", 1),
+        ("gsm8k-paper", 0, "18 eggs for 2 dollars", 0),
+        ("gsm8k-paper", 0, "The answer is eighteen.", 0),
+        ("gsm8k-paper", 0, "18.0", 0),
+    ],
+)
+def test_answers_are_read_as_lm_eval_reads_them(
+    name: str, doc: int, answer: str, score: float, asked: dict[str, tuple[Suite, list[Prompt]]]
+) -> None:
+    """gsm8k wants the first number behind `#### `; gsm8k-paper takes the last number wherever it stands."""
+    suite, prompts = asked[name]
+
+    assert suite.score({prompts[doc].item: answer}) == {prompts[doc].item: score}
+
+
+# --- prompts:FILE.jsonl -------------------------------------------------------------------------------------------
+
+
+def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
+    """A prompt is one user turn; ids are the file's or the line's; blank lines and other keys are left alone."""
+    lines = [
+        {"prompt": "Why?\u2028Really?", "category": "x"},
+        {"id": "sky", "messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Why?"}]},
+        {"id": 81, "prompt": "How?"},
+    ]
+    first, *others = (json.dumps(line, ensure_ascii=False) for line in lines)
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\ufeff" + "\n\n".join([first, *others]), encoding="utf-8")
+    suite = SUITES["prompts"](str(file), Source())
+
+    assert suite.prompts(chat, None) == [
+        Prompt(item="prompts/1/0", text="<user>Why?\u2028Really?</><assistant>"),
+        Prompt(item="prompts/sky/0", text="<system>Brief.</><user>Why?</><assistant>"),
+        Prompt(item="prompts/81/0", text="<user>How?</><assistant>"),
+    ]
+    assert suite.metric is None
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"prompt": "Why?"', "not JSON"),
+        ('"Why?"', "not an object"),
+        ('{"promt": "Why?"}', "either 'prompt' or 'messages'"),
+        ('{"prompt": "Why?", "messages": []}', "either 'prompt' or 'messages'"),
+        ('{"prompt": ""}', "empty or not a text"),
+        ('{"prompt": ["Why?"]}', "empty or not a text"),
+        ('{"messages": []}', "not a list of turns"),
+        ('{"messages": "Why?"}', "not a list of turns"),
+        ('{"messages": ["Why?"]}', "'role' is not one of"),
+        ('{"messages": [{"role": "human", "content": "Why?"}]}', "'role' is not one of system, user, assistant"),
+        ('{"messages": [{"role": "user"}]}', "empty or not a text"),
+        ('{"messages": [{"role": "assistant", "content": "Why?"}]}', "the last turn is not the user's"),
+        ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
+        ('{"prompt": "Why?", "id": null}', "id None"),
+        ('{"prompt": "Why?", "id": true}', "id True"),
+        ('{"prompt": "Why?", "id": 1}', "id 1 is that of line 1"),
+        ('{"prompt": "\\ud800"}', "surrogates not allowed"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
+    """File, line number and reason in one line."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"prompt": "fine"}\n\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        SUITES["prompts"](str(file), Source())
+
+    message = str(caught.value)
+    assert f"{file}, line 3: " in message
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    """A file in another encoding is refused at the line where that shows."""
+    file = tmp_path / "latin.jsonl"
+    file.write_bytes(b'{"prompt": "fine"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(UserError, match="line 2: not JSON"):
+        SUITES["prompts"](str(file), Source())
+
+
+@pytest.mark.parametrize(
+    ("rest", "reason"),
+    [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "Is a directory")],
+)
+def test_a_file_that_is_not_there_is_said_so(rest: str, reason: str, tmp_path: Path) -> None:
+    """No file, a wrong path, a folder: one line each, from the suite and from the cell's name alike."""
+    rest = rest.format(tmp_path)
+    with pytest.raises(UserError, match=reason):
+        SUITES["prompts"](rest, Source())
+    with pytest.raises(UserError, match=reason):
+        SUITES["prompts"].stem(rest)
+
+
+def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
+    """Blank lines are no prompts."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text("\n \n")
+    with pytest.raises(UserError, match=r"mine\.jsonl has no prompts"):
+        SUITES["prompts"](str(file), Source())
+
+
+def test_a_template_that_refuses_is_named_with_the_line(tmp_path: Path) -> None:
+    """Some checkpoints take no system turn; the user hears which line has one."""
+
+    def picky(messages: Messages) -> str:
+        raise TemplateError("System role not supported")
+
+    suite = SUITES["prompts"](str(write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])), Source())
+    with pytest.raises(UserError, match="line 1: the checkpoint's chat template refuses it"):
+        suite.prompts(picky, None)
+
+
+def test_an_edited_file_gets_cells_of_its_own(tmp_path: Path) -> None:
+    """The cell's name holds the file's stem and a hash of its content."""
+    file = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
+    before = SUITES["prompts"].stem(str(file))
+    write_lines(file, [{"prompt": "How?"}])
+
+    assert before.startswith("prompts-mine-")
+    assert SUITES["prompts"].stem(str(file)) != before

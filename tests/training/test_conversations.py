@@ -1,0 +1,597 @@
+"""Conversations to train on: what is read and what is refused, where labels lie, what is kept for the next time.
+
+GSM8K and Self-Instruct themselves are read where MTBENCH_DATA_DIR names a folder that holds gsm8k/ and
+sft_self_instruct/.
+"""
+
+import copy
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+from transformers import AddedToken
+
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import Messages, Source
+from mtbench.training.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
+from mtbench.training.init_model import learn_tokenizer
+from mtbench.training.recipes import Stage
+from mtbench.training.token_cache import Counts, lined_up
+from mtbench.training.trainer import Settings
+
+CHAT = [
+    {"role": "user", "content": "She has 12."},
+    {"role": "assistant", "content": "Okay."},
+    {"role": "user", "content": "And 3 more?"},
+    {"role": "assistant", "content": "The answer is 15."},
+]
+ROWS = [{"prompt": f"Why {n}?", "completion": f"Because {n}."} for n in range(8)]
+REAL = os.environ.get("MTBENCH_DATA_DIR")
+real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with gsm8k/ and sft_self_instruct/")
+
+
+def turns(question: str, answer: str) -> Messages:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where tokens are kept in this test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mtbench" / "tokens"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> str:
+    """A file of eight conversations."""
+    return write_lines(tmp_path / "rows.jsonl", ROWS)
+
+
+@pytest.fixture
+def unconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` with a cache of its own; whoever goes offline comes back at the end."""
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setattr(datasets.config, name, True)
+        monkeypatch.setenv(name, "1")
+
+
+@pytest.fixture(scope="module")
+def learned() -> Any:
+    """Byte-level BPE with single digits and ChatML, one of whose tokens is an empty line."""
+    return learn_tokenizer([turns("Why is she there?\n\n", "The answer is here.\n\n"), CHAT] * 50, vocab_size=320)
+
+
+@pytest.fixture
+def tokenizer(learned: Any) -> Any:
+    """A copy that a test may change."""
+    return copy.deepcopy(learned)
+
+
+@pytest.fixture
+def calls(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many texts the tokenizer has been given, call by call."""
+    seen: list[int] = []
+    inner = type(tokenizer).__call__
+
+    def count(self: Any, texts: list[str], **settings: Any) -> Any:
+        seen.append(len(texts))
+        return inner(self, texts, **settings)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", count)
+    return seen
+
+
+def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[int]:
+    """The conversation as the tokenizer itself writes it."""
+    text = tokenizer.apply_chat_template(conversation, tokenize=False, **settings)
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return ids
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": turns("Q\n\nI", "A"), "id": 7},
+        {"messages": [{**turn, "function_calls": None} for turn in turns("Q\n\nI", "A")], "prompt": "P"},
+        {"prompt": "Q\n\nI", "completion": "A"},
+        {"question": "Q\n\nI", "answer": "A", "input": "left alone"},
+        {"instruction": "Q\n\nI", "output": "A"},
+        {"instruction": "Q", "input": "I", "output": "A"},
+        {"instruction": "Q\n\nI", "input": "", "output": "A"},
+        {"instruction": "Q", "instances": [{"input": "I", "output": "A"}]},
+    ],
+)
+def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
+    """Messages, prompt and completion, question and answer, Alpaca's, Self-Instruct's; other columns do not matter."""
+    assert as_conversation(row) == turns("Q\n\nI", "A")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([1], "a row must be an object, this is a list"),
+        ({"text": "Q"}, r"columns \['text'\]; known: messages"),
+        ({"messages": turns("Q", "A")[:1]}, "at least two turns"),
+        ({"messages": turns("Q", "A")[::-1]}, "ends with the assistant's"),
+        ({"messages": "Q"}, "a list of objects"),
+        ({"messages": [{"role": "user", "content": ["Q"]}, {"role": "assistant", "content": "A"}]}, "the texts"),
+        ({"messages": [{"role": "user"}, {"role": "assistant", "content": "A"}]}, "the texts"),
+        ({"question": "Q", "answer": 3}, "the texts"),
+        ({"instruction": ["Q"], "input": "I", "output": "A"}, "the texts"),
+        ({"instruction": "Q", "instances": []}, "`instances` must be a list of one"),
+        ({"prompt": "Q", "completion": "\ud800"}, "half a character"),
+    ],
+)
+def test_a_row_of_no_schema_is_refused_with_its_number_and_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
+    """One line: which row of what, what is wrong with it, what is known."""
+    data = write_lines(tmp_path / "mine.jsonl", [*ROWS, row])
+    with pytest.raises(UserError, match=rf"^[^\n]*mine\.jsonl, line 9: [^\n]*{reason}[^\n]*$"):
+        list(read(data, None, Source()))
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+def test_rows_with_an_empty_turn_are_dropped_and_counted(tmp_path: Path, tokenizer: Any, content: str | None) -> None:
+    """A question or an answer without content teaches nothing; a system turn may be empty."""
+    system = {"role": "system", "content": ""}
+    empty = [{"question": content, "answer": "A"}, {"prompt": "Q", "completion": content}]
+    data = write_lines(tmp_path / "mine.jsonl", [*empty, {"messages": [system, *turns("Q", "A")]}])
+    prepared = prepare(data, None, tokenizer, max_length=64, seed=0)
+    assert len(prepared.examples) == 1
+    assert prepared.description["dropped"] == prepared.description["dropped_empty"] == 2
+    assert prepared.summary == "3 conversations: 2 dropped (a turn without content), 0 cut"
+
+
+# --- Where they come from -----------------------------------------------------------------------------------------
+
+
+def test_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSONL, packed JSONL, Parquet and a folder of them give their rows in order; blank lines do not count."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = tmp_path / "folder"
+    write_lines(folder / "a.jsonl", ROWS[:2])
+    with gzip.open(folder / "b.jsonl.gz", "wt") as packed:
+        packed.write("\n".join(json.dumps(row) for row in ROWS[2:4]) + "\n\n")
+    (folder / "c").mkdir()
+    columns = {"messages": [turns(row["prompt"], row["completion"]) for row in ROWS[4:]]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "c" / "d.parquet")
+    (folder / "README.md").write_text("No rows.")
+
+    expected = [turns(row["prompt"], row["completion"]) for row in ROWS]
+    assert list(read_conversations(str(folder), None, seed=0)) == expected
+    assert list(read_conversations(str(folder), 5, seed=0)) == expected[:5]
+    for module in ("datasets", "pyarrow"):  # neither is on a machine that only trains
+        monkeypatch.setitem(sys.modules, module, None)
+    assert list(read_conversations(str(folder / "b.jsonl.gz"), None, seed=0)) == expected[2:4]
+
+
+@pytest.mark.parametrize(
+    "files", [("test", "train-0", "train-1"), ("a/constraints", "train/0", "train/1"), ("a", "b_train_1", "b_train_2")]
+)
+def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, files: Sequence[str]) -> None:
+    """What lies beside it is for testing; splits are told by the names of files or folders."""
+    for file, rows in zip(files, (ROWS[:3], ROWS[3:4], ROWS[4:]), strict=True):
+        write_lines(tmp_path / "set" / f"{file}.jsonl", rows)
+    read = read_conversations(str(tmp_path / "set"), None, seed=0)
+    assert [question["content"] for question, _ in read] == [f"Why {n}?" for n in range(3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("torn.jsonl", b'{"prompt": "Q", "completion": "A"}\n{"prompt": \n', "torn.jsonl, line 2: not JSON"),
+        ("latin.jsonl", b'{"prompt": "caf\xe9", "completion": "A"}\n', "latin.jsonl, line 1: not JSON"),
+        ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n", mtime=0)[:-6], "beyond line 1"),
+        ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond line 0"),
+        ("not.parquet", b"plain", r"not\.parquet beyond row 0"),
+        ("mine.csv", b"plain", r"cannot tell what .*mine\.csv is; known: \.jsonl"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    """One line with the file, and the line where there are lines."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"^[^\n]*{reason}[^\n]*$"):
+        list(read(str(tmp_path / name), None, Source()))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ("nothing", r"no data 'nothing'; known: a suite \(arithmetic, "),
+        ("some/where.jsonl", "no data 'some/where.jsonl'"),
+        ("arithmetic", "say how many with `--examples N`"),
+        ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
+    ],
+)
+def test_data_that_is_not_there_is_named_with_the_choices(data: str, reason: str) -> None:
+    """A word that is nothing, a missing file, a suite without end, a suite without examples."""
+    with pytest.raises(UserError, match=reason):
+        list(read(data, None, Source()))
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    """With the kinds of files that would do."""
+    with pytest.raises(UserError, match=r"holds no file to train on; known: \.jsonl"):
+        list(read(str(tmp_path), None, Source()))
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "asked"),
+    [
+        ("allenai/Dolci-Instruct-SFT", None, ("allenai/Dolci-Instruct-SFT", None, "train", False)),
+        ("openai/gsm8k@socratic:test", 2, ("openai/gsm8k", "socratic", "test", True)),
+        ("a.b/c-d:train_sft", 2, ("a.b/c-d", None, "train_sft", True)),
+    ],
+)
+def test_a_data_set_of_the_hub_is_asked_for_by_name(
+    monkeypatch: pytest.MonkeyPatch, data: str, count: int | None, asked: tuple[Any, ...]
+) -> None:
+    """OWNER/NAME, @CONFIG, :SPLIT; with a count its rows are streamed."""
+    import datasets
+
+    def load(path: str, name: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
+        assert (path, name, split, streaming) == asked
+        yield from ROWS[:3]
+        yield {"text": "Q"}
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    if count is None:
+        with pytest.raises(UserError, match=rf"^{data}, row 4: columns \['text'\]"):
+            list(read(data, count, Source()))
+    else:
+        assert len(list(read(data, count, Source()))) == count
+
+
+@pytest.mark.usefixtures("unconnected")
+def test_an_unreachable_hub_is_one_line(tmp_path: Path) -> None:
+    """It names the data set, the cause, and what needs no network."""
+    with pytest.raises(UserError) as caught:
+        list(read("no-one/nothing", None, Source(offline=True)))
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("'no-one/nothing' in the cache (", "no such file or folder", "--data FILE.jsonl"):
+        assert part in message
+
+
+@pytest.mark.usefixtures("unconnected")
+def test_a_suites_training_split_is_its_examples_as_it_shows_them(tmp_path: Path) -> None:
+    """gsm8k gives question and answer as they stand in its prompts; without a training file, it says so."""
+    gsm8k = [{"question": f"Has {n}?", "answer": f"{n}.\n#### {n}"} for n in range(6)]
+    write_lines(tmp_path / "gsm8k" / "train.jsonl", gsm8k)
+    write_lines(tmp_path / "gsm8k" / "test.jsonl", gsm8k[:1])
+    found = list(read_conversations("gsm8k", None, seed=0, data_dir=tmp_path, offline=True))
+    assert found == [turns(f"Question: Has {n}?\nAnswer:", f"{n}.\n#### {n}") for n in range(6)]
+    assert list(read_conversations("gsm8k", 2, seed=1, data_dir=tmp_path, offline=True)) == found[:2]
+    with pytest.raises(UserError, match="'gsm8k-paper' has no training split in its data"):
+        list(read_conversations("gsm8k-paper", None, seed=0, data_dir=tmp_path, offline=True))
+
+
+def test_several_data_follow_one_another(rows: str, tokenizer: Any) -> None:
+    """`count` is taken of each, so that a suite without end can stand beside a file."""
+    prepared = prepare([rows, "arithmetic"], 3, tokenizer, max_length=512, seed=0)
+    first, second = (prepare(data, 3, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
+    assert prepared.description["data"] == [rows, "arithmetic"]
+    assert prepared.sources == (3, 3)
+    assert (prepared.description["read"], prepared.summary) == (6, "6 conversations: 0 dropped, 0 cut")
+    both = [*first.examples, *second.examples]
+    assert [(e.ids.tolist(), e.prompt) for e in prepared.examples] == [(e.ids.tolist(), e.prompt) for e in both]
+
+
+def of_sizes(sizes: Sequence[int]) -> Data:
+    """Conversations of one token each, 0, 1, 2, …, from sources of these sizes."""
+    total = sum(sizes)
+    ones = torch.ones(total, dtype=torch.long)
+    examples = lined_up(torch.arange(total, dtype=torch.int32), ones, ones * 0)
+    return Data(examples=examples, sources=tuple(sizes), description={}, sha256=examples.sha256, summary="")
+
+
+def numbers(examples: Sequence[Any]) -> list[int]:
+    return [int(example.ids) for example in examples]
+
+
+@given(some.lists(some.integers(0, 60), min_size=1, max_size=5).filter(any), some.integers(0, 40))
+def test_every_source_is_evaluated_on_in_proportion(sizes: list[int], held_out: int) -> None:
+    """All is in one of the two parts, in order; of a source its end is held out, within one of its exact share."""
+    total = sum(sizes)
+    learned, apart = map(numbers, of_sizes(sizes).split(held_out))
+    assert len(apart) == min(held_out, total // 10)
+    assert sorted([*learned, *apart]) == list(range(total))
+    assert (learned, apart) == (sorted(learned), sorted(apart))
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        of_it = [n for n in apart if begin <= n < end]
+        assert of_it == list(range(end - len(of_it), end))
+        assert abs(len(of_it) - len(apart) * size / total) < 1
+
+
+@given(some.integers(1, 200), some.integers(0, 40))
+def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None:
+    """Nothing else: the embedded checkpoints are trained anew bit for bit."""
+    data = of_sizes([size])
+    border = size - min(held_out, size // 10)
+    parts = data.split(held_out)
+    assert [part.sha256 for part in parts] == [data.examples[:border].sha256, data.examples[border:].sha256]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"), [((90, 10), (9, 1)), ((10, 90), (1, 9)), ((95, 5), (10, 0)), ((40, 0, 60), (4, 0, 6))]
+)
+def test_a_small_source_is_learned_wherever_it_stands(sizes: Sequence[int], shares: Sequence[int]) -> None:
+    """Ten of a hundred are held out, and a source of ten beside one of ninety gives one of them."""
+    learned, apart = of_sizes(sizes).split(10)
+    source = [n for n, size in enumerate(sizes) for _ in range(size)]
+    of = [source[number] for number in numbers(apart)]
+    assert [of.count(n) for n in range(len(sizes))] == list(shares)
+    assert len(learned) == 90
+
+
+@given(some.integers(1, 200), some.integers(1, 4), some.integers(0, 60))
+def test_of_each_source_as_many_are_learned_as_asked_for(examples: int, kinds: int, held_out: int) -> None:
+    """`--examples N` of several sources: N of each, or one more."""
+    settings = Settings(held_out=held_out)
+    read = Stage(name="x", objective=None, data=("x",) * kinds, examples=examples, settings=settings).to_read()
+    assert read is not None
+    learned, _ = of_sizes([read] * kinds).split(held_out)
+    of = [number // read for number in numbers(learned)]
+    assert {of.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
+
+
+# --- Tokens -------------------------------------------------------------------------------------------------------
+
+
+def test_labels_lie_on_the_last_assistant_turn_with_its_end_and_newline(tokenizer: Any) -> None:
+    """Earlier turns, the assistant's too, are prompt."""
+    examples, counts = tokenise([("here", CHAT)], tokenizer, max_length=512)
+    ids, prompt = examples[0]
+    assert ids.dtype == torch.long
+    assert tokenizer.decode(ids[prompt:]) == "The answer is 15.<|im_end|>\n"
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert counts == Counts(read=1, empty=0, long=0, cut=0)
+
+
+def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any) -> None:
+    """What fits is kept from the left; a prompt that leaves no room for an answer is counted, not trained."""
+    whole, _ = tokenise([("here", CHAT)], tokenizer, max_length=512)
+    prompt = whole[0].prompt
+    short, counts = tokenise([("here", CHAT)] * 2, tokenizer, max_length=prompt + 3)
+    assert short[1].ids.tolist() == whole[0].ids[: prompt + 3].tolist()
+    assert (counts.long, counts.cut) == (0, 2)
+    none, counts = tokenise([("here", CHAT)], tokenizer, max_length=prompt)
+    assert (len(none), counts.long, counts.cut) == (0, 1, 0)
+    reason = r"no conversation shorter than max_length 3 \(8 conversations: 8 dropped.*; give .* `--max-length N`"
+    with pytest.raises(UserError, match=reason):
+        prepare(rows, None, tokenizer, max_length=3, seed=0)
+
+
+def test_people_are_told_what_became_of_the_rows() -> None:
+    """One line with every reason there is."""
+    assert Counts(7473, 0, 12, 3).summary(512) == (
+        "7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut"
+    )
+    assert Counts(9, 4, 1, 0).summary(64) == (
+        "9 conversations: 1 dropped (prompt of 64 tokens or more), 4 dropped (a turn without content), 0 cut"
+    )
+    assert Counts(8, 0, 0, 0).summary(64) == "8 conversations: 0 dropped, 0 cut"
+
+
+@pytest.mark.parametrize(
+    "question", ["Why?", "<|im_start|>assistant\n<|im_start|>", "<|mask|> \n\n <|endoftext|>  ", "½  <|note|>  🙂"]
+)
+@pytest.mark.parametrize("answer", ["Because 12.", " <|im_end|>\n<|im_start|>x", "  \t½\n\n"])
+@pytest.mark.parametrize("kind", ["chatml", "plain", "greedy"])
+def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, answer: str, kind: str) -> None:
+    """Prompts are tokenised in two parts, which no token shows, whether or not the texts hold special tokens.
+
+    Nor where the template has none, or where a special token takes the space before it.
+    """
+    if kind != "chatml":
+        tokenizer.chat_template = "{% for m in messages %}{{ '[' + m.content + ']' }}{% endfor %}" + (
+            "{% if add_generation_prompt %}{{ '[' }}{% endif %}"
+        )
+    if kind == "greedy":
+        note = AddedToken("<|note|>", special=True, normalized=False, lstrip=True)
+        tokenizer.add_special_tokens({"extra_special_tokens": [note]})
+    chat = turns(question, answer)
+    ((ids, prompt),), _ = tokenise([("here", chat)], tokenizer, max_length=512)
+    assert ids[:prompt].tolist() == tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
+    assert ids.tolist() == tokens_of(tokenizer, chat)
+
+
+def test_an_answer_whose_first_token_would_swallow_the_prompts_last_stands_alone(tokenizer: Any) -> None:
+    """An answer that begins with a newline follows the prompt's own tokens, as when the model is asked for it."""
+    chat = turns("Why?", "\nBecause.")
+    prompt = tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
+    assert tokens_of(tokenizer, chat)[: len(prompt)] != prompt
+    examples, _ = tokenise([("here", chat)], tokenizer, max_length=512)
+    assert examples[0].ids[: examples[0].prompt].tolist() == prompt
+    assert tokenizer.decode(examples[0].ids) == tokenizer.apply_chat_template(chat, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (
+            "{{ messages | length }}{{ messages[-1].content }}",
+            "rows.jsonl, line 1: this chat template changes a prompt",
+        ),
+        ("{{ messages[0].content }}", "rows.jsonl, line 1: this chat template changes a prompt"),
+        ("{{ raise_exception('No users') }}", r"line 1: the chat template refuses it \(No users\)"),
+        (None, "no chat template"),
+    ],
+)
+def test_a_template_that_shows_no_border_is_refused(
+    rows: str, tokenizer: Any, template: str | None, reason: str
+) -> None:
+    """A prompt that the answer changes, an answer that is left out, a refusal; with the row."""
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match=reason):
+        prepare(rows, None, tokenizer, max_length=64, seed=0)
+
+
+def test_examples_are_taken_by_index_slice_and_list(rows: str, tokenizer: Any) -> None:
+    """`lengths` and `prompts` tell of each what planning needs; a choice of them shares the tokens."""
+    examples = prepare(rows, None, tokenizer, max_length=64, seed=0).examples
+    assert examples.lengths.tolist() == [len(ids) for ids, _ in examples]
+    assert examples.prompts.tolist() == [prompt for _, prompt in examples]
+    for chosen, indices in (
+        (examples[2:], range(2, 8)),
+        (examples.take([5, 0, 5]), (5, 0, 5)),
+        (examples[::-3], (7, 4, 1)),
+    ):
+        assert [e.ids.tolist() for e in chosen] == [examples[i].ids.tolist() for i in indices]
+        assert chosen.ids is examples.ids
+        assert chosen.sha256 != examples.sha256
+    assert examples.take(slice(None)).sha256 == examples.sha256
+    assert len(examples[8:]) == 0
+    assert torch.equal(examples[-1].ids, examples[7].ids)
+    with pytest.raises(IndexError):
+        examples[8]
+
+
+# --- What is kept -------------------------------------------------------------------------------------------------
+
+
+def test_what_was_tokenised_once_is_taken_from_the_cache(rows: str, tokenizer: Any, calls: list[int]) -> None:
+    """The same data, settings and tokenizer: the same tokens and counts, and the tokenizer is not asked again."""
+    first = prepare(rows, None, tokenizer, max_length=21, seed=0)
+    assert sum(calls) > 8
+    calls.clear()
+    second = prepare(rows, None, tokenizer, max_length=21, seed=0)
+    assert not calls
+    assert (second.sha256, second.description, second.summary) == (first.sha256, first.description, first.summary)
+    assert [e.ids.tolist() for e in second.examples] == [e.ids.tolist() for e in first.examples]
+    assert second.description["cut"] > 0
+
+
+@pytest.mark.parametrize("change", ["content", "count", "max_length", "template", "special", "vocabulary"])
+def test_whatever_the_tokens_depend_on_makes_them_anew(
+    rows: str, tokenizer: Any, calls: list[int], change: str
+) -> None:
+    """Content, not names: another text, length, template, special token or vocabulary is another key."""
+    first = prepare(rows, None, tokenizer, max_length=64, seed=0)
+    calls.clear()
+    count, max_length = None, 64
+    if change == "content":
+        write_lines(Path(rows), [{"prompt": "Why not?", "completion": "So."}, *ROWS[1:]])
+    elif change == "count":
+        count = 7
+    elif change == "max_length":
+        max_length = 20
+    elif change == "template":
+        tokenizer.chat_template = tokenizer.chat_template.replace("\\n", " ")
+    elif change == "special":
+        tokenizer.add_special_tokens({"bos_token": "<|im_start|>"})
+    else:
+        tokenizer.add_tokens(["Because"])
+    second = prepare(rows, count, tokenizer, max_length=max_length, seed=0)
+    assert calls
+    assert (second.sha256 == first.sha256) == (change == "special")
+
+
+def test_each_source_is_kept_on_its_own(rows: str, tokenizer: Any, calls: list[int], kept: Path) -> None:
+    """Another source beside one, or another order, makes nothing anew that was tokenised before."""
+    first, second = (prepare(data, 5, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
+    calls.clear()
+    for order in ([rows, "arithmetic"], ["arithmetic", rows], [rows, rows]):
+        both = prepare(order, 5, tokenizer, max_length=512, seed=0)
+        parts = [first if name == rows else second for name in order]
+        assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
+        assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
+    assert not calls
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_names_and_places_do_not_matter(rows: str, tokenizer: Any, calls: list[int], tmp_path: Path) -> None:
+    """A copy of the file, in another schema, has its tokens already."""
+    first = prepare(rows, None, tokenizer, max_length=64, seed=0)
+    calls.clear()
+    other = [{"id": n, "question": row["prompt"], "answer": row["completion"]} for n, row in enumerate(ROWS)]
+    copy = prepare(write_lines(tmp_path / "copy.jsonl", other), None, tokenizer, max_length=64, seed=3)
+    assert not calls
+    assert copy.sha256 == first.sha256
+
+
+def torn(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def rotten(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [torn, rotten, emptied])
+def test_kept_tokens_that_were_spoilt_are_made_again(
+    rows: str, tokenizer: Any, calls: list[int], kept: Path, spoil: Callable[[Path], None]
+) -> None:
+    """A torn file, a flipped bit, an empty file: nothing of it is trained on, and the next time it is whole."""
+    first = prepare(rows, None, tokenizer, max_length=64, seed=0).sha256
+    (file,) = kept.iterdir()
+    spoil(file)
+    calls.clear()
+    assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
+    assert calls
+    calls.clear()
+    assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
+    assert not calls
+    assert list(kept.iterdir()) == [file]
+
+
+def test_without_a_place_to_keep_them_tokens_are_made_each_time(
+    rows: str, tokenizer: Any, calls: list[int], tmp_path: Path
+) -> None:
+    """A cache that cannot be written costs time, nothing else."""
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    for _ in range(2):
+        calls.clear()
+        assert len(prepare(rows, None, tokenizer, max_length=64, seed=0).examples) == 8
+        assert calls
+
+
+# --- Real data ----------------------------------------------------------------------------------------------------
+
+
+@real
+@pytest.mark.usefixtures("unconnected")
+def test_gsm8k_and_self_instruct_are_read_whole() -> None:
+    """7,473 training questions, none of them asked in the test; 175 seed tasks and 252 written by users."""
+    folder = Path(REAL or "")
+    gsm8k = list(read_conversations("gsm8k", None, seed=0, data_dir=folder, offline=True))
+    assert len(gsm8k) == 7473
+    assert all("\n#### " in answer["content"] for _, answer in gsm8k)
+    tested = {json.loads(line)["question"] for line in (folder / "gsm8k" / "test.jsonl").open(encoding="utf-8")}
+    assert not tested & {
+        question["content"].removeprefix("Question: ").removesuffix("\nAnswer:") for question, _ in gsm8k
+    }
+    assert len(list(read_conversations(str(folder / "sft_self_instruct"), None, seed=0))) == 175 + 252
+    assert len(list(read_conversations(str(folder / "gsm8k"), None, seed=0))) == 7473

@@ -1,0 +1,178 @@
+"""What a training is said to have learned, against counting by hand."""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from mtbench.models.runner import ATTENTION
+from mtbench.training import linear_cross_entropy
+from mtbench.training.evaluation import EDGES, calibration, evaluate
+from mtbench.training.loss import learns
+from mtbench.training.objectives import Mars, Medusa, Objective, Special
+from mtbench.training.packing import Example, Laid
+from mtbench.training.schedule import Schedule
+
+MASK, END, VOCABULARY = 20, 21, 24
+
+
+def conversations(count: int) -> list[Example]:
+    random = Random(1)
+    lengths = [(random.randint(1, 6), random.randint(5, 14)) for _ in range(count)]
+    return [Example(torch.tensor(random.choices(range(20), k=sum(one))), one[0]) for one in lengths]
+
+
+def schedule(objective: Objective, examples: list[Example], **shape: int) -> Schedule:
+    return Schedule(
+        examples=examples,
+        objective=objective,
+        special=Special(MASK, END),
+        batch_size=len(examples),
+        epochs=1,
+        seed=0,
+        **({"rows": 3, "packed": 0} | shape),
+    )
+
+
+def model() -> Any:
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.5,  # so that some predictions are sure
+        attn_implementation="eager",
+    )
+    return Qwen2ForCausalLM(config).eval()
+
+
+def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[Laid, Tensor]]:
+    """Each conversation as laid, and the distribution of each of its predictions: one forward by transformers' own."""
+    for turn in range(len(examples)):
+        laid = schedule(objective, examples)._lay(turn)
+        clean = laid.segment == 0
+        shown = clean & (laid.place < laid.context[:, None])
+        own = ~clean & (laid.segment == laid.segment[:, None]) & (laid.place <= laid.reach[:, None])
+        hidden = trained.model(
+            input_ids=laid.ids[None],
+            position_ids=laid.place[None],
+            attention_mask=torch.zeros(1, 1, *shown.shape).masked_fill(~(shown | own), float("-inf")),
+        ).last_hidden_state[0, laid.at]
+        yield laid, logits(trained, hidden, laid.ahead.tolist()).softmax(1)
+
+
+def logits(trained: Any, hidden: Tensor, ahead: list[int]) -> Tensor:
+    """Of each prediction, by the model's head, or by that of Medusa's which looks so far ahead."""
+    if not hasattr(trained, "medusa"):
+        return hidden @ trained.get_parameter("lm_head.weight").T  # type: ignore[no-any-return]
+    heads = [trained.medusa[n - 2] for n in ahead]
+    return torch.stack([head(state) @ head.head.T for head, state in zip(heads, hidden, strict=True)])
+
+
+@pytest.mark.parametrize("shape", [{}, {"packed": 160, "rows": 2}], ids=["rows", "packed"])
+@pytest.mark.parametrize("objective", [Mars(block_size=4), Medusa(heads=3)], ids=lambda o: o.name)
+@torch.no_grad()
+def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
+    objective: Objective, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However conversations share rows, and logits come in chunks: each prediction is judged once, by its own head."""
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK", 5 * VOCABULARY)
+    examples, trained = conversations(7), model()
+    objective.attach(trained)
+    for head in getattr(trained, "medusa", ()):
+        torch.nn.init.normal_(head.hidden.weight)
+    ahead, right, confidence = [], [], []
+    for laid, probabilities in alone(objective, examples, trained):
+        ahead += laid.ahead.tolist()
+        right += (probabilities.argmax(1) == laid.target).tolist()
+        confidence += probabilities.amax(1).tolist()
+
+    trained.set_attn_implementation(ATTENTION)
+    learns(trained, objective)
+    found = evaluate(trained, schedule(objective, examples, **shape), torch.device("cpu"))
+
+    assert found["conversations"] == 7
+    assert found["loss"] == pytest.approx(sum(found[part] for part in objective.parts), abs=1e-4)
+    judged = [n for n in sorted(set(ahead)) if n > 0]
+    assert [entry["ahead"] for entry in found["ahead"]] == judged
+    for entry in found["ahead"]:
+        mine = [r for r, n in zip(right, ahead, strict=True) if n == entry["ahead"]]
+        assert entry["n"] == len(mine)
+        assert entry["accuracy"] == pytest.approx(sum(mine) / len(mine), abs=1e-5)
+    beyond = [(r, c) for r, c, n in zip(right, confidence, ahead, strict=True) if n > 1]
+    assert sum(entry["n"] for entry in found["calibration"]) == len(beyond)
+    for entry in found["calibration"]:
+        inside = [(r, c) for r, c in beyond if entry["low"] <= c < entry["high"] or c == entry["high"] == 1]
+        assert entry["n"] == len(inside)
+        assert entry["confidence"] == pytest.approx(sum(c for _, c in inside) / len(inside), abs=1e-4)
+        assert entry["accuracy"] == pytest.approx(sum(r for r, _ in inside) / len(inside), abs=1e-5)
+
+
+class Fixed:
+    """A schedule of one forward, and what a model tells of it."""
+
+    def __init__(self, ahead: list[int]) -> None:
+        self.examples, self.objective, self.ahead = [None], Medusa(heads=1), torch.tensor(ahead)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> dict[str, Tensor]:
+        return {"ahead": self.ahead}
+
+    def evaluated(self, right: list[int], confidence: list[float]) -> dict[str, Any]:
+        def forward(**batch: Tensor) -> Mapping[str, Tensor]:
+            return {
+                "parts": torch.tensor([1.5]),
+                "right": torch.tensor(right, dtype=torch.bool),
+                "confidence": torch.tensor(confidence),
+            }
+
+        return evaluate(forward, self, torch.device("cpu"))  # type: ignore[arg-type] # as much of one as is asked
+
+
+def test_predictions_behind_the_end_of_the_text_are_not_judged() -> None:
+    """They are sure and right, and nobody will ever decode them."""
+    found = Fixed([2, 0, 2, 0]).evaluated([0, 1, 1, 1], [0.3, 0.99, 0.3, 0.99])
+    assert found["ahead"] == [{"ahead": 2, "n": 2, "accuracy": 0.5}]
+    assert [(entry["low"], entry["n"]) for entry in found["calibration"]] == [(0.3, 2)]
+
+
+def test_where_only_next_tokens_are_predicted_their_confidence_is_judged() -> None:
+    """Else that of predictions beyond: there next tokens are left out."""
+    assert sum(entry["n"] for entry in Fixed([1, 1, 1]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 3
+    assert sum(entry["n"] for entry in Fixed([1, 2, 3]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 2
+
+
+def test_nothing_to_predict_is_nothing_found() -> None:
+    """A held-out conversation may by chance have no masked token."""
+    found = Fixed([]).evaluated([], [])
+    assert (found["ahead"], found["calibration"]) == ([], [])
+
+
+def test_every_confidence_is_in_one_bin() -> None:
+    """Bins begin with their lower edge; certainty is in the last one; empty bins are left out."""
+    sure = torch.tensor([0.0, 0.1, 0.4999, 0.5, 0.9, 0.94999, 0.95, 1.0, 1.0])
+    right = torch.tensor([0, 0, 1, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
+    found = calibration(right, sure)
+    told = [(entry["low"], entry["high"], entry["n"], entry["accuracy"]) for entry in found]
+    assert told == [
+        (0.0, 0.1, 1, 0.0),
+        (0.1, 0.2, 1, 0.0),
+        (0.4, 0.5, 1, 1.0),
+        (0.5, 0.6, 1, 1.0),
+        (0.9, 0.95, 2, 0.5),
+        (0.95, 1.0, 3, 0.66667),
+    ]
+    assert found[-1]["confidence"] == pytest.approx(2.95 / 3, abs=1e-5)
+    everywhere = torch.tensor([edge for low, high in pairwise(EDGES) for edge in (low, (low + high) / 2)])
+    spread = calibration(torch.ones_like(everywhere, dtype=torch.bool), everywhere)
+    assert [entry["n"] for entry in spread] == [2] * (len(EDGES) - 1)

@@ -1,0 +1,41 @@
+"""A checkpoint to begin with: its tokenizer, and that it overwrites nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtbench.errors import UserError
+from mtbench.training.init_model import initialise, learn_tokenizer
+
+TALK = [
+    [{"role": "user", "content": f"What is {n} times {n}?"}, {"role": "assistant", "content": f"It is {n * n}."}]
+    for n in range(100, 140)
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return learn_tokenizer(TALK, 400)
+
+
+def test_the_tokenizer_has_single_digits_and_its_special_tokens(tokenizer: Any) -> None:
+    """A number is a token per digit; the end of a turn ends generation; the mask is one token."""
+    assert tokenizer.tokenize("147 shells")[:3] == ["1", "4", "7"]
+    assert not any(len(token) > 1 and any(map(str.isdigit, token)) for token in tokenizer.get_vocab())
+    named = (tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token)
+    assert named == ("<|im_end|>", "<|endoftext|>", "<|mask|>")
+    assert len(tokenizer("<|mask|><|im_end|>").input_ids) == 2
+
+
+@pytest.mark.parametrize("text", ["Größe 3½ ≤ 4", "日本語", "\n\n  x\t", "naïve 🙂"])
+def test_the_tokenizer_gives_any_text_back(tokenizer: Any, text: str) -> None:
+    """Byte-level: nothing is unknown."""
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_an_untrained_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
+    """Its folder must be new."""
+    with pytest.raises(UserError, match="exists already"):
+        initialise(TALK, tmp_path, seed=0, data={}, vocab_size=400)
+    assert not list(tmp_path.iterdir())

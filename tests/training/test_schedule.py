@@ -1,0 +1,254 @@
+"""The schedule: who is trained on when. What is learned does not depend on how it is cut into forwards."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from mtbench.models.runner import ATTENTION
+from mtbench.training.loss import hidden_states
+from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special, losses
+from mtbench.training.packing import PADDING, Example, Packed
+from mtbench.training.schedule import Schedule, best_fit, dice
+
+VOCAB, MASK, END = 23, 20, 21
+SPECIAL = Special(mask=MASK, end=END)
+BLOCK = st.integers(2, 17)
+OBJECTIVES: st.SearchStrategy[Objective] = st.one_of(
+    st.builds(Ar),
+    st.builds(Draft),
+    st.builds(
+        Mars,
+        block_size=BLOCK,
+        layout=st.sampled_from(["released", "anchored"]),
+        ar_weight=st.sampled_from([0.0, 1.0]),
+        timestep_weight=st.booleans(),
+        random_offset=st.booleans(),
+    ),
+    st.builds(BlockDiffusion, block_size=BLOCK),
+    st.builds(Medusa, heads=st.integers(1, 6)),
+)
+
+
+@st.composite
+def examples(draw: st.DrawFn, most: int = 40) -> Example:
+    length = draw(st.integers(2, most))
+    return Example(torch.arange(length) % 20, draw(st.integers(0, length - 1)))
+
+
+def some_examples(count: int, seed: int = 0) -> list[Example]:
+    """Told apart by their first token."""
+    random = torch.Generator().manual_seed(seed)
+    return [
+        Example(
+            torch.cat([torch.tensor([n % 20]), torch.randint(20, (int(length),), generator=random)]),
+            1 + int(length) // 3,
+        )
+        for n, length in enumerate(torch.randint(1, 30, (count,), generator=random))
+    ]
+
+
+def schedule(count: int | list[Example] = 10, **changes: Any) -> Schedule:
+    usual: dict[str, Any] = {
+        "examples": some_examples(count) if isinstance(count, int) else count,
+        "objective": Ar(),
+        "special": SPECIAL,
+        "batch_size": 4,
+        "epochs": 1,
+        "seed": 0,
+        "rows": 3,
+        "packed": 0,
+    }
+    return Schedule(**(usual | changes))
+
+
+@given(OBJECTIVES, examples(), st.integers(0, 1 << 40))
+@settings(deadline=None, max_examples=300)
+def test_a_conversation_is_never_fed_more_tokens_than_its_size(
+    objective: Objective, example: Example, turn: int
+) -> None:
+    """So what is packed by size fits. The size grows with the length and shrinks with the prompt."""
+    size = objective.size(len(example.ids), example.prompt)
+    assert len(objective.lay(example, SPECIAL, dice(0, turn)).ids) <= size <= objective.size(40, 0)
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
+def test_packing_loses_nothing_and_never_overflows(sizes: list[int], capacity: int) -> None:
+    """Every conversation is in one row; no row holds more than fits; no two rows would fit into one."""
+    rows = best_fit(range(len(sizes)), dict(enumerate(sizes)), capacity)
+    assert sorted(turn for row in rows for turn in row) == list(range(len(sizes)))
+    filled = sorted(sum(sizes[turn] for turn in row) for row in rows)
+    assert all(0 < tokens <= capacity for tokens in filled)
+    assert len(filled) < 2 or filled[0] + filled[1] > capacity
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1, 1.1, 2, 2.5, 3]), st.integers(0, 3))
+@settings(deadline=None, max_examples=100)
+def test_an_epoch_takes_every_conversation_once(count: int, batch_size: int, epochs: float, seed: int) -> None:
+    """Steps are full but for the last; a part of an epoch is that part of its conversations, none of them twice."""
+    plan = schedule(count, batch_size=batch_size, epochs=epochs, seed=seed)
+    steps = [plan.conversations(step) for step in range(plan.steps)]
+    turns = [n for step in steps for n in step]
+    assert len(turns) == max(1, round(count * epochs))
+    assert [len(step) for step in steps[:-1]] == [batch_size] * (len(steps) - 1)
+    assert 0 < len(steps[-1]) <= batch_size
+    whole, rest = divmod(len(turns), count)
+    for epoch in range(whole):
+        assert sorted(turns[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert len(set(turns[whole * count :])) == rest
+
+
+def test_epochs_are_in_different_orders_and_seeds_too() -> None:
+    """Order is drawn anew for each, always the same for the same seed."""
+    first = schedule(30, batch_size=30, epochs=2)
+    orders = [first.conversations(0), first.conversations(1), schedule(30, batch_size=30, seed=9).conversations(0)]
+    assert len({tuple(order) for order in orders}) == 3
+    assert orders[:2] == [schedule(30, batch_size=30, epochs=2).conversations(step) for step in (0, 1)]
+
+
+def test_every_seed_and_turn_has_randomness_of_its_own() -> None:
+    """Seeds as long as a date serve too."""
+    seeds = [0, 1, 42, 20261121, 1 << 31]
+    drawn = {(seed, turn): torch.rand((), generator=dice(seed, turn)).item() for seed in seeds for turn in range(20)}
+    assert len(set(drawn.values())) == len(drawn)
+    assert drawn[42, 3] == torch.rand((), generator=dice(42, 3)).item()
+    masked = [schedule(1, objective=BlockDiffusion(), epochs=9, batch_size=9, seed=seed)[0]["weight"] for seed in seeds]
+    assert len({tuple(weights.flatten().tolist()) for weights in masked}) == len(seeds)
+
+
+@given(
+    OBJECTIVES,
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.sampled_from([1, 2.5]),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=60)
+def test_all_forwards_together_are_the_whole_training(
+    objective: Objective, count: int, batch_size: int, epochs: float, rows: int, packs: bool, processes: int
+) -> None:
+    """Predictions and their weights are those of one forward per step, however rows are packed and who makes them."""
+    some = some_examples(count)
+    largest = max(objective.size(len(e.ids), e.prompt) for e in some)
+    same = {"objective": objective, "batch_size": batch_size, "epochs": epochs}
+    plan = schedule(some, rows=rows, packed=packs * (largest + 7), processes=processes, **same)
+    one = schedule(some, rows=batch_size, **same)
+    assert one.forwards == 1
+    assert len(plan) == plan.steps * plan.forwards
+    assert plan.forwards % processes == 0
+    assert plan.steps == one.steps
+    for step in range(plan.steps):
+        parts = [plan[step * plan.forwards + n] for n in range(plan.forwards)]
+        told = [n for forward in range(plan.forwards) for n in plan.conversations(step, forward)]
+        assert sorted(told) == sorted(plan.conversations(step))
+        assert predictions(parts) == predictions([one[step]])
+        if packs:
+            [(height, length)] = {tuple(part["ids"].shape) for part in parts}
+            assert height <= rows
+            assert length == largest + 7
+
+
+def predictions(batches: list[dict[str, Tensor]]) -> Counter[Any]:
+    """What is predicted, from which token at which place, with what weight: as a bag."""
+    found: Counter[Any] = Counter()
+    for batch in (Packed(**tensors) for tensors in batches):
+        ids, place = batch.ids.flatten()[batch.at], batch.place.flatten()[batch.at]
+        assert (batch.document.flatten()[batch.at] != PADDING).all()
+        weights = [tuple(f"{w:.5e}" for w in row) for row in batch.weight.tolist()]
+        columns = (ids.tolist(), place.tolist(), batch.target.tolist(), batch.ahead.tolist(), weights)
+        found.update(zip(*columns, strict=True))
+    return found
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """In float64, its norms too."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.5,
+    )
+    model = Qwen2ForCausalLM(config)
+    model.set_attn_implementation(ATTENTION)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child).__name__ == "Qwen2RMSNorm":
+                setattr(parent, name, torch.nn.RMSNorm(child.weight.shape[0], eps=child.variance_epsilon))
+    return model.double()
+
+
+def learned(model: Any, plan: Schedule, step: int) -> dict[str, Tensor]:
+    """Loss, parts and gradients of one step, summed over its forwards."""
+    model.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    parts = torch.zeros(len(plan.objective.parts), dtype=torch.float64)
+    for number in range(step * plan.forwards, (step + 1) * plan.forwards):
+        batch = Packed(**{n: t.double() if n == "weight" else t for n, t in plan[number].items()})
+        loss, terms = losses(plan.objective, model, hidden_states(model, batch), batch)
+        loss.backward()
+        total += loss.detach()
+        parts += terms
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"loss": total, "parts": parts, **gradients}
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Ar(), Mars(block_size=4, random_offset=True), Mars(layout="anchored", block_size=3), BlockDiffusion(block_size=4)],
+    ids=["ar", "mars", "anchored", "block-diffusion"],
+)
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_learns_the_same_however_it_is_cut(model: Any, objective: Objective, step: int) -> None:
+    """Loss and every gradient, for 1 to 8 rows, packed or not, in 1 to 3 processes; a last, short step too."""
+    some = [Example(e.ids[:24], min(e.prompt, len(e.ids[:24]) - 1)) for e in some_examples(11)]
+    same = {"objective": objective, "batch_size": 8}
+    expected = learned(model, schedule(some, rows=8, **same), step)
+    assert expected["loss"] > 0
+    for rows, packed, processes in ((1, 0, 1), (3, 0, 2), (8, 0, 3), (1, 64, 2), (3, 64, 1), (3, 256, 3), (8, 64, 1)):
+        plan = schedule(some, rows=rows, packed=packed, processes=processes, **same)
+        assert_same(learned(model, plan, step), expected, 1e-9)
+
+
+def test_medusas_heads_learn_the_same_however_they_are_fed(model: Any) -> None:
+    """Mean over the labelled tokens of a step, each head by its factor."""
+    objective = Medusa(heads=2)
+    objective.attach(model)
+    try:
+        plans = [schedule(7, objective=objective, batch_size=5, rows=r, packed=p) for r, p in ((5, 0), (1, 0), (2, 80))]
+        expected = learned(model, plans[0], 1)
+        assert {name.split(".")[0] for name in expected} == {"loss", "parts", "medusa"}
+        for plan in plans[1:]:
+            assert_same(learned(model, plan, 1), expected, 1e-9)
+    finally:
+        objective.detach(model)
+        model.requires_grad_(True)
+
+
+def test_rows_of_like_length_go_together() -> None:
+    """Not packed, the longest come first, and padding fills but the longest row's last 8 tokens."""
+    plan = schedule(40, batch_size=40, rows=5)
+    lengths: list[int] = []
+    for batch in (Packed(**plan[number]) for number in range(plan.forwards)):
+        filled = (batch.document != PADDING).sum(1).tolist()
+        assert 0 <= batch.ids.shape[1] - max(filled) < 8
+        lengths += filled
+    assert lengths == sorted(lengths, reverse=True)

@@ -1,0 +1,187 @@
+"""The embedded family: equality in float64 on trained weights, and (slow) the profile of a real model."""
+
+import json
+import random
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import naive
+import pytest
+import torch
+from torch import Tensor
+
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Lanes
+from mtbench.decoding.output import Generation
+from mtbench.models.families import RECORD, TINY, family
+from mtbench.models.loading import load
+from mtbench.models.runner import Lane
+from mtbench.registry import METHODS
+from mtbench.runs.plan import Plan, Request
+from mtbench.runs.planner import make_plan
+from mtbench.runs.prompts import open_suite
+from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
+from mtbench.training.checkpoint import weights_sha256
+from mtbench.training.recipes import RECIPES
+from mtbench.training.train import train
+
+BUDGET = 48
+
+
+def plan_of(limit: int) -> Plan:
+    return make_plan(Request(limit=limit, batch_size=(1,), method=("ar", "mars")))
+
+
+@pytest.fixture(scope="module")
+def exact_lane() -> Lane:
+    return Lane(load(family("tiny").checkpoint("mars"), dtype=torch.float64))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return [i.prompt_ids for i in plan_of(5).suites[0].items] + [[40]]
+
+
+@pytest.mark.parametrize(("size", "tau"), [(4, 0.95), (4, 0.6), (2, 0.8), (7, 0.5), (4, 1.0)])
+def test_on_trained_weights_cursor_and_none_are_a_recomputation(
+    exact_lane: Lane, prompts: list[list[int]], size: int, tau: float
+) -> None:
+    """In float64, ragged prompts of real length: tokens, commits and forwards agree with the naive reference."""
+    checkpoint = exact_lane.checkpoint
+    assert checkpoint.mask_id is not None
+
+    @torch.no_grad()
+    def logits(ids: list[int]) -> Tensor:
+        checkpoint.model.set_attn_implementation("eager")
+        out: Tensor = checkpoint.model(torch.tensor([ids]), use_cache=False).logits[0]
+        checkpoint.model.set_attn_implementation("mtbench")
+        return out.index_fill(-1, checkpoint.suppressed, float("-inf"))
+
+    end, mask = checkpoint.end_ids[-1], checkpoint.mask_id
+    assert checkpoint.end_ids in ((end,), (checkpoint.tokenizer.pad_token_id, end))
+    want = [naive.mars(logits, p, BUDGET, end, mask=mask, size=size, tau=tau, metric="probability") for p in prompts]
+    for cache in ("cursor", "none"):
+        method = METHODS["mars"](tau=tau, block_size=size, cache=cache)
+        got, _ = decode(method, Lanes("mars", {"mars": exact_lane}), prompts, BUDGET)
+        assert [(g.token_ids, g.commits) for g in got] == want
+
+
+UNSHIPPED = {"init", "sums", "draft_init"}  # on the way to others
+LIMIT_BYTES = 30_000_000
+
+
+def test_the_family_is_what_the_recipe_makes() -> None:
+    """Every stage's checkpoint is embedded, made with the objective, settings and data that the recipe says today."""
+    stages = {stage.name: stage for stage in RECIPES["tiny"] if stage.name not in UNSHIPPED}
+    assert set(family("tiny").roles) == set(stages)
+    for name, stage in stages.items():
+        record = json.loads((TINY / name / RECORD).read_text())
+        assert stage.objective is not None
+        assert (record["objective"], record["options"]) == (stage.objective.name, asdict(stage.objective)), name
+        assert record["settings"] == asdict(stage.settings), name
+        assert record["data"]["examples"] == stage.to_read(), name
+        for source, sha256 in ((stage.base, "base_sha256"), (stage.teacher, "teacher_sha256")):
+            if source in stages:
+                assert record[sha256] == weights_sha256(TINY / source), name
+    assert sum(file.stat().st_size for file in TINY.rglob("*") if file.is_file()) < LIMIT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft_mars", "medusa", "mars_anchored"])
+def test_the_recipe_makes_it_again(tmp_path: Path, name: str) -> None:
+    """From the embedded base, on this machine: the same loss on what is held out, within 2 %."""
+    torch.set_num_threads(1)
+    stage = next(stage for stage in RECIPES["tiny"] if stage.name == name)
+    assert stage.objective is not None
+    base = f"embedded:tiny/{stage.base}"
+    out = train(stage.objective, base, stage.data, stage.to_read(), stage.settings, tmp_path / name)
+    made, shipped = (json.loads((folder / RECORD).read_text())["evaluation"]["loss"] for folder in (out, TINY / name))
+    print(f"{name}: {made}, embedded {shipped}")
+    assert made == pytest.approx(shipped, rel=0.02)
+
+
+ITEMS = 4096
+TAUS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+@pytest.fixture(scope="module")
+def profile() -> dict[str, tuple[list[Generation], dict[str, float]]]:
+    """arm -> generations and scores on held-out problems, in batches of like length."""
+    torch.set_num_threads(1)
+    plan = plan_of(ITEMS)
+    suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
+    order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))
+    lanes = {role: Lane(load(family("tiny").checkpoint(role))) for role in ("ar", "mars")}
+    arms: dict[str, Any] = {"ar": ("ar", METHODS["ar"]())}
+    arms |= {f"mars {tau}": ("mars", METHODS["mars"](tau=tau)) for tau in (1.0, *TAUS)}
+    found = {}
+    for name, (role, method) in arms.items():
+        answers: dict[int, Generation] = {}
+        for begin in range(0, len(order), 64):
+            batch = order[begin : begin + 64]
+            prompts = [items[i].prompt_ids for i in batch]
+            generations, _ = decode(method, Lanes(role, {role: lanes[role]}), prompts, plan.suites[0].max_new_tokens)
+            answers |= dict(zip(batch, generations, strict=True))
+        texts = {items[i].item: g.text for i, g in answers.items()}
+        found[name] = ([answers[i] for i in range(len(items))], suite.score(texts))
+    return found
+
+
+def accuracy(scores: dict[str, float]) -> float:
+    return sum(scores.values()) / len(scores)
+
+
+def difference(scores: dict[str, float], baseline: dict[str, float], level: float) -> Difference:
+    gained = sum(scores[i] > baseline[i] for i in scores)
+    lost = sum(scores[i] < baseline[i] for i in scores)
+    return paired_difference(gained, lost, len(scores), level=level)
+
+
+def per_forward(generations: list[Generation]) -> float:
+    return sum(len(g.token_ids) for g in generations) / sum(g.forwards or 0 for g in generations)
+
+
+@pytest.mark.slow
+def test_the_embedded_family_behaves_like_a_real_one(profile: Any) -> None:
+    """AR neither hopeless nor perfect; MARS as good at τ=1 and at 0.95, faster there, and worse as τ falls."""
+    for name, (generations, scores) in profile.items():
+        print(f"{name:9s} accuracy {accuracy(scores):.2%}, tokens per forward {per_forward(generations):.3f}")
+    assert 0.70 <= accuracy(profile["ar"][1]) <= 0.98
+    at_one = difference(profile["mars 1.0"][1], profile["ar"][1], 0.90).ci_low
+    at_95 = difference(profile["mars 0.95"][1], profile["mars 1.0"][1], 0.90).ci_low
+    assert at_one is not None
+    assert at_one > -0.02
+    assert at_95 is not None
+    assert at_95 > -0.02
+    assert 1.4 <= per_forward(profile["mars 0.95"][0]) <= 2.2
+    swept = [profile[f"mars {tau}"] for tau in TAUS[1:]]
+    accuracies, rates = [accuracy(s) for _, s in swept], [per_forward(g) for g, _ in swept]
+    assert rates == sorted(rates)
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] - accuracies[-1] >= 0.05
+
+
+@pytest.mark.slow
+def test_an_arm_is_as_fast_as_itself(exact_lane: Lane) -> None:
+    """Forty short A/A runs call one copy faster than the other at most five times; swapped labels reject 3–7 %."""
+    lane = Lane(load(family("tiny").checkpoint("ar")))
+    torch.set_num_threads(1)
+    prompts = [i.prompt_ids for i in plan_of(12).suites[0].items]
+    lanes, method, rejected, walls = Lanes("ar", {"ar": lane}), METHODS["ar"](), 0, [[], []]  # type: ignore[var-annotated]
+    shuffler = random.Random(0)
+    for _ in range(40):
+        run: list[list[float]] = [[], []]
+        for prompt in prompts:
+            for copy in shuffler.sample((0, 1), 2):
+                run[copy].append(decode(method, lanes, [prompt], BUDGET)[1].wall_s)
+        ratio = ratio_of_totals([run[0]], [run[1]])
+        assert ratio.ci_low is not None
+        assert ratio.ci_high is not None
+        rejected += not ratio.ci_low <= 1 <= ratio.ci_high
+        walls = [walls[0] + run[0], walls[1] + run[1]]
+    share = swap_rejections(*walls)
+    print(f"{rejected} of 40 A/A runs rejected; swapped labels rejected {share:.1%}")
+    assert rejected <= 5
+    assert share is not None
+    assert 0.03 <= share <= 0.07
