@@ -27,7 +27,7 @@ from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKED = {".py", ".json", ".j2", ".safetensors"}
+PACKED = {".py", ".json", ".jsonl", ".j2", ".md", ".safetensors"}
 EXAMPLE = ROOT / "examples" / "mtbench-example"
 
 
