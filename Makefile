@@ -24,6 +24,7 @@ test: lint .venv-oldest/installed  ## lint, types, tests; the loop's tests on th
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 slow: $(INSTALLED)  ## the checks that take minutes

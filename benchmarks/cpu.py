@@ -21,7 +21,8 @@ import torch
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.output import Generation, Timing
-from mtbench.models.runner import Feed, Lane
+from mtbench.models.attention import Feed
+from mtbench.models.runner import Lane
 from mtbench.runs.model_pool import Lab
 from mtbench.runs.plan import Cell, Plan, Request
 from mtbench.runs.planner import make_plan

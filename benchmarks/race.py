@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from mtbench import statistics
 from mtbench.decoding.output import Generation, Timing
-from mtbench.hardware import machine, probe
+from mtbench.hardware import machine
+from mtbench.results.roofline import fraction
 from mtbench.results.samples import Measured
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import Lab, method_of
@@ -57,7 +58,7 @@ class Race:
         one = self.arms[arm]
         cell, totals = one.cell, one.totals
         judged = 1 if cell.engine is None else method_of(cell).window().guesses + 1
-        near, reason = probe.fraction(cell, judged, one.lines.values(), one.samples, [self.session])
+        near, reason = fraction(cell, judged, one.lines.values(), one.samples, [self.session])
         busy = self.rate(arm, "device_s", "decode_s").value
         step_s = self.rate(arm, "decode_s", "batch_forwards").value
         parts = totals and statistics.parts(totals)

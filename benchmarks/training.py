@@ -50,7 +50,7 @@ from mtbench import statistics
 from mtbench.hardware import machine, probe
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models import loading
-from mtbench.models.runner import ATTENTION
+from mtbench.models.attention import ATTENTION
 from mtbench.statistics import INCONCLUSIVE, Ratio
 from mtbench.training import linear_cross_entropy, loss
 from mtbench.training.loss import hidden_states, learns

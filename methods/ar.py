@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
-from mtbench.registry import METHODS
+from mtbench.decoding.registry import METHODS
 
 
 @METHODS.register("ar")

@@ -22,10 +22,10 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache, Stoppin
 from mtbench.decoding.external import Answers, Outside, stock
 from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 AHEAD = 4  # drafts, unless said otherwise
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 
 @METHODS.register("jacobi")

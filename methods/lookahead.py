@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import longest, products, tree
 from mtbench.models import sampling
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 POOL = 512  # n-grams remembered of each text, no two alike, the latest first
 

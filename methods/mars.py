@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
-from mtbench.options import option
-from mtbench.registry import METHODS
+from mtbench.options import AUTO, option
 
 
 @METHODS.register("mars")

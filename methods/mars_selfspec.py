@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import AUTO, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
 from mtbench.models import sampling
-from mtbench.options import option
-from mtbench.registry import METHODS
+from mtbench.options import AUTO, option
 
 
 @METHODS.register("mars-selfspec")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from mtbench.decoding.draft_model import draft, forwards, refuse_draft
 from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
 from mtbench.models import sampling
 from mtbench.models.loading import Inspected
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 
 @METHODS.register("mars-speculative")

@@ -19,13 +19,13 @@ from transformers.utils import cached_file
 
 from mtbench.decoding import trees
 from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.families import RANDOM, locate
 from mtbench.models.loading import Checkpoint, Inspected
+from mtbench.models.medusa_heads import ResidualHead
 from mtbench.options import option
-from mtbench.registry import METHODS
-from mtbench.training.objectives import ResidualHead
 
 HEADS = "medusa.safetensors"  # beside the model's own weights
 PARTS = 3  # tensors of each: hidden.weight, hidden.bias, head

@@ -22,9 +22,9 @@ from uuid import uuid4
 
 from mtbench.decoding.external import Answers, Outside
 from mtbench.decoding.openai_client import Reply, Server, ServerError
+from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Inspected
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 # What engines call them. SGLang tells of acceptance by gauges only (`sglang:spec_accept_length`), which are no counts.
 COUNTERS = {

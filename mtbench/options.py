@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal
 
-from mtbench.decoding.method import AUTO, Method
 from mtbench.errors import UserError, unknown
+
+AUTO: Any = "auto"  # an option whose value the loop chooses, among the widths it declares
 
 
 def option(
@@ -63,27 +64,27 @@ def options_of(holder: type[Any]) -> list[Option]:
     ]
 
 
-def roles_of(method: type[Method], chosen: Mapping[str, Any]) -> list[str]:
+def roles_of(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     """The roles of the checkpoints that options name, of those chosen and the others at their defaults."""
-    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    fields = dataclasses.fields(method)
     roles = [chosen.get(f.name, f.default) for f in fields if f.metadata["role"]]
     return [role for role in roles if role is not None]
 
 
-def decoding_options(method: type[Method], chosen: Mapping[str, Any]) -> list[str]:
+def decoding_options(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     """Those of the chosen options that differ from their defaults and say how it decodes."""
-    fields = dataclasses.fields(method)  # type: ignore[arg-type]
+    fields = dataclasses.fields(method)
     return [f.name for f in fields if not f.metadata["engine"] and chosen.get(f.name, f.default) != f.default]
 
 
-def common(method: type[Method]) -> list[str]:
+def common(method: type[Any]) -> list[str]:
     """The options that are not a method's own: which checkpoint, and which of our engines if the loop is ours."""
     return ["on"] if method.outside else ["on", "engine"]
 
 
-def parse_option(method: type[Method], name: str, text: str) -> Any:
+def parse_option(method: type[Any], name: str, text: str) -> Any:
     """The value of `name=text`; raises UserError that says what is allowed and the default."""
-    names = [f.name for f in dataclasses.fields(method)]  # type: ignore[arg-type]
+    names = [f.name for f in dataclasses.fields(method)]
     if name not in names:
         raise unknown(f"option of {method.name}", name, [*names, *common(method)], "mtbench ls methods")
     try:
@@ -110,10 +111,10 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
     return value
 
 
-def build(method: type[Method], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Method, list[str]]:
+def build(method: type[Any], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """The method with its options resolved for a checkpoint, and a flag per option that differs from training."""
     values, flags = dict(chosen), []
-    for field in dataclasses.fields(method):  # type: ignore[arg-type]
+    for field in dataclasses.fields(method):
         if field.metadata["trained"] and field.name in trained:
             learned = trained[field.name]
             if values.setdefault(field.name, learned) != learned:

@@ -1,19 +1,18 @@
-"""One registry for methods and one for suites: a name, a class, one file each.
+"""A registry: a name, a class, one file each.
+
+METHODS stands in mtbench/decoding/registry.py and SUITES in mtbench/evaluation/registry.py.
 
 The files of methods/ and suites/ register themselves when imported; other packages join by the entry-point
 groups `mtbench.methods` and `mtbench.suites`, each entry naming a module that registers on import (examples/ has one).
 What breaks in such a module is that entry's own fault: it is kept in `broken`, and everything else works.
 """
 
-import dataclasses
 import importlib
 import pkgutil
 import re
-import typing
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
-from types import NoneType, UnionType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mtbench.errors import UserError, first_line, unknown
 
@@ -24,12 +23,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # colons, commas, bars, @ and 
 class Registry(Generic[T]):
     """Names to classes. Filled by importing every module of `package` and every entry point of that group."""
 
-    def __init__(self, kind: str, package: str, check: Callable[[type[Any]], None] = lambda cls: None) -> None:
-        """`check` raises if a stranger's class is not what the rest of the core counts on."""
+    def __init__(self, kind: str, package: str, check: Callable[[type[Any]], None]) -> None:
         self.kind = kind
         self.package = package
         self.broken: dict[str, str] = {}  # what is installed and cannot be used, by its name: why, and whose it is
-        self._check = check
+        self.checks = [check]  # each raises if a stranger's class is not what the rest of the core counts on
         self._classes: dict[str, T] = {}
         self._loaded = False
 
@@ -88,57 +86,11 @@ class Registry(Generic[T]):
         for name, cls in list(self._classes.items()):
             if not cls.__module__.startswith(f"{self.package}."):
                 try:
-                    self._check(cls)
+                    for check in self.checks:
+                        check(cls)
                 except Exception as error:
                     del self._classes[name]
                     self._blame(name, error, f"module {cls.__module__}")
 
     def _blame(self, name: str, error: BaseException, whose: str) -> None:
         self.broken[name] = f"{type(error).__name__}: {first_line(error)} ({whose})"
-
-
-def _check_method(cls: type[Any]) -> None:
-    """Raise unless options can be shown and typed, roles are named, and the showcase can be entered."""
-    from mtbench.decoding.arms import parse_arms
-    from mtbench.decoding.method import Method
-    from mtbench.options import options_of
-
-    if not issubclass(cls, Method):
-        raise TypeError(f"{cls.__name__} is no mtbench.decoding.method.Method")
-    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
-        raise TypeError(f"{cls.__name__} is no @dataclass(frozen=True, kw_only=True), whose fields are the options")
-    if bare := [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]:
-        raise TypeError(f"{cls.__name__}.{bare[0]} is a field without mtbench.options.option(default, help)")
-    kinds = typing.get_type_hints(cls)
-    if odd := [f.name for f in dataclasses.fields(cls) if not _typed(kinds[f.name])]:
-        raise TypeError(
-            f"{cls.__name__}.{odd[0]} is of type {kinds[odd[0]]}, which nobody can write as `option=value`; "
-            "use int, float, bool, str or Literal[...]"
-        )
-    options_of(cls)
-    roles = getattr(cls, "roles", None)
-    if not isinstance(roles, tuple) or not roles or not all(isinstance(role, str) for role in roles):
-        raise TypeError(f"{cls.__name__}.roles is {roles!r}, not the checkpoints it needs, such as ('ar',)")
-    parse_arms(cls.showcase)
-
-
-def _typed(kind: Any) -> bool:
-    """Can a value of this type be written on a command line?"""
-    if typing.get_origin(kind) in (typing.Union, UnionType):
-        return all(_typed(one) for one in typing.get_args(kind))
-    return kind in (int, float, bool, str, NoneType) or typing.get_origin(kind) is Literal
-
-
-def _check_suite(cls: type[Any]) -> None:
-    """Raise unless it can be listed."""
-    from mtbench.evaluation.suite import Suite
-
-    if not issubclass(cls, Suite):
-        raise TypeError(f"{cls.__name__} is no mtbench.evaluation.suite.Suite")
-    for name, kind in {"family": str, "max_new_tokens": int, "metric": str | None}.items():
-        if not isinstance(getattr(cls, name), kind):
-            raise TypeError(f"{cls.__name__}.{name} is {getattr(cls, name)!r}, not {kind}")
-
-
-METHODS: Registry[Any] = Registry("method", "mtbench.methods", _check_method)
-SUITES: Registry[Any] = Registry("suite", "mtbench.suites", _check_suite)

@@ -23,8 +23,8 @@ from random import Random
 from typing import TypeVar
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
-from mtbench.registry import SUITES
 
 T = TypeVar("T")
 

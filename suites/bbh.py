@@ -14,7 +14,7 @@ have 146 to 250).
 from typing import ClassVar
 
 from mtbench.evaluation.lm_eval import HarnessSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 KINDS = (
     "boolean_expressions",

@@ -7,7 +7,7 @@ answer is" within 256 tokens count as wrong. There, decoding goes on behind a st
     mtbench run --suite bbh-paper --family qwen2.5-7b --limit 20
 """
 
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 from .bbh import Bbh
 

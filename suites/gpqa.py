@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation import dataset_files
 from mtbench.evaluation.lm_eval import HarnessSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 SUBSETS = ("diamond", "main", "extended")
 ARCHIVE = "gpqa/dataset.zip"

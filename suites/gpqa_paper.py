@@ -11,7 +11,7 @@ the paper has 13.6 (0.5B) and 11.6 (7B) for those. Both are below chance (25), a
 from collections.abc import Sequence
 
 from mtbench.errors import UserError
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 from .gpqa import Gpqa
 

@@ -11,7 +11,7 @@ strict filter is the headline.
 from typing import ClassVar
 
 from mtbench.evaluation.lm_eval import TrainableSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 
 @SUITES.register("gsm8k")

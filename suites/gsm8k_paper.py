@@ -11,7 +11,7 @@ which the strict filter wants, so an untuned instruct model would score near 0 t
 from typing import ClassVar
 
 from mtbench.evaluation.lm_eval import TrainableSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 
 @SUITES.register("gsm8k-paper")

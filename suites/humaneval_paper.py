@@ -14,7 +14,7 @@ It needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.p
 from typing import ClassVar
 
 from mtbench.evaluation.code_tasks import ProgramSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 
 @SUITES.register("humaneval-paper")

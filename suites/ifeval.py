@@ -25,8 +25,8 @@ from unittest.mock import patch
 
 from mtbench.errors import UserError
 from mtbench.evaluation.lm_eval import HarnessSuite, at_work
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
-from mtbench.registry import SUITES
 
 PUNKT = "punkt_tab"
 TABLES = f"tokenizers/{PUNKT}"  # below a folder of NLTK's data

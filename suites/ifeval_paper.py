@@ -7,7 +7,7 @@ Prompts that ask for more than 256 tokens ("at least 600 words") cannot be answe
     mtbench run --suite ifeval-paper --family qwen2.5-7b
 """
 
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 from .ifeval import IfEval
 

@@ -15,7 +15,7 @@ over all questions.
 from typing import ClassVar
 
 from mtbench.evaluation.lm_eval import HarnessSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 SUBJECTS = (
     "biology",

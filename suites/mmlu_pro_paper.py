@@ -8,7 +8,7 @@ Task: lm-eval's `mmlu_pro` at 0-shot with the chat template, greedy. The stop st
     mtbench run --suite mmlu-pro-paper --family qwen2.5-7b --limit 20
 """
 
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 from .mmlu_pro import MmluPro
 

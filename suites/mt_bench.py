@@ -13,7 +13,7 @@ first, so arms that answered differently read different prompts there.
 """
 
 from mtbench.evaluation.multi_turn import QuestionSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 
 @SUITES.register("mt-bench")

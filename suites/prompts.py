@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
-from mtbench.registry import SUITES
 
 KEPT = "prompts"  # below --data-dir, where a bundle carries files to
 ROLES = ("system", "user", "assistant")

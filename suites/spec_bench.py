@@ -12,7 +12,7 @@ is asked (MT-bench has a second, which `--suite mt-bench` asks too), by the chec
 """
 
 from mtbench.evaluation.multi_turn import QuestionSuite
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 SUBJECTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 

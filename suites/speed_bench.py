@@ -22,8 +22,8 @@ from typing import Any
 
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.multi_turn import Question, QuestionSuite
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
-from mtbench.registry import SUITES
 
 CATEGORIES = (
     *("coding", "humanities", "math", "multilingual", "qa", "rag"),

@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
-from mtbench.registry import SUITES
 
 ITEMS = 128  # when no limit is given; a limit may ask for more
 

@@ -9,7 +9,8 @@ from typing import TypeGuard
 import pytest
 
 import mtbench
-from mtbench.registry import METHODS, SUITES
+from mtbench.decoding.registry import METHODS
+from mtbench.evaluation.registry import SUITES
 
 ROOT = Path(mtbench.__file__).parent
 CORE = sorted(ROOT.rglob("*.py"))
@@ -39,7 +40,9 @@ def _is_text(node: ast.stmt) -> TypeGuard[ast.Expr]:
 
 @pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
 def test_the_core_says_no_name(file: Path) -> None:
-    allowed = set().union(*(names for files, names in NAMED_ALIKE.items() if str(file.relative_to(ROOT)) in files.split()))
+    allowed = set().union(
+        *(names for files, names in NAMED_ALIKE.items() if str(file.relative_to(ROOT)) in files.split())
+    )
     assert set(said(file.read_text())) & {*METHODS, *SUITES} <= allowed
 
 

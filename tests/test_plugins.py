@@ -19,10 +19,11 @@ from test_run import finish, start
 
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.options import option
-from mtbench.registry import METHODS, SUITES
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 
@@ -115,7 +116,8 @@ from typing import Literal
 from mtbench.decoding.method import Method
 from mtbench.options import option
 from mtbench.evaluation.suite import Suite
-from mtbench.registry import METHODS, SUITES
+from mtbench.decoding.registry import METHODS
+from mtbench.evaluation.registry import SUITES
 """
 GOOD = """
 @METHODS.register("good")
@@ -225,7 +227,8 @@ def test_every_class_of_ours_passes_what_strangers_must() -> None:
     """The rules are those our own methods and suites keep."""
     for registry in (METHODS, SUITES):
         for name in registry:
-            registry._check(registry[name])
+            for check in registry.checks:
+                check(registry[name])
 
 
 # --- What breaks when it is planned or run --------------------------------------------------------------------------

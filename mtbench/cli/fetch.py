@@ -27,8 +27,8 @@ def fetch(
     ] = False,
 ) -> None:
     """Carry suites' data, tokenizers and checkpoints in one file: `mtbench run --bundle FILE.tar --offline` there."""
+    from mtbench.evaluation.registry import SUITES
     from mtbench.models import families
-    from mtbench.registry import SUITES
     from mtbench.runs.bundle import write_bundle
     from mtbench.runs.plan import Request
     from mtbench.runs.prompts import open_suite

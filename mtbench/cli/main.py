@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from mtbench import __version__
+from mtbench.cli import session
 from mtbench.cli.fetch import fetch
 from mtbench.cli.reproduce import reproduce
 from mtbench.cli.request_options import (
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
 INTERRUPTED = 130
 WIDE = 100  # columns that a listing wants for all it has to say
-begun: list[Path] = []  # the run that this process works on, once there is one
 PER_SESSION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code"}  # what `--resume` may say anew
 
 app = typer.Typer(
@@ -148,7 +148,7 @@ def ls(what: Annotated[str, typer.Argument(help="methods, suites or families.")]
 def main() -> None:
     """The entry point: a user's mistake is one line and exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's way to interrupt
-    begun.clear()
+    session.begun.clear()
     try:
         code = app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
@@ -163,9 +163,9 @@ def main() -> None:
 def _say_how_to_go_on(command: str) -> None:
     """After an interruption."""
     said, training = "nothing was begun", command == "train"
-    if training or begun:
+    if training or session.begun:
         resumed = command if command == "reproduce" else "run"
-        again = "the same command" if training else f"`mtbench {resumed} -o {begun[-1]} --resume`"
+        again = "the same command" if training else f"`mtbench {resumed} -o {session.begun[-1]} --resume`"
         said = f"what was complete is kept, {again} goes on"
     err.print(f"interrupted; {said}", markup=False, highlight=False, soft_wrap=True)
 
@@ -183,7 +183,7 @@ def _start(request: "Request", directory: Path | None) -> "RunDirectory":
     _refuse_existing(path)
     planned = make_plan(request)
     opened = begin_run(path, planned, sys.argv)
-    begun.append(path)
+    session.begun.append(path)
     for warning in planned.warnings():
         err.print(warning, markup=False, highlight=False, soft_wrap=True)
     return opened
@@ -207,7 +207,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
     if not (directory / "plan.json").is_file() and directory.is_dir():
         return _restart(request, directory)
     opened = RunDirectory.open(directory)
-    begun.append(directory)
+    session.begun.append(directory)
     stored = Plan.from_json(opened.read_json("plan.json")).request
     planned, asked = (json.loads(json.dumps(r)) for r in (stored, dataclasses.asdict(request)))  # lists, not tuples
     names = {"time_budget": "time_budget_s"}
@@ -311,8 +311,8 @@ def _estimate(planned: "Plan") -> str:
 
 def _list_methods() -> None:
     from mtbench.decoding.arms import ENGINES
+    from mtbench.decoding.registry import METHODS
     from mtbench.options import options_of, roles_of, show
-    from mtbench.registry import METHODS
 
     table = Table(*(Column(c, no_wrap=c in ("method", "option")) for c in ("method", "option", "default", "allowed")))
     table.add_column("what it is")
@@ -334,7 +334,7 @@ def _list_methods() -> None:
 
 
 def _list_suites() -> None:
-    from mtbench.registry import SUITES
+    from mtbench.evaluation.registry import SUITES
 
     narrow = out.width < WIDE
     headings = ("suite", "new tokens", *([] if narrow else ["scored by"]), "subtasks")

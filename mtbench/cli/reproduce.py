@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
+from mtbench.cli import session
 from mtbench.cli.request_options import (
     CheckpointOption,
     DataOption,
@@ -77,8 +78,6 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run a published table here and print our figure beside each of its own, with a verdict."""
-    from mtbench.cli import main
-
     if resume:
         folder, asked, parts = _resume(ctx, directory)
     elif name is None:
@@ -100,7 +99,7 @@ def reproduce(
             _dry_run(table, parts)
             return
         reproduction.begin(folder, asked, parts, sys.argv)
-    main.begun.append(folder)
+    session.begun.append(folder)
     _say(parts)
     _finish(folder, asked, parts, workers, ray)
 

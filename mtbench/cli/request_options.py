@@ -124,7 +124,7 @@ def request_of(params: Mapping[str, Any]) -> "Request":
 
 def _bundled(bundle: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """The request on what a bundle holds; its checkpoints stand back where others are named."""
-    from mtbench.registry import SUITES
+    from mtbench.evaluation.registry import SUITES
     from mtbench.runs.bundle import open_bundle
 
     if asked["data_dir"] is not None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
-from mtbench.registry import METHODS
 
 ENGINES = ("graph", "eager", "invariant")  # as mtbench/decoding/engines.py has them; the first is the default
 
@@ -136,6 +136,14 @@ def _try(method: type[Method], options: Mapping[str, Any]) -> None:
         raise UserError(
             f"{method.name}:{said} is refused: {type(error).__name__}: {first_line(error)}. See `mtbench ls methods`."
         ) from error
+
+
+def _check_default_arms(method: type[Method]) -> None:
+    """Raise UserError unless the arms that a method enters by itself can be read."""
+    parse_arms(method.showcase)
+
+
+METHODS.checks.append(_check_default_arms)
 
 
 def _references(arms: Sequence[Arm]) -> list[Arm]:

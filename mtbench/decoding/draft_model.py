@@ -15,9 +15,8 @@ from torch import Tensor
 
 from mtbench.decoding.method import Lanes, Rows
 from mtbench.errors import UserError
+from mtbench.models.attention import Feed
 from mtbench.models.loading import Inspected
-from mtbench.models.runner import Feed
-from mtbench.training.objectives import saw_masks
 
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
@@ -27,7 +26,7 @@ def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: i
             f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} has no "
             "mask token; name a MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
         )
-    if per_forward > 1 and not saw_masks(checkpoints[role].objective):
+    if per_forward > 1 and not checkpoints[role].feeds_masks:
         raise UserError(
             f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} was "
             f"trained by {checkpoints[role].objective!r}, which feeds none; name a MARS draft, such as "

@@ -29,7 +29,7 @@ from mtbench.decoding.output import Generation, Timing, finish, text_of
 from mtbench.errors import UserError
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models import sampling
-from mtbench.models.runner import Feed, causal
+from mtbench.models.attention import Feed, causal
 
 PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
 PREFILL_WIDTH = 64

@@ -14,20 +14,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mtbench.models import kernels, sampling
-from mtbench.models.runner import Lane, causal
-
-if TYPE_CHECKING:
-    from mtbench.models.loading import Inspected
+from mtbench.models.attention import causal
+from mtbench.models.loading import Inspected
+from mtbench.models.runner import Lane
+from mtbench.options import AUTO
 
 Claims = Literal["lossless", "distribution", "lossy"]
 NONE = -1  # in place of a draft: there is none, no token is it
-AUTO: Any = "auto"  # value of an option with several widths: the loop takes the one that recent commits call for
 State = dict[str, Tensor]  # static tensors with leading dimension R
 
 
@@ -182,7 +181,7 @@ class Method:
                 return [replace(self, **{field.name: width}) for width in field.metadata["widths"]]  # type: ignore[type-var]
         return (self,)
 
-    def refuse(self, checkpoints: "Mapping[str, Inspected]") -> None:
+    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         """Raise UserError if these checkpoints, by role, the target's first, cannot serve it."""
 
     @property

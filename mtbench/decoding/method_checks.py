@@ -7,23 +7,21 @@ R = rows, G = guesses, N = most tokens one forward commits.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from mtbench.decoding.method import Claims, Commit, Method, Window
 from mtbench.errors import UserError, first_line
-
-if TYPE_CHECKING:
-    from mtbench.models.loading import Inspected
+from mtbench.models.loading import Inspected
 
 
 class Faulty(RuntimeError):
     """A method broke its contract."""
 
 
-def fault(method: Method, checkpoints: "Mapping[str, Inspected]") -> str | None:
+def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
     """What is wrong with a method before it decodes anything; None if nothing is.
 
     A UserError is the method's own word on the checkpoints (or options) it is given, and is passed on.

@@ -60,6 +60,7 @@ def _released(size: str) -> Family:
 
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # so that a plan made here is good for another installation
+RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights know no words: any ids of their vocabulary will do
 RANDOM = "random:"  # weights made on the spot, in a published shape or in that of a folder's config.json
 
 

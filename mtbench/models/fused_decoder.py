@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mtbench.errors import first_line
 from mtbench.models import kernels
-from mtbench.models.runner import ATTENTION, Feed, KeyValues
+from mtbench.models.attention import ATTENTION, Feed
+from mtbench.models.kv_cache import KeyValues
 
 PROBE_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; norms are computed in float32

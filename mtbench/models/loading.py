@@ -29,12 +29,11 @@ from transformers import (
 from transformers.utils import logging
 
 from mtbench.errors import UserError, first_line
-from mtbench.models.families import EMBEDDED, RANDOM, RECORD, locate
+from mtbench.models.attention import ATTENTION
+from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, RECORD, locate
 from mtbench.models.random_shapes import SHAPES
-from mtbench.models.runner import ATTENTION
 
 MASK = "<|mask|>"
-RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights know no words: any ids of their vocabulary will do
 RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 MISREAD = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)  # by transformers, of bad files
@@ -98,12 +97,23 @@ class Inspected:
     @property
     def objective(self) -> str | None:
         """What it was trained for, if its record says so."""
-        record = Path(self.source) / RECORD
+        name = self._record.get("objective")
+        return name if isinstance(name, str) else None
+
+    @property
+    def feeds_masks(self) -> bool:
+        """Was it trained by an objective that feeds masks? One whose record does not say so may have been."""
+        return self._record.get("feeds_masks") is not False
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        """The training record; empty if there is none, or a broken one, which planning reports."""
+        file = Path(self.source) / RECORD
         try:
-            said = json.loads(record.read_text()).get("objective") if record.is_file() else None
-        except (ValueError, AttributeError):
-            return None  # planning has words for a broken record
-        return said if isinstance(said, str) else None
+            record = json.loads(file.read_text()) if file.is_file() else {}
+        except ValueError:
+            return {}
+        return record if isinstance(record, dict) else {}
 
     @property
     def max_positions(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtbench.models.families import RANDOM, locate
+from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.plan import Plan
 
@@ -37,8 +37,6 @@ class Texts:
         if source not in self._tokenizers:
             try:
                 from transformers import AutoTokenizer
-
-                from mtbench.models.loading import RANDOM_TOKENIZER
 
                 words = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
                 loaded = AutoTokenizer.from_pretrained(words, local_files_only=True, trust_remote_code=False)

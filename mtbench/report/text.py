@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench import statistics
-from mtbench.registry import METHODS
+from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import NONE, ci, interval, memory, number
 from mtbench.report.terminal import floors, reservations
 from mtbench.results.acceptance import OWNERS

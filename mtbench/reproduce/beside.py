@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench import statistics
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 from mtbench.reproduce import agreement
 from mtbench.reproduce.agreement import WORDS, Estimate, Finding
 from mtbench.reproduce.published import (

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.decoding.arms import Arm, parse_arms, safe
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
 from mtbench.models.families import Family
 from mtbench.models.loading import inspect
-from mtbench.registry import METHODS, SUITES
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
@@ -31,6 +32,7 @@ from mtbench.runs.executor import Progress, generate
 from mtbench.runs.plan import PROTOCOLS, Plan, Request
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import due, score
+from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
 SCHEMA_VERSION = 1
@@ -259,8 +261,6 @@ def _missing(specs: Sequence[str], request: Request) -> dict[str, str]:
 
 def _how_to_get(family: Family, role: str) -> str:
     """Why a role has no checkpoint, and the command that gives it one."""
-    from mtbench.training.recipes import RECIPES
-
     said = f"family {family.name!r} has no checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
     for recipe, stages in RECIPES.items():
         if recipe.endswith(family.name) and role in [stage.name for stage in stages]:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from mtbench import statistics
-from mtbench.hardware import probe
+from mtbench.decoding.registry import METHODS
 from mtbench.hardware.machine import POWER_CAP
 from mtbench.options import decoding_options
-from mtbench.registry import METHODS
 from mtbench.results import acceptance
 from mtbench.results.comparisons import compare, floor, stops_paying
+from mtbench.results.roofline import fraction
 from mtbench.results.samples import Measured, read, served
 from mtbench.results.subtasks import by_task, came_to
 from mtbench.runs import energy, rescoring
@@ -179,7 +179,7 @@ def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:
         if len(variants) > 1:
             return {"roofline_fraction": None, "roofline_reason": "its width differs from forward to forward"}
         judged = variants[0].window().guesses + 1
-    value, reason = probe.fraction(cell, judged, one.lines.values(), one.samples, sessions)
+    value, reason = fraction(cell, judged, one.lines.values(), one.samples, sessions)
     return {"roofline_fraction": value, "roofline_reason": reason}
 
 

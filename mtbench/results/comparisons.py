@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mtbench import statistics
-from mtbench.registry import METHODS
+from mtbench.decoding.registry import METHODS
 from mtbench.results.samples import Measured
 from mtbench.runs.directory import Record
 from mtbench.statistics import Difference, Ratio, Verdict

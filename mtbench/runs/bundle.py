@@ -27,6 +27,7 @@ from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, answering
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
+from mtbench.models.loading import inspect
 
 SCHEMA_VERSION = 1
 LIST = "bundle.json"
@@ -107,8 +108,6 @@ def _refuse_existing(out: Path) -> None:
 
 def _collect(family: Family, roles: list[str], stage: Path, files: dict[str, Path], *, offline: bool) -> dict[str, str]:
     """Add the checkpoints' files to `files`; role -> folder in the bundle. What needs no carrying has none."""
-    from mtbench.models.loading import inspect
-
     places: dict[str, str] = {}
     of_source: dict[str, str] = {}
     for role in roles:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from mtbench.decoding.output import said
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
-from mtbench.registry import METHODS
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.model_pool import Lab
 from mtbench.runs.plan import Cell, Plan

@@ -11,11 +11,11 @@ from mtbench.decoding.external import Outside, run_outside
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes, Method
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.runs import simulation
 from mtbench.runs.directory import Record
 from mtbench.runs.plan import Cell

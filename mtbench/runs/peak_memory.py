@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import torch
 
+from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
-from mtbench.registry import METHODS
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import Lab
 from mtbench.runs.plan import Cell, Plan

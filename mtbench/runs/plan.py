@@ -17,10 +17,11 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mtbench.decoding.arms import ENGINES
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
 from mtbench.models.loading import DTYPES
 from mtbench.options import options_of
-from mtbench.registry import METHODS, SUITES
 
 SCHEMA_VERSION = 1
 MIN_BLOCKS = 6  # for an interval

@@ -9,7 +9,9 @@ from pathlib import Path
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
 from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
 from mtbench.models import families
@@ -17,12 +19,10 @@ from mtbench.models.families import Family
 from mtbench.models.loading import DTYPES, Inspected, inspect
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
-from mtbench.registry import METHODS, SUITES
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import BATCHINGS, PROTOCOLS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.runs.simulation import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
-from mtbench.training.objectives import saw_masks
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 MOST_GUESSES = 2048  # of a forward: no method gains by as many, and they would take a machine's memory
@@ -224,7 +224,7 @@ def _plan_cell(
         suite=spec,
         arm=str(arm),
         method=arm.method,
-        options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
+        options=dataclasses.asdict(method),
         on=arm.on,
         engine=arm.engine,
         family=family.name,
@@ -246,7 +246,7 @@ def _plan_cell(
 
 def _unmasked(arm: Arm, target: Inspected) -> list[str]:
     """What to mind of an arm that feeds masks to a checkpoint that has never seen any."""
-    if METHODS[arm.method].needs_mask and not saw_masks(target.objective):
+    if METHODS[arm.method].needs_mask and not target.feeds_masks:
         return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
     return []
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, answering
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
-from mtbench.registry import SUITES
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item, Plan, Request, SuitePlan
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from mtbench.errors import first_line
 from mtbench.models import sampling
-from mtbench.models.runner import Feed, Lane
+from mtbench.models.attention import Feed
+from mtbench.models.runner import Lane
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import Lab
 from mtbench.runs.plan import Cell, SuitePlan

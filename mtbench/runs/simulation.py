@@ -21,7 +21,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,14 +29,12 @@ from torch import Tensor
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.models import sampling
 from mtbench.models.families import RANDOM
 from mtbench.options import show
-from mtbench.registry import SUITES
 from mtbench.runs.directory import Record, RunDirectory
-
-if TYPE_CHECKING:
-    from mtbench.runs.plan import Cell
+from mtbench.runs.plan import Cell, Plan
 
 Accept = Mapping[str, Any]  # Cell.accept: source, lengths (tokens per item), scripts, probabilities, seed
 CURSOR = "simulated_cursor"
@@ -223,10 +221,8 @@ class Acceptance:
         return self.answers[cell]
 
 
-def _cells(run: RunDirectory) -> Sequence["Cell"]:
+def _cells(run: RunDirectory) -> Sequence[Cell]:
     """Those of a run to replay. Raises UserError if it is none."""
-    from mtbench.runs.plan import Plan  # which imports this file
-
     if not run.has("plan.json"):
         raise UserError(
             f"--accept {run.path}: there is no run in it; give the directory of a finished run, or probabilities such "

@@ -23,10 +23,10 @@ from mtbench.decoding.loop import Stuck
 from mtbench.decoding.method_checks import Faulty, whereabouts
 from mtbench.decoding.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
-from mtbench.registry import METHODS
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import Lab, resolve_device
 from mtbench.runs.plan import Cell

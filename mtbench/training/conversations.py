@@ -21,7 +21,9 @@ import torch
 from jinja2 import TemplateError
 
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.suite import Messages, Source
+from mtbench.evaluation.lm_eval import go_offline
+from mtbench.evaluation.registry import SUITES
+from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.training.token_cache import Counts, Examples, joined, lined_up, load, store, token_file
 
 CHUNK = 1000  # conversations tokenised at once
@@ -192,13 +194,18 @@ def _is_turn(turn: Mapping[str, Any]) -> bool:
     return True
 
 
+def _refuse_without_training_split(name: str) -> None:
+    trained_on = [other for other in SUITES if SUITES[other].examples is not Suite.examples]
+    if name not in trained_on:
+        raise UserError(f"suite {name!r} has no training split; known: {', '.join(trained_on)}")
+
+
 def _rows(data: str, count: int | None, source: Source) -> Iterator[tuple[str, Any]]:
     """Every row as it stands, and where."""
-    from mtbench.registry import SUITES
-
     name, _, rest = data.partition(":")
     path = Path(data).expanduser()
     if name in SUITES:
+        _refuse_without_training_split(name)
         suite = SUITES[name](rest, source)
         for number, turns in enumerate(suite.examples(count, source.seed), start=1):
             yield f"{data}, row {number:,}", {"messages": turns}
@@ -266,8 +273,6 @@ def _reader(path: Path) -> Callable[[Path], Iterator[tuple[str, Any]]]:
 def _hub_rows(data: str, hub: re.Match[str], count: int | None, offline: bool) -> Iterator[tuple[str, Any]]:
     """A data set of the hub; of one that is not wanted whole, no more is fetched than that."""
     import datasets
-
-    from mtbench.evaluation.lm_eval import go_offline
 
     if offline:
         go_offline()

@@ -24,12 +24,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 from mtbench.hardware import probe
 from mtbench.models.families import RANDOM, locate
 from mtbench.models.loading import inspect, load_config
 from mtbench.models.random_shapes import SHAPES
-from mtbench.registry import SUITES
 from mtbench.report.progress import clock
 from mtbench.training.conversations import HUB, read, read_conversations, tokenise
 from mtbench.training.init_model import learn_tokenizer

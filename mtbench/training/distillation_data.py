@@ -12,9 +12,9 @@ import torch
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
+from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Messages
 from mtbench.models.loading import Checkpoint, load
-from mtbench.registry import METHODS
 from mtbench.training.checkpoint import refuse_existing
 
 ROWS = 64  # of a batch

@@ -3,39 +3,14 @@ whether it is as right as it is sure. The thresholds of multi-token decoding res
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mtbench.training.linear_cross_entropy import chunks
-from mtbench.training.objectives import Model, Objective
-from mtbench.training.packing import Packed
 from mtbench.training.schedule import Schedule
 
 EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)  # of the confidence's bins
-
-
-class Verdicts(NamedTuple):
-    """Of each prediction: is the likeliest token the right one, and how likely is it?"""
-
-    right: Tensor  # (N,) bool
-    confidence: Tensor  # (N,)
-
-
-@torch.no_grad()
-def verdicts(objective: Objective, model: Model, hidden: Tensor, batch: Packed) -> Verdicts:
-    """Read off the predictions of the hidden states (N, H)."""
-    right, confidence = torch.zeros(len(hidden), dtype=torch.bool), torch.zeros(len(hidden))
-    rows = torch.arange(len(hidden), device=hidden.device)
-    for reading in objective.read(model, hidden, batch, None):
-        for part in chunks(len(reading.hidden), len(reading.head)):
-            states = reading.hidden[part]
-            top = (states @ reading.head.to(states.dtype).T).float().softmax(1).max(1)
-            where = rows[reading.rows][part]
-            right[where.cpu()] = (top.indices == batch.target[where]).cpu()
-            confidence[where.cpu()] = top.values.cpu()
-    return Verdicts(right, confidence)
 
 
 def evaluate(forward: Callable[..., Mapping[str, Any]], schedule: Schedule, device: torch.device) -> dict[str, Any]:

@@ -1,14 +1,36 @@
 """A model's forward in training: hidden states of the tokens that predict, and the objective's loss from them."""
 
 from types import MethodType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mtbench.training.evaluation import verdicts
-from mtbench.training.linear_cross_entropy import Taught
+from mtbench.training.linear_cross_entropy import Taught, chunks
 from mtbench.training.objectives import Model, Objective, losses
 from mtbench.training.packing import Packed, Sees
+
+
+class Verdicts(NamedTuple):
+    """Of each prediction: is the likeliest token the right one, and how likely is it?"""
+
+    right: Tensor  # (N,) bool
+    confidence: Tensor  # (N,)
+
+
+@torch.no_grad()
+def verdicts(objective: Objective, model: Model, hidden: Tensor, batch: Packed) -> Verdicts:
+    """Read off the predictions of the hidden states (N, H)."""
+    right, confidence = torch.zeros(len(hidden), dtype=torch.bool), torch.zeros(len(hidden))
+    rows = torch.arange(len(hidden), device=hidden.device)
+    for reading in objective.read(model, hidden, batch, None):
+        for part in chunks(len(reading.hidden), len(reading.head)):
+            states = reading.hidden[part]
+            top = (states @ reading.head.to(states.dtype).T).float().softmax(1).max(1)
+            where = rows[reading.rows][part]
+            right[where.cpu()] = (top.indices == batch.target[where]).cpu()
+            confidence[where.cpu()] = top.values.cpu()
+    return Verdicts(right, confidence)
 
 
 def plain_sight(model: Model, ids: Tensor) -> Sees:

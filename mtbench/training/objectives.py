@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mtbench.models.medusa_heads import ResidualHead
 from mtbench.options import option
 from mtbench.training.linear_cross_entropy import Taught, linear_cross_entropy
 from mtbench.training.packing import Example, Laid, Packed, Stream
@@ -282,21 +283,6 @@ class Draft(Ar):
         return self.distil == "logits"
 
 
-class ResidualHead(torch.nn.Module):
-    """One head of Medusa-1: x + silu(Wx), then a matrix of its own; it begins as the target's head."""
-
-    def __init__(self, head: Tensor) -> None:
-        super().__init__()
-        self.hidden = torch.nn.Linear(head.shape[1], head.shape[1], dtype=head.dtype, device=head.device)
-        torch.nn.init.zeros_(self.hidden.weight)
-        torch.nn.init.zeros_(self.hidden.bias)
-        self.head = torch.nn.Parameter(head.detach().clone())
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(n, H) to (n, H)."""
-        return hidden + torch.nn.functional.silu(self.hidden(hidden))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Medusa(Objective):
     """Medusa-1: the target stays as it is, K residual heads learn the tokens 2 … K+1 ahead (arXiv 2401.10774, 2.2.1).
@@ -351,12 +337,6 @@ class Medusa(Objective):
 
 
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in (Ar, Mars, BlockDiffusion, Draft, Medusa)}
-
-
-def saw_masks(objective: str | None) -> bool:
-    """Was a checkpoint trained by an objective that feeds masks? One that nobody knows may have been."""
-    known = OBJECTIVES.get(objective or "")
-    return known is None or known.needs_mask
 
 
 def losses(objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: Taught | None = None) -> Losses:

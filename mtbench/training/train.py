@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from mtbench.errors import UserError
+from mtbench.models.attention import ATTENTION
 from mtbench.models.families import locate
 from mtbench.models.loading import MASK, inspect
-from mtbench.models.runner import ATTENTION
 from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint
 from mtbench.training.conversations import prepare
 from mtbench.training.loss import plain_sight
@@ -93,6 +93,7 @@ def train(
     objective.attach(model)
     request = {
         "objective": objective.name,
+        "feeds_masks": objective.needs_mask,
         "options": asdict(objective),
         "settings": asdict(settings),
         "data": {**prepared.description, "sha256": prepared.sha256},

@@ -23,8 +23,8 @@ from whole import Quiet, figures
 
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.registry import METHODS
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate

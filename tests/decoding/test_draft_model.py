@@ -19,11 +19,11 @@ from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Lanes, Method
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.runs.simulation import Scripted
 
 LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host

@@ -20,10 +20,10 @@ from mtbench.decoding.engines import ENGINES, PLAIN_STEPS, Captured
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Lanes, Method
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import Unserved, build
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 
 PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
 BUDGET = 20

@@ -20,9 +20,10 @@ from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, Stuck, decode
 from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, Window
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.runner import Feed, Lane
-from mtbench.registry import METHODS
+from mtbench.models.attention import Feed
+from mtbench.models.runner import Lane
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24

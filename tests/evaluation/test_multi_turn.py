@@ -12,8 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mtbench.errors import UserError
 from mtbench.evaluation.multi_turn import QuestionSuite
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Template
-from mtbench.registry import SUITES
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 

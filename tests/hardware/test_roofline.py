@@ -11,8 +11,9 @@ from small import small_checkpoint, small_config
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, MistralConfig, MixtralConfig
 
 from mtbench.hardware import probe
-from mtbench.hardware.probe import Probe, Shape, count, floor_s, fraction
+from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.random_shapes import SHAPES
+from mtbench.results.roofline import fraction
 from mtbench.runs.plan import Cell
 
 H200 = Probe(

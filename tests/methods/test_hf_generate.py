@@ -15,10 +15,10 @@ from mtbench.decoding.external import Outside, run_outside, stock, until_end
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24

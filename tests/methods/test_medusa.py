@@ -18,11 +18,11 @@ from torch import Tensor
 from mtbench.decoding.engines import ENGINES, Captured
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted

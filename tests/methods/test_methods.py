@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from whole import whole_run
 
-from mtbench.registry import METHODS
+from mtbench.decoding.registry import METHODS
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Request
 

@@ -19,10 +19,10 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
 from mtbench.decoding.openai_client import ServerError, events
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory

@@ -25,11 +25,11 @@ from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Lanes, Method, Window
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import prepare
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 

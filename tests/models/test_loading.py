@@ -11,12 +11,13 @@ from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.models.attention import Feed
 from mtbench.models.families import EMBEDDED, RANDOM, family
 from mtbench.models.loading import inspect, load, refuse_unserved
 from mtbench.models.random_shapes import SHAPES
-from mtbench.models.runner import Feed, Forwarded, Lane
-from mtbench.registry import METHODS
+from mtbench.models.runner import Forwarded, Lane
 
 
 @pytest.mark.parametrize(

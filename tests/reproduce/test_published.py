@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from mtbench.decoding.registry import METHODS
+from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
-from mtbench.registry import METHODS, SUITES
 from mtbench.reproduce.agreement import half_unit, number
 from mtbench.reproduce.published import AVERAGE, EAGER, Published, arm_of, names, not_released, published, specs_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with the suites' data")
@@ -136,7 +136,7 @@ import sys
 from mtbench.runs.plan import Request
 from mtbench.runs.prompts import open_suite
 from mtbench.runs.planner import make_plan
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 
 for name in sys.argv[2:]:
     asked = Request(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,

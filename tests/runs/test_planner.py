@@ -12,8 +12,8 @@ from small import save_small, small_tokenizer
 from whole import Quiet, figures
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
-from mtbench.registry import SUITES
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.executor import generate

@@ -15,9 +15,9 @@ from mtbench import statistics
 from mtbench.decoding.engines import ENGINES, Graph
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
+from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.report.text import method_notes
 from mtbench.results.aggregate import assemble
 from mtbench.runs import peak_memory, rescoring

@@ -18,10 +18,11 @@ from mtbench.cli import main
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes, Method
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS, SUITES
 from mtbench.report.progress import RunProgress
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory

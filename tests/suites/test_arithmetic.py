@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.registry import SUITES
 
 arithmetic: Any = importlib.import_module("mtbench.suites.arithmetic")
 

@@ -16,8 +16,8 @@ import pytest
 from made_up import gpqa, right, write_csv
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.registry import SUITES
 
 PASSWORD = b"deserted-untie-orchid"
 ROWS = gpqa()
@@ -138,7 +138,7 @@ import sys
 from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args) if event == "open" else None)
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 suite = SUITES["gpqa"]("", Source(data_dir=Path({str(packed)!r}), offline=True))
 prompts = suite.prompts(lambda messages: messages[-1]["content"], None)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.sandbox import unavailable
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
-from mtbench.registry import SUITES
 
 SUITE_NAMES = ("humaneval", "humaneval-paper")
 REAL = os.environ.get("MTBENCH_DATA_DIR")

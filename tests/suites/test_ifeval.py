@@ -16,8 +16,8 @@ import pytest
 from made_up import write_lines
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.registry import SUITES
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 GERMAN = "Der schnelle braune Fuchs springt heute über den faulen Hund, und alle Kinder im Dorf freuen sich darüber."
@@ -270,7 +270,7 @@ import socket, sys
 from pathlib import Path
 asked = []
 sys.addaudithook(lambda event, args: asked.append(args) if event in ("socket.getaddrinfo", "socket.connect") else None)
-from mtbench.registry import SUITES
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 suite = SUITES["ifeval"]("", Source(data_dir=Path({str(folder)!r}), offline=True, skip_unscorable=True))
 suite.prompts(lambda messages: messages[-1]["content"], 3)

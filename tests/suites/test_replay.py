@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.registry import SUITES
 
 REAL = Path(os.environ.get("MTBENCH_DATA_DIR") or "/nowhere")
 COUNT = {"gsm8k": 1_319, "bbh": 6_511, "mmlu-pro": 12_032}

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from test_run import finish, start
 
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.registry import SUITES
 from mtbench.runs.plan import REFILLS, Item, Request
 from mtbench.runs.planner import _blocks, make_plan
 

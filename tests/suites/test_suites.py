@@ -22,9 +22,9 @@ from made_up import COUNT, GSM8K, WRONG, answerable, right, write_all, write_lin
 
 from mtbench.errors import UserError
 from mtbench.evaluation.lm_eval import HarnessSuite
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.sandbox import unavailable
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
-from mtbench.registry import SUITES
 
 NAMES = list(SUITES)
 SCORED = [name for name in NAMES if SUITES[name].metric]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mtbench.models.runner import ATTENTION
+from mtbench.models.attention import ATTENTION
 from mtbench.training import linear_cross_entropy
 from mtbench.training.evaluation import EDGES, calibration, evaluate
 from mtbench.training.loss import learns

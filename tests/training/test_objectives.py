@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mtbench.models.runner import ATTENTION
+from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import hidden_states, taught
 from mtbench.training.objectives import (
     LEAST_TIME,

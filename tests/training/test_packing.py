@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, Gemma2Config
 
-from mtbench.models.runner import ATTENTION
+from mtbench.models.attention import ATTENTION
 from mtbench.training.objectives import Ar, BlockDiffusion, Mars, Medusa, Objective, Special
 from mtbench.training.packing import Example, Laid, Packed, Sees, attend_blocks, pack
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mtbench.models.runner import ATTENTION
+from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import hidden_states
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special, losses
 from mtbench.training.packing import PADDING, Example, Packed

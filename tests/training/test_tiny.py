@@ -14,10 +14,10 @@ from torch import Tensor
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Lanes
 from mtbench.decoding.output import Generation
+from mtbench.decoding.registry import METHODS
 from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
 from mtbench.models.runner import Lane
-from mtbench.registry import METHODS
 from mtbench.runs.plan import Plan, Request
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite

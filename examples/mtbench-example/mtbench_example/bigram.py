@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
-from mtbench.registry import METHODS
 
 
 @METHODS.register("bigram")
