@@ -21,9 +21,9 @@ import torch
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.output import Generation, Timing
-from mtbench.models.attention import Feed
-from mtbench.models.runner import Lane
-from mtbench.runs.model_pool import Lab
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.runner import ModelRunner
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, Request
 from mtbench.runs.planner import make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
@@ -45,14 +45,14 @@ class Recorded(Batch):
         super().advance(shape)
 
 
-def measure(lab: Lab, plan: Plan, rounds: int, seed: int) -> Found:
+def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:
     """Every arm on every block, in random order."""
     [group], [suite] = plan.groups, plan.suites
     cells = [plan.cell(name) for name in group.cells]
     found: Found = {cell.arm: [] for cell in cells}
 
     def run(cell: Cell, block: Sequence[int]) -> Outcome:
-        return lab.decode(cell, [suite.items[i].prompt_ids for i in block], suite.max_new_tokens, items=block)
+        return pool.decode(cell, [suite.items[i].prompt_ids for i in block], suite.max_new_tokens, items=block)
 
     for cell in cells:
         run(cell, group.blocks[0])
@@ -97,7 +97,7 @@ def same_tokens(found: Found, arm: str) -> list[int]:
     return [sum(a == b for a, b in pairs), len(pairs)]
 
 
-def probed_forward_time(lab: Lab, plan: Plan) -> float:
+def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
     """The factor "forward time" of MARS over AR from isolated forwards of the shapes that the loop had."""
     [group], [suite] = plan.groups, plan.suites
     arms = ("ar@mars/eager", "mars:tau=0.95@mars/eager")
@@ -111,27 +111,27 @@ def probed_forward_time(lab: Lab, plan: Plan) -> float:
                 batches.append(Recorded(*made))
                 return batches[-1]
 
-            lanes = lab.lanes_of(cell)
-            decode(lab.method(cell), lanes, prompts, suite.max_new_tokens, make=record)
+            runners = pool.runners_of(cell)
+            decode(pool.method(cell), runners, prompts, suite.max_new_tokens, make=record)
             shapes = batches[0].shapes
-            seconds[cell.arm] += isolated_s(lanes.target, len(block), shapes, lab.method(cell).window().guesses + 1)
+            seconds[cell.arm] += isolated_s(runners.target, len(block), shapes, pool.method(cell).window().guesses + 1)
             forwards[cell.arm] += len(shapes)
     baseline_s, mars_s = (seconds[arm] / forwards[arm] for arm in arms)
     return baseline_s / mars_s
 
 
 @torch.inference_mode()
-def isolated_s(lane: Lane, rows: int, shapes: Sequence[tuple[int, int]], judged: int) -> float:
+def isolated_s(runner: ModelRunner, rows: int, shapes: Sequence[tuple[int, int]], judged: int) -> float:
     """Seconds for the same forwards in isolation."""
-    lane.reserve(rows, max(view for _, view in shapes) + 1)
+    runner.reserve(rows, max(view for _, view in shapes) + 1)
     fed = []
     for width, view in shapes:
         slots = torch.arange(view - width, view).repeat(rows, 1)
-        feed = Feed(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1)
+        feed = AttentionMetadata(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1)
         fed.append((torch.randint(0, 200, (rows, width)), feed))
     began = time.perf_counter()
     for ids, feed in fed:
-        lane.forward(ids, feed, judged)
+        runner.forward(ids, feed, judged)
     return time.perf_counter() - began
 
 
@@ -158,9 +158,9 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
     """The embedded checkpoints at one batch size; prints the figures and returns them."""
     methods = AGAINST_GENERATE + MARS_AGAINST_AR
     plan = make_plan(Request(method=methods, batch_size=(size,), limit=size * blocks))
-    lab = Lab(plan.request)
-    lab.load(plan.cells)
-    found = measure(lab, plan, rounds, seed=size)
+    pool = ModelPool(plan.request)
+    pool.load(plan.cells)
+    found = measure(pool, plan, rounds, seed=size)
     print(f"tiny, batch size {size}, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
     figures = against_generate(found, blocks)
     for engine in ("eager", "graph"):
@@ -177,7 +177,7 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
             "mars_overhead": overhead(found[arm]),
         }
         if engine == "eager":
-            probed = probed_forward_time(lab, plan)
+            probed = probed_forward_time(pool, plan)
             off = where.forward_time / probed - 1
             print(f"    forward time: loop {where.forward_time:.4f}, probe {probed:.4f}, {off:+.1%} apart")
             figures[engine]["forward_time_probed"] = probed
@@ -196,9 +196,9 @@ def qwen(blocks: int, rounds: int) -> dict[str, Any]:
             limit=blocks,
         )
     )
-    lab = Lab(plan.request)
-    lab.load(plan.cells)
-    found = measure(lab, plan, rounds, seed=0)
+    pool = ModelPool(plan.request)
+    pool.load(plan.cells)
+    found = measure(pool, plan, rounds, seed=0)
     print(f"random Qwen2.5-0.5B, batch size 1, {blocks} blocks x {rounds} rounds, {torch.get_num_threads()} thread(s)")
     return against_generate(found, blocks)
 

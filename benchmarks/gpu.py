@@ -40,7 +40,7 @@ from mtbench.models import kernels
 from mtbench.models.loading import DTYPES
 from mtbench.runs import energy, rescoring, simulation
 from mtbench.runs.directory import Record
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, Request
 from mtbench.runs.planner import make_plan
 from mtbench.statistics import INCONCLUSIVE, Ratio
@@ -93,7 +93,7 @@ class Bench:
         self.found: Record = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
         self.probe: tuple[probe.Probe | None, str | None] = (None, "not probed")
         self.layers: Record = {}  # last shown
-        self._lab: Lab | None = None
+        self._lab: ModelPool | None = None
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -136,19 +136,22 @@ class Bench:
         self.say("    " + "  ".join(filter(None, row(self.bars[-1]))))
         self.save()
 
-    def lab(self, plan: Plan) -> Lab:
+    def pool(self, plan: Plan) -> ModelPool:
         """A lab of the plan's own, since captured batches hold memory; only checkpoints go on from the one before."""
-        lab, sources = Lab(plan.request), {source for cell in plan.cells for source in cell.checkpoints.values()}
+        pool, sources = (
+            ModelPool(plan.request),
+            {source for cell in plan.cells for source in cell.checkpoints.values()},
+        )
         if self._lab is not None:
-            if self._lab.dtype == lab.dtype:
-                lab.checkpoints |= {s: c for s, c in self._lab.checkpoints.items() if s in sources}
+            if self._lab.dtype == pool.dtype:
+                pool.checkpoints |= {s: c for s, c in self._lab.checkpoints.items() if s in sources}
             self._lab.clear()
             gc.collect()
             if not self.cpu:
                 torch.cuda.empty_cache()
-        self._lab = lab
-        lab.load(plan.cells)
-        return lab
+        self._lab = pool
+        pool.load(plan.cells)
+        return pool
 
     def plan(
         self,
@@ -182,13 +185,13 @@ class Bench:
 
     def race(self, name: str, plan: Plan, **options: Any) -> tuple[Race, list[str]]:
         """Run a race, write its figures down and show them; the race and its arms."""
-        lab = self.lab(plan)
-        described = lab.describe()
+        pool = self.pool(plan)
+        described = pool.describe()
         if described["layers"] != self.layers:
             self.layers = described["layers"]
             self.say(f"  {described}")
-        session = {**described, **probe.described(*self.probe, lab.checkpoints)}
-        done = race(lab, plan, session, self.deadline, **options)
+        session = {**described, **probe.described(*self.probe, pool.checkpoints)}
+        done = race(pool, plan, session, self.deadline, **options)
         arms = list(done.arms)
         figures = {arm: done.figures(arm) for arm in arms}
         for arm in arms[1:]:
@@ -389,7 +392,7 @@ def equality(bench: Bench) -> None:
         rounds=1,
     )
     plan = make_plan(request)
-    lab, [suite] = bench.lab(plan), plan.suites
+    pool, [suite] = bench.pool(plan), plan.suites
     prompts = [item.prompt_ids for item in suite.items]
     said: dict[str, list[list[list[int]]]] = {}
     for cell in plan.cells:
@@ -397,7 +400,7 @@ def equality(bench: Bench) -> None:
         answers = [
             generation.token_ids
             for begin in range(0, len(prompts), together)
-            for generation in lab.decode(cell, prompts[begin : begin + together], 48, room=256)[0]
+            for generation in pool.decode(cell, prompts[begin : begin + together], 48, room=256)[0]
         ]
         policy = f"{cell.claims} on {cell.on}"
         if cell.options.get("cache") == "block":  # what it says depends on the company: only engines are compared
@@ -416,13 +419,13 @@ def grade(bench: Bench) -> None:
         plans = [bench.plan(SMALL, (f"ar:engine={engine}",), n, prompt=64, blocks=16 // n) for n in (1, 16)]
         said = []
         for plan in plans:
-            lab, [cell], [suite] = bench.lab(plan), plan.cells, plan.suites
+            pool, [cell], [suite] = bench.pool(plan), plan.cells, plan.suites
             prompts = [item.prompt_ids for item in plans[0].suites[0].items[:16]]
             begins = range(0, len(prompts), cell.batch_size)
             batches = [prompts[i : i + cell.batch_size] for i in begins]
-            answers = [g for b in batches for g in lab.decode(cell, b, suite.max_new_tokens, room=256)[0]]
+            answers = [g for b in batches for g in pool.decode(cell, b, suite.max_new_tokens, room=256)[0]]
             said.append([g.token_ids for g in answers])
-        judge = lab.lane(cell.on, cell.checkpoints[cell.on], "eager")
+        judge = pool.runner(cell.on, cell.checkpoints[cell.on], "eager")
         short = [
             short
             for pair in zip(prompts, said[1], strict=True)
@@ -499,12 +502,12 @@ def prefill(bench: Bench) -> None:
 def joules(bench: Bench) -> None:
     """Energy per token on 7B shapes at batch 4, by the GPU's counter, ten seconds an arm."""
     plan, found = bench.plan(LARGE, ("ar", MARS), 4), {}
-    lab, gpu = bench.lab(plan), None if bench.cpu else machine.gpu()
+    pool, gpu = bench.pool(plan), None if bench.cpu else machine.gpu()
     if gpu is None:
         bench.keep("energy", energy.NO_GPU if bench.cpu else energy.NO_NVML)
         return
     for cell in plan.cells:
-        found[cell.arm] = one = energy.window(gpu, plan, lab, cell)
+        found[cell.arm] = one = energy.window(gpu, plan, pool, cell)
         bench.keep("energy", found)
         bench.say(f"  {cell.arm}: {number(one['j_per_token'])} J/token {one['energy_reason'] or ''}")
 

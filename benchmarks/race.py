@@ -17,7 +17,7 @@ from mtbench.hardware import machine
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import Measured
 from mtbench.runs.directory import Record
-from mtbench.runs.model_pool import Lab, method_of
+from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
 from mtbench.statistics import Ratio, ratio_of_totals
 
@@ -84,7 +84,7 @@ class Race:
 
 
 def race(
-    lab: Lab,
+    pool: ModelPool,
     plan: Plan,
     session: Record,
     deadline: float,
@@ -101,8 +101,8 @@ def race(
     [group], [suite] = plan.groups, plan.suites
     cells = [plan.cell(name) for name in group.cells]
     for cell in cells:
-        lanes = lab.lanes_of(cell) if cell.engine not in (None, "eager") else {}
-        if plain := [role for role, lane in lanes.items() if lane.decoder is None]:
+        runners = pool.runners_of(cell) if cell.engine not in (None, "eager") else {}
+        if plain := [role for role, runner in runners.items() if runner.decoder is None]:
             raise RuntimeError(
                 f"{cell.arm}: the {plain[0]} checkpoint is run by transformers' modules, not our decoder"
             )
@@ -111,7 +111,7 @@ def race(
 
     def run(cell: Cell, block: Sequence[int], budget: int) -> tuple[list[Generation], Timing]:
         prompts = [suite.items[i].prompt_ids for i in block]
-        generations, timing = lab.decode(cell, prompts, budget, items=block, room=room)
+        generations, timing = pool.decode(cell, prompts, budget, items=block, room=room)
         if timing.miscounted:
             raise RuntimeError(f"{cell.arm}: {timing.miscounted} forwards more than were counted")
         return generations, timing
@@ -135,9 +135,9 @@ def race(
         if began + longest_s > deadline or (round_ > 1 and began > ends):
             break
         for place, cell in enumerate(chance.sample(cells, len(cells))):
-            before = machine.sample(lab.device)
+            before = machine.sample(pool.device)
             generations, timing = run(cell, chosen[number], suite.max_new_tokens)
-            window = machine.window(before, machine.sample(lab.device))
+            window = machine.window(before, machine.sample(pool.device))
             window["dropped"] = window["dropped"] or (PREPARED if timing.preparation_s else None)
             told = {"session": 1, "round": round_, "block": number, "order": place}
             timings[cell.arm].append({**told, **dataclasses.asdict(timing), **window})

@@ -53,9 +53,9 @@ from mtbench.models import loading
 from mtbench.models.attention import ATTENTION
 from mtbench.statistics import INCONCLUSIVE, Ratio
 from mtbench.training import linear_cross_entropy, loss
-from mtbench.training.loss import hidden_states, learns
+from mtbench.training.loss import attach_loss, hidden_states
 from mtbench.training.objectives import Ar, Mars, Objective, Special, losses
-from mtbench.training.packing import PADDING, Example, Packed, Sees
+from mtbench.training.packing import PADDING, AttentionMask, Example, Packed
 from mtbench.training.schedule import Schedule
 from mtbench.training.trainer import PACKED, ROWS, ObjectiveTrainer
 
@@ -173,7 +173,7 @@ class Training:
     def __init__(self, objective: Objective, config: Any, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.model = random_model(config, device)
-        learns(self.model, objective)
+        attach_loss(self.model, objective)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
 
     def compiled(self, **options: Any) -> "Training":
@@ -236,7 +236,7 @@ def cost(batch: Packed, config: Any) -> Cost:
     size = config.hidden_size // config.num_attention_heads
     heads = config.num_hidden_layers * config.num_attention_heads
     fed, predicted = batch.ids.numel(), len(batch.at)
-    worked = Sees(batch).blocks().to_dense().squeeze(1).bool()  # (R, T / TILE, T / TILE)
+    worked = AttentionMask(batch).blocks().to_dense().squeeze(1).bool()  # (R, T / TILE, T / TILE)
     text = torch.nn.functional.pad(batch.document, (0, -batch.document.shape[1] % TILE), value=PADDING) != PADDING
     needed = worked & text.unflatten(1, (-1, TILE)).any(2)[:, :, None]
     per_tile = TILE**2 * size * heads
@@ -337,7 +337,7 @@ def peak_of(arm: str, device: str, conversations_: int, layers: int | None) -> i
         rows = len(Schedule._rows(one := schedule(ARMS[arm], examples, rows=1, packed=packed, steps=2), 0))
         plan = dataclasses.replace(one, rows=rows)
         model = random_model(shape(layers), there)
-        learns(model, ARMS[arm])
+        attach_loss(model, ARMS[arm])
         if on_gpu:
             for layer in model.base_model.layers:
                 layer.compile(dynamic=False)
@@ -404,7 +404,7 @@ def recompile(bench: Bench) -> None:
         # FlexAttention refuses gradients on a CPU, for want of a kernel; its unfused definition has them.
         context = contextlib.ExitStack()
         context.enter_context(patch("torch.nn.attention.flex_attention._validate_device", lambda *_: None))
-        context.enter_context(patch.object(loss, "Sees", Tiled))
+        context.enter_context(patch.object(loss, "AttentionMask", Tiled))
     found: dict[str, Any] = {}
     with context:
         for arm, objective in ARMS.items():
@@ -433,7 +433,7 @@ def recompile(bench: Bench) -> None:
             freed()
 
 
-class Tiled(Sees):
+class Tiled(AttentionMask):
     """Sight in tiles, on a CPU too."""
 
     def prepare(self, sliding_windows: Any, group: int, dtype: torch.dtype) -> "Tiled":
@@ -441,7 +441,7 @@ class Tiled(Sees):
         return self
 
 
-class Dense(Sees):
+class Dense(AttentionMask):
     """Sight pair by pair, on a GPU too."""
 
     def prepare(self, sliding_windows: Any, group: int, dtype: torch.dtype) -> "Dense":
@@ -455,12 +455,12 @@ def same(bench: Bench) -> None:
     for arm, objective in ARMS.items():
         [batch] = batches(schedule(objective, conversations(4, varied=True), rows=2, packed=1024))[:1]
         told = []
-        for kind in (Dense, Sees):
+        for kind in (Dense, AttentionMask):
             torch._dynamo.reset()
             training = Training(objective, shape(4), bench.device, torch.float32)
-            if kind is Sees:
+            if kind is AttentionMask:
                 training.compiled()
-            with patch.object(loss, "Sees", kind):
+            with patch.object(loss, "AttentionMask", kind):
                 training.differentiate(batch)
             told.append([p.grad.double() for p in training.model.parameters()])
             del training

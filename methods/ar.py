@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 
 
@@ -15,11 +15,11 @@ class Autoregressive(Method):
 
     roles = ("ar",)
     reference = True
-    showcase = ("ar",)
+    default_arms = ("ar",)
     claims = "lossless"
 
     def window(self) -> Window:
         return Window(pending=1, guesses=0, commits=1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        return Commit(judged.choice, count=torch.ones_like(rows.known), kept=torch.zeros_like(rows.known))
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        return Commit(output.choice, count=torch.ones_like(rows.known), kept=torch.zeros_like(rows.known))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
@@ -47,7 +47,7 @@ class BlockDiffusion(Method):
     def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         return key_position // self.block_size <= query_position // self.block_size
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """What is decided, by position, (R, S): the prompt; later also what is not yet output, for a gap before it."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
         return {"decided": rows.tokens.masked_fill(place >= rows.known[:, None], OPEN)}
@@ -55,25 +55,25 @@ class BlockDiffusion(Method):
     def base(self, state: State, rows: Rows) -> Tensor:
         return rows.known // self.block_size * self.block_size
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         """The block, with masks where it is open, (R, B)."""
-        mask_id = lanes.target.checkpoint.mask_id
+        mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         block = state["decided"].gather(1, self._places(rows))
         return block.masked_fill(block == OPEN, mask_id)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         places = self._places(rows)
         block = state["decided"].gather(1, places)
         open, own = block == OPEN, slice(self.block_size)  # the last column judges the next block's first position
-        decide = sampling.surest(judged.confidence[:, own], open, self.per_forward)
+        decide = sampling.top_confidence(output.confidence[:, own], open, self.per_forward)
         if self.tau < 1:
-            decide |= open & judged.sure("probability", self.tau)[:, own]
-        block = torch.where(decide, judged.choice[:, own], block)
+            decide |= open & output.sure("probability", self.tau)[:, own]
+        block = torch.where(decide, output.choice[:, own], block)
         state["decided"].scatter_(1, places, block)
         said = rows.known - rows.base
         fresh = (places - rows.base[:, None] + said[:, None]).clamp(max=self.block_size - 1)
-        count, left = sampling.leading(block != OPEN) - said, self.block_size - said
+        count, left = sampling.prefix_length(block != OPEN) - said, self.block_size - said
         return Commit(block.gather(1, fresh), count, kept=torch.zeros_like(said), offered=left - 1)
 
     def _places(self, rows: Rows) -> Tensor:

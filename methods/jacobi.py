@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
@@ -32,17 +32,17 @@ class Jacobi(Method):
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """What is guessed at every position, (R, S): at first anything."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
         dice = sampling.uniform(rows.seed[:, None], place)
-        return {"iterate": (dice * lanes.target.checkpoint.vocabulary).long()}
+        return {"iterate": (dice * runners.target.checkpoint.vocabulary).long()}
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         places = rows.known[:, None] + torch.arange(self.ahead, device=rows.known.device)
         return state["iterate"].gather(1, places)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        accepted = sampling.leading(judged.agrees(judged.guess))
-        state["iterate"].scatter_(1, judged.position, judged.choice)
-        return Commit(judged.choice, accepted + 1, kept=accepted)
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        accepted = sampling.prefix_length(output.agrees(output.guess))
+        state["iterate"].scatter_(1, output.position, output.choice)
+        return Commit(output.choice, accepted + 1, kept=accepted)

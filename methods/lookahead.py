@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import longest, products, tree
 from mtbench.models import sampling
@@ -61,19 +61,19 @@ class Lookahead(Method):
         offset, sees = tree(window + products(self.branches, self.first))
         return Window(pending=1, guesses=len(offset), commits=self.ngram, sees=sees, offset=offset)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """A window of anything, an empty pool, and of each draft the guess that it stands behind."""
         count, device = len(rows.known), rows.known.device
         dice = sampling.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
         behind = torch.tensor(products(self.branches, self.first), device=device).expand(count, -1)
         return {
-            "window": (dice * lanes.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),
+            "window": (dice * runners.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),
             "pool": torch.full((count, POOL, self.ngram), NONE, device=device),
             "behind": behind,
             "drafts": torch.zeros_like(behind),
         }
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         window, pool = state["window"], state["pool"]
         last = rows.tokens.gather(1, rows.known[:, None] - 1)
         window[:, 0, :1] = last
@@ -84,15 +84,15 @@ class Lookahead(Method):
         state["drafts"].copy_(ngrams.transpose(1, 2).flatten(1))  # depth by depth
         return torch.cat((window.flatten(1)[:, 1:], state["drafts"].clamp(min=0)), 1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         window, drafts = state["window"], state["drafts"]
-        predicted = judged.choice[:, self.first + 1 - self.width : self.first + 1]
+        predicted = output.choice[:, self.first + 1 - self.width : self.first + 1]
         levels = torch.cat((window, predicted[:, None]), 1)
         window.copy_(levels[:, 1:])
         self._remember(state["pool"], levels.transpose(1, 2))
-        accepted, path = longest(judged.agrees(drafts, state["behind"]), self.branches)
+        accepted, path = longest(output.agrees(drafts, state["behind"]), self.branches)
         path = path + self.first
-        tokens = judged.choice.gather(1, torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1))
+        tokens = output.choice.gather(1, torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1))
         offered = (drafts[:, 0] != NONE) * self.ahead
         return Commit(tokens, accepted + 1, kept=accepted, path=path, offered=offered)
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
@@ -42,7 +42,7 @@ class Mars(Method):
 
     roles = ("mars",)
     needs_mask = True
-    showcase = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")
+    default_arms = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")
 
     def __post_init__(self) -> None:
         if self.cache == "block" and self.block_size == AUTO:
@@ -62,8 +62,8 @@ class Mars(Method):
         commits = self.block_size + self.extra
         return Window(pending=None if self.cache == "none" else commits, guesses=commits - 1, commits=commits)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
-        mask_id = lanes.target.checkpoint.mask_id
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         return {"mask": torch.full_like(rows.prompt_len, mask_id)[:, None], "base": rows.prompt_len.clone()}
 
@@ -73,7 +73,7 @@ class Mars(Method):
     def final(self, state: State, rows: Rows) -> Tensor:
         return torch.zeros_like(rows.known) if self.cache == "none" else rows.known - 1
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         """Masks, (R, G); in a block, behind what is known of it."""
         masks = state["mask"].expand(-1, self.window().guesses)
         if self.cache != "block":
@@ -81,19 +81,19 @@ class Mars(Method):
         slots = rows.base[:, None] + torch.arange(masks.shape[1], device=masks.device)
         return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), masks)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        sure = self._sure(judged)
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        sure = self._sure(output)
         if self.cache == "block":
-            return self._accept_in_block(state, rows, judged.choice, sure)
+            return self._accept_in_block(state, rows, output.choice, sure)
         sure[:, 0] = True
         offered = torch.full_like(rows.known, sure.shape[1] - 1) if self.tau < 1 else torch.zeros_like(rows.known)
-        return Commit(judged.choice, sampling.leading(sure), kept=torch.zeros_like(rows.known), offered=offered)
+        return Commit(output.choice, sampling.prefix_length(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
-    def _sure(self, judged: Judged) -> Tensor:
+    def _sure(self, output: TargetOutput) -> Tensor:
         """(R, G+1) bool; at τ = 1 nothing is sure enough."""
         if self.tau == 1:
-            return torch.zeros_like(judged.choice, dtype=torch.bool)
-        return judged.sure(self.confidence, self.tau)
+            return torch.zeros_like(output.choice, dtype=torch.bool)
+        return output.sure(self.confidence, self.tau)
 
     def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor) -> Commit:
         """Accept from the first undecided place of the block on; once every live row is full, keep the block."""
@@ -101,7 +101,7 @@ class Mars(Method):
         column = torch.arange(self.cache_block, device=filled.device)
         source = (column + filled[:, None]).clamp(max=self.cache_block)
         undecided = column < (self.cache_block - filled)[:, None]
-        count = sampling.leading((sure.gather(1, source) | (column == 0)) & undecided)
+        count = sampling.prefix_length((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
         offered = (undecided.sum(1) - 1).clamp(min=0) * (self.tau < 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
 from mtbench.models import sampling
@@ -36,22 +36,22 @@ class MarsSelfSpeculative(Method):
         offset, sees = tree(mask_groups(self.ahead, self.ahead))
         return Window(pending=1, guesses=len(offset), commits=self.ahead + 1, sees=sees, offset=offset)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """The next drafts, (R, K): none yet, which a mask stands for, since no model ever says it."""
-        mask_id = lanes.target.checkpoint.mask_id
+        mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         drafts = torch.full((len(rows.known), self.ahead), mask_id, device=rows.known.device)
         return {"mask": torch.full_like(rows.known, mask_id)[:, None], "drafts": drafts}
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         masks = state["mask"].expand(-1, (self.ahead + 1) * self.ahead)
         return torch.cat((state["drafts"][:, : self.ahead], masks), 1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        drafts = judged.guess[:, : self.ahead]
-        accepted = sampling.leading(judged.agrees(drafts))
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        drafts = output.guess[:, : self.ahead]
+        accepted = sampling.prefix_length(output.agrees(drafts))
         group = accepted[:, None] * self.ahead + torch.arange(self.ahead, device=accepted.device)
         state["drafts"].copy_(state["mask"])
-        state["drafts"][:, : self.ahead] = judged.choice.gather(1, self.ahead + 1 + group)
+        state["drafts"][:, : self.ahead] = output.choice.gather(1, self.ahead + 1 + group)
         offered = (drafts != state["mask"]).sum(1)
-        return Commit(judged.choice[:, : self.ahead + 1], accepted + 1, kept=accepted, offered=offered)
+        return Commit(output.choice[:, : self.ahead + 1], accepted + 1, kept=accepted, offered=offered)

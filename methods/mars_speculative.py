@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.draft_model import draft, forwards, refuse_draft
-from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
 from mtbench.models import sampling
@@ -53,28 +53,28 @@ class MarsSpeculative(Method):
         drafts = forwards(self.ahead, self.per_forward)
         return Window(self.block_size, len(offset), commits, sees=sees, offset=offset, drafts=drafts)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
-        mask_id = lanes.target.checkpoint.mask_id
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         return {"mask": torch.full_like(rows.known, mask_id)[:, None], "cached": rows.known - 1}
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
-        tokens, _ = draft(lanes, self.draft, rows, state["cached"], self.ahead, self.per_forward, self.masks)
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+        tokens, _ = draft(runners, self.draft, rows, state["cached"], self.ahead, self.per_forward, self.masks)
         return torch.cat((tokens, state["mask"].expand(-1, (self.ahead + 1) * self.masks)), 1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        accepted = sampling.leading(judged.agrees(judged.guess[:, : self.ahead]))
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        accepted = sampling.prefix_length(output.agrees(output.guess[:, : self.ahead]))
         torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
         column = torch.arange(self.ahead + self.block_size, device=accepted.device) - accepted[:, None] - 1
         group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
         verified = torch.arange(column.shape[1], device=column.device).clamp(max=self.ahead)
         source = torch.where(column < 0, verified, group)  # the verified and the next token, then the group's
-        sure = (column < 0) | (self._sure(judged).gather(1, source) & (column < self.masks))
+        sure = (column < 0) | (self._sure(output).gather(1, source) & (column < self.masks))
         offered = torch.full_like(accepted, self.ahead + self.masks * (self.tau < 1))
-        return Commit(judged.choice.gather(1, source), sampling.leading(sure), kept=accepted, offered=offered)
+        return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)
 
-    def _sure(self, judged: Judged) -> Tensor:
+    def _sure(self, output: TargetOutput) -> Tensor:
         """(R, G+1) bool; at tau = 1 nothing is sure enough."""
         if self.tau == 1:
-            return torch.zeros_like(judged.choice, dtype=torch.bool)
-        return judged.sure("probability", self.tau)
+            return torch.zeros_like(output.choice, dtype=torch.bool)
+        return output.sure("probability", self.tau)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from mtbench.decoding import trees
-from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
@@ -73,17 +73,17 @@ class Medusa(Method):
         commits = self.heads + 1
         return Window(pending=1, guesses=len(offset), commits=commits, sees=sees, offset=offset, hidden=True)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """What the LM head `read` at the last accepted token (R, C), if it `has`; what guesses stand behind (R, G)."""
-        head = _load(lanes.target.checkpoint)[0].head
+        head = _load(runners.target.checkpoint)[0].head
         return {
             "read": head.new_zeros(len(rows.known), head.shape[1]),
             "has": torch.zeros_like(rows.done),
             "behind": torch.tensor(trees.products(self.branches), device=head.device).expand(len(rows.known), -1),
         }
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
-        checkpoint = lanes.target.checkpoint
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+        checkpoint = runners.target.checkpoint
         heads = _load(checkpoint)[: self.heads]
 
         def candidates(hidden: Tensor) -> Tensor:
@@ -94,23 +94,23 @@ class Medusa(Method):
                 logits = sampling.sampled(logits, rows.temperature, rows.seed, places)
             return logits.topk(max(self.branches), 2).indices
 
-        likely, guesses, nodes = lanes.target.beside(candidates, state["read"]), [], 1
+        likely, guesses, nodes = runners.target.beside(candidates, state["read"]), [], 1
         for head, choices in enumerate(self.branches):
             guesses.append(likely[:, head, :choices].repeat(1, nodes))
             nodes *= choices
         return torch.cat(guesses, 1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        assert judged.hidden is not None
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        assert output.hidden is not None
         has = state["has"].clone()
-        drafts = judged.guess.masked_fill(~has[:, None], NONE)
-        accepted, path = trees.longest(judged.agrees(drafts, state["behind"]), self.branches)
+        drafts = output.guess.masked_fill(~has[:, None], NONE)
+        accepted, path = trees.longest(output.agrees(drafts, state["behind"]), self.branches)
         columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
         last = columns.gather(1, accepted[:, None])
-        state["read"].copy_(judged.hidden.take_along_dim(last[..., None], 1)[:, 0])
+        state["read"].copy_(output.hidden.take_along_dim(last[..., None], 1)[:, 0])
         state["has"].fill_(True)
         moved = path if max(self.branches) > 1 else None
-        return Commit(judged.choice.gather(1, columns), accepted + 1, accepted, moved, offered=has * self.heads)
+        return Commit(output.choice.gather(1, columns), accepted + 1, accepted, moved, offered=has * self.heads)
 
 
 def _file(source: str, offline: bool) -> str:

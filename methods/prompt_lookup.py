@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
@@ -32,11 +32,11 @@ class PromptLookup(Method):
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """Has the row found something to copy? (R,)."""
         return {"found": torch.zeros_like(rows.done)}
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         alike = self._alike(rows)
         place = torch.arange(alike.shape[1], device=alike.device)
         best = ((alike > 0) * (alike * len(place) + place)).argmax(1, keepdim=True)  # the longest, of these the last
@@ -55,7 +55,7 @@ class PromptLookup(Method):
             alike += same
         return alike
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         found = state["found"]
-        accepted = sampling.leading(judged.agrees(judged.guess.masked_fill(~found[:, None], NONE)))
-        return Commit(judged.choice, accepted + 1, kept=accepted, offered=found * self.ahead)
+        accepted = sampling.prefix_length(output.agrees(output.guess.masked_fill(~found[:, None], NONE)))
+        return Commit(output.choice, accepted + 1, kept=accepted, offered=found * self.ahead)

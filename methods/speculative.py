@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.draft_model import draft, forwards, refuse_draft
-from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.models.loading import Inspected
@@ -47,25 +47,25 @@ class Speculative(Method):
         drafts = forwards(self.ahead, self.per_forward)
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=drafts)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """The draft's cursor; to reject by, the distributions its tokens came from, (R, K, V)."""
         state = {"cached": rows.known - 1}
         if self.verify == "rejection":
-            shape = (len(rows.known), self.ahead, lanes.target.checkpoint.vocabulary)
+            shape = (len(rows.known), self.ahead, runners.target.checkpoint.vocabulary)
             state["offered"] = torch.zeros(shape, dtype=torch.double, device=rows.known.device)
         return state
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
-        tokens, logits = draft(lanes, self.draft, rows, state["cached"], self.ahead, self.per_forward)
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+        tokens, logits = draft(runners, self.draft, rows, state["cached"], self.ahead, self.per_forward)
         if self.verify == "rejection":
             state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
         return tokens
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         if self.verify == "match":
-            tokens, accepted = judged.choice, sampling.leading(judged.agrees(judged.guess))
+            tokens, accepted = output.choice, sampling.prefix_length(output.agrees(output.guess))
         else:
-            offered, wanted = state["offered"][:, : self.ahead], rows.distribution(judged.logits)
-            tokens, accepted = sampling.coupled(judged.guess, offered, wanted, rows.seed, judged.position)
+            offered, wanted = state["offered"][:, : self.ahead], rows.distribution(output.logits)
+            tokens, accepted = sampling.rejection_sample(output.guess, offered, wanted, rows.seed, output.position)
         torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
         return Commit(tokens, accepted + 1, kept=accepted)

@@ -9,7 +9,7 @@ from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 from whole import whole_run
 
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Request
 
@@ -30,14 +30,14 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lane() -> Lane:
-    return Lane(small_checkpoint())
+def runner() -> ModelRunner:
+    return ModelRunner(small_checkpoint())
 
 
 @pytest.fixture(scope="session")
-def make_lane() -> Callable[..., Lane]:
-    def make(config: PretrainedConfig | None = None, seed: int = 0) -> Lane:
-        return Lane(small_checkpoint(config, seed))
+def make_runner() -> Callable[..., ModelRunner]:
+    def make(config: PretrainedConfig | None = None, seed: int = 0) -> ModelRunner:
+        return ModelRunner(small_checkpoint(config, seed))
 
     return make
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from mtbench.models.loading import Checkpoint, prepare
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 
 VOCABULARY = 40
 WORDS = [chr(ord("a") + i % 26) * (1 + i // 26) for i in range(VOCABULARY - 4)]  # a … z, aa …
@@ -85,8 +85,8 @@ class ScriptedModel(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def scripted_lane(script: Tensor, sure: Tensor) -> Lane:
-    return Lane(prepare(ScriptedModel(script, sure), small_tokenizer(), source="scripted"))
+def scripted_lane(script: Tensor, sure: Tensor) -> ModelRunner:
+    return ModelRunner(prepare(ScriptedModel(script, sure), small_tokenizer(), source="scripted"))
 
 
 def save_small(folder: Path, seed: int = 0) -> Path:

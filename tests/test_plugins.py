@@ -18,7 +18,7 @@ from small import END, VOCABULARY, save_small
 from test_run import finish, start
 
 from mtbench.cli import main
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
@@ -246,10 +246,10 @@ class Sound(Method):
     def window(self) -> Any:
         return Window(pending=1, guesses=2, commits=3)
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Any:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Any:
         return torch.ones_like(rows.tokens[:, :2])
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Any:
+    def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Any:
         return Commit(judged.choice, torch.ones_like(rows.known), torch.zeros_like(rows.known))
 
 
@@ -260,7 +260,7 @@ def like(rows: Rows, *shape: int, value: float = 1, dtype: torch.dtype = torch.l
 def commits(**parts: Callable[[Rows], Any]) -> Callable[..., Any]:
     """An accept that returns what is right, but for some parts."""
 
-    def accept(self: Method, state: State, rows: Rows, judged: Judged) -> Any:
+    def accept(self: Method, state: State, rows: Rows, judged: TargetOutput) -> Any:
         right: dict[str, Any] = {"tokens": judged.choice, "count": like(rows), "kept": like(rows, value=0)}
         return Commit(**right | {name: part(rows) for name, part in parts.items()})
 
@@ -286,16 +286,16 @@ def window(**parts: Any) -> Callable[..., Any]:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # of shape or type
     "guess too wide": (
-        {"guess": lambda self, state, rows, lanes: like(rows, 3)},
+        {"guess": lambda self, state, rows, runners: like(rows, 3)},
         "odd: guess() is of shape (1, 3) and torch.int64, not (1, 2) and torch.int64",
     ),
     "guess of floats": (
-        {"guess": lambda self, state, rows, lanes: like(rows, 2, dtype=torch.float32)},
+        {"guess": lambda self, state, rows, runners: like(rows, 2, dtype=torch.float32)},
         "odd: guess() is of shape (1, 2) and torch.float32",
     ),
     "guess of nothing": ({"guess": lambda *_: None}, "odd: guess() is None, not a tensor of shape (1, 2)"),
     "guess of no word": (
-        {"guess": lambda self, state, rows, lanes: like(rows, 2, value=VOCABULARY)},
+        {"guess": lambda self, state, rows, runners: like(rows, 2, value=VOCABULARY)},
         f"odd: guess() has {VOCABULARY}, which is not from 0 to {VOCABULARY - 1}",
     ),
     "accept of nothing": ({"accept": lambda *_: None}, "odd: accept() returned None, not a Commit"),
@@ -406,7 +406,7 @@ def test_a_method_that_does_not_stop_is_stopped(
 ) -> None:
     """Whatever it commits behind its budget or an end token is cut by the loop."""
     endless = {"claims": "lossy", "accept": commits(count=lambda rows: like(rows, value=3))}
-    enter(endless | {"guess": lambda self, state, rows, lanes: like(rows, 2)})
+    enter(endless | {"guess": lambda self, state, rows, runners: like(rows, 2)})
     run = start(tmp_path / "run", asked(checkpoint, fixed_length=True, max_new_tokens=7))
 
     assert [c["tokens"] for c in finish(run)["cells"]] == [14, 14]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtbench.decoding.method import Window
 from mtbench.models import sampling
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 
 RECENT = 8  # forwards: how far back a row remembers
 EXPECTED = 0.7  # share of guesses accepted, before a row has seen any
@@ -35,13 +35,15 @@ class Widths:
         self.tried = torch.zeros(rows, device=device)
         self.none = torch.zeros(rows, dtype=torch.long, device=device)
 
-    def price(self, target: Lane, others: Mapping[str, Lane]) -> None:
+    def set_costs(self, target: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
         """Say what each window costs beside a forward of a single position, with drafts by these lanes."""
         if not self.many:
             return
         share = self.fed / EVEN[target.device.type]
         size = target.model.num_parameters()
-        draft = max((lane.model.num_parameters() / size for lane in others.values() if lane is not target), default=0)
+        draft = max(
+            (runner.model.num_parameters() / size for runner in others.values() if runner is not target), default=0
+        )
         forward = share.clamp(min=1) if target.device.type == "cuda" else 1 + share
         self.cost.copy_(forward + draft * self.drafts)
 
@@ -49,14 +51,14 @@ class Widths:
         """New requests sit in the rows `at`."""
         self.accepted[at], self.tried[at] = EXPECTED, 1.0
 
-    def saw(self, count: Tensor, offered: Tensor) -> None:
+    def update(self, count: Tensor, offered: Tensor) -> None:
         """A forward could commit 1 + `offered` tokens of each row, and would have committed `count`."""
         if self.many:
             accepted = (count - 1).clamp(min=0)
             self.accepted.mul_(1 - 1 / RECENT).add_(accepted)
             self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
 
-    def wanted(self) -> Tensor:
+    def best(self) -> Tensor:
         """The window that suits each row, by its number, (R,)."""
         if not self.many:
             return self.none

@@ -69,7 +69,7 @@ class Arm:
         return f"{safe(self.method + options)}.{safe(self.on)}{engine}{again}"
 
     @property
-    def twin(self) -> "Arm | None":
+    def equivalent_arm(self) -> "Arm | None":
         """The arm that computes the same output another way: an option back at its default, where that is promised."""
         for option in options_of(METHODS[self.method]):
             value = self.options.get(option.name, option.default)
@@ -140,7 +140,7 @@ def _try(method: type[Method], options: Mapping[str, Any]) -> None:
 
 def _check_default_arms(method: type[Method]) -> None:
     """Raise UserError unless the arms that a method enters by itself can be read."""
-    parse_arms(method.showcase)
+    parse_arms(method.default_arms)
 
 
 METHODS.checks.append(_check_default_arms)
@@ -170,14 +170,14 @@ def engine_baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     return _near(arm, [a for a in _references(arms) if a.machinery != arm.machinery])
 
 
-def held_to(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
+def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
     """Whose tokens this arm promises, among the arms of the run.
 
     A lossless one promises those of our plain loop on the same checkpoint, by its own engine if it runs there, else
     by the eager one; the plain loop itself promises those of the eager one.
     """
-    if arm.twin in arms:
-        return str(arm.twin)
+    if arm.equivalent_arm in arms:
+        return str(arm.equivalent_arm)
     if claims != "lossless":
         return None
     plain = [a for a in _references(arms) if a.engine and a.on == arm.on]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Lanes, Rows
+from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.errors import UserError
-from mtbench.models.attention import Feed
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.loading import Inspected
 
 
@@ -47,7 +47,7 @@ class Drafted(NamedTuple):
 
 
 def draft(
-    lanes: Lanes, role: str, rows: Rows, cached: Tensor, ahead: int, per_forward: int = 1, behind: int = 0
+    runners: ModelRunners, role: str, rows: Rows, cached: Tensor, ahead: int, per_forward: int = 1, behind: int = 0
 ) -> Drafted:
     """The next `ahead` tokens by the lane `role`, `per_forward` of them at a time; moves its cursor `cached` (R,).
 
@@ -56,9 +56,9 @@ def draft(
     The method has yet to bring `cached` down to what it accepts. `behind`: tokens it may commit behind accepted drafts
     and the next token.
     """
-    lane, known = lanes[role], rows.known[:, None]
+    runner, known = runners[role], rows.known[:, None]
     torch.minimum(cached, rows.known - 1, out=cached)
-    pending = int((rows.known - cached).max()) if lanes.tight else per_forward + 1 + behind
+    pending = int((rows.known - cached).max()) if runners.tight else per_forward + 1 + behind
     arange = torch.arange(max(pending, per_forward), device=known.device)
     slots = torch.maximum(known + arange[:pending] - pending, cached[:, None])
     ids = rows.tokens.gather(1, slots)
@@ -68,12 +68,12 @@ def draft(
         places = known + begin + arange[: min(per_forward, ahead - begin)]
         masks = places[:, :-1]
         if masks.shape[1]:
-            assert lane.checkpoint.mask_id is not None, "planning refuses a draft without one"
-            ids = torch.cat((ids, torch.full_like(masks, lane.checkpoint.mask_id)), 1)
+            assert runner.checkpoint.mask_id is not None, "planning refuses a draft without one"
+            ids = torch.cat((ids, torch.full_like(masks, runner.checkpoint.mask_id)), 1)
         fed = torch.cat((slots, masks), 1)
-        feed = Feed(fed, fed, rows.known, lanes.view)
-        out = lane.forward(ids, feed, judged=places.shape[1]).logits
-        logits.append(out[..., : lanes.target.checkpoint.vocabulary])
+        metadata = AttentionMetadata(fed, fed, rows.known, runners.view)
+        out = runner.forward(ids, metadata, judged=places.shape[1]).logits
+        logits.append(out[..., : runners.target.checkpoint.vocabulary])
         tokens.append(rows.choose(logits[-1], places))
         slots, ids = places, tokens[-1]
     cached.copy_(rows.known + begin)

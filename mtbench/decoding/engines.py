@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.decoding.host_sync import Look, Requests, Shape
+from mtbench.decoding.host_sync import HostSnapshot, Requests, Shape
 from mtbench.decoding.loop import Batch
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.errors import UserError
-from mtbench.models.fused_decoder import Decoder, Unserved, build, compilations
+from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, compilations
 from mtbench.models.loading import Checkpoint
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 
 DEVICE = "cuda"  # that captures
 PLAIN_STEPS = 3  # of a shape before it is captured: libraries allocate and compile in their first calls
@@ -38,13 +38,13 @@ class Engine:
 
     name = "eager"
 
-    def lane(self, checkpoint: Checkpoint) -> Lane:
+    def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """A lane of its own on a checkpoint."""
-        return Lane(checkpoint)
+        return ModelRunner(checkpoint)
 
-    def batch(self, method: Method, lanes: Lanes, rows: int, positions: int) -> Batch:
+    def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
         """Rows to decode in."""
-        return Batch(method, lanes, rows, positions)
+        return Batch(method, runners, rows, positions)
 
     def layers(self, checkpoint: Checkpoint) -> str:
         """By what a checkpoint's layers are run, in words."""
@@ -60,14 +60,14 @@ class Graph(Engine):
         self._unserved: dict[Checkpoint, str] = {}
         self._batches: dict[Any, Captured] = {}
 
-    def lane(self, checkpoint: Checkpoint) -> Lane:
+    def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """Raises UserError if the checkpoint cannot be run so that nothing depends on neighbours, and that is asked."""
         if checkpoint not in self._decoders and checkpoint not in self._unserved:
             try:
                 decoder = build(checkpoint.model, invariant=self.name == "invariant")
                 checkpoint.calls.watch(decoder)
                 self._decoders[checkpoint] = decoder
-            except Unserved as reason:
+            except UnsupportedArchitecture as reason:
                 self._unserved[checkpoint] = str(reason)
         model = checkpoint.model
         if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
@@ -81,20 +81,20 @@ class Graph(Engine):
                 f"engine 'invariant' needs layers of the Llama shape, and {checkpoint.source!r} has others "
                 f"({self._unserved[checkpoint]}); use `engine=graph` or `engine=eager`."
             )
-        return Lane(checkpoint, self._decoders.get(checkpoint))
+        return ModelRunner(checkpoint, self._decoders.get(checkpoint))
 
     def layers(self, checkpoint: Checkpoint) -> str:
         reason = self._unserved.get(checkpoint)
         return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
 
-    def batch(self, method: Method, lanes: Lanes, rows: int, positions: int) -> Batch:
+    def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
         """On a GPU one that was made before and has room, with its graphs."""
-        if lanes.target.device.type != "cuda":
-            return Batch(method, lanes, rows, positions)
+        if runners.target.device.type != "cuda":
+            return Batch(method, runners, rows, positions)
         positions = -(-positions // ROOM) * ROOM
-        key = (method, rows, positions, *((role, id(lane)) for role, lane in lanes.items()))
+        key = (method, rows, positions, *((role, id(runner)) for role, runner in runners.items()))
         if key not in self._batches:
-            self._batches[key] = Captured(method, lanes, rows, positions)
+            self._batches[key] = Captured(method, runners, rows, positions)
         return self._batches[key]
 
 
@@ -107,14 +107,14 @@ class Captured(Batch):
     one_launch = True
     _anchor: tuple[Any, torch.cuda.CUDAGraph, Tensor] | None = None
 
-    def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int) -> None:
-        super().__init__(method, lanes, rows, positions, tight=False)
+    def __init__(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> None:
+        super().__init__(method, runners, rows, positions, tight=False)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
         self._plain: dict[Shape, int] = {}
         self._forwards_each: dict[Shape, list[int]] = {}
         self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
-    def shape(self, look: Look) -> Shape:
+    def shape(self, look: HostSnapshot) -> Shape:
         """Whatever is not captured yet comes first, so that no width is prepared in the middle of a timed block."""
         shape = super().shape(look)
         every = (shape._replace(variant=variant) for variant in range(len(self.variants)))
@@ -130,8 +130,8 @@ class Captured(Batch):
             self.preparation_s += time.perf_counter() - began
             return
         self._graphs[shape].replay()
-        for lane, forwards in zip(self.lanes.values(), self._forwards_each[shape], strict=True):
-            lane.forwards += forwards
+        for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
+            runner.forwards += forwards
 
     def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
         before = compilations()
@@ -155,7 +155,7 @@ class Captured(Batch):
 
     def _reset(self, requests: Requests) -> None:
         super()._reset(requests)
-        epochs = [lane.epoch for lane in self.lanes.values()]
+        epochs = [runner.epoch for runner in self.runners.values()]
         setting = (epochs, requests.temperature)
         if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
             self._graphs.clear()
@@ -170,12 +170,12 @@ class Captured(Batch):
             self.step(shape, look=True)
             torch.cuda.synchronize()
             return
-        before = [lane.forwards for lane in self.lanes.values()]
+        before = [runner.forwards for runner in self.runners.values()]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool()):
             self.step(shape)
         self._forwards_each[shape] = [
-            lane.forwards - count for lane, count in zip(self.lanes.values(), before, strict=True)
+            runner.forwards - count for runner, count in zip(self.runners.values(), before, strict=True)
         ]  # counted now for the replay that follows
         self._graphs[shape] = graph
         graph.replay()

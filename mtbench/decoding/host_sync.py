@@ -28,7 +28,7 @@ class Requests:
         return max(len(p) + b for p, b in zip(self.prompts, self.budgets, strict=True))
 
 
-class Look(NamedTuple):
+class HostSnapshot(NamedTuple):
     """What the host saw between two steps, by row."""
 
     base: list[int]
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
     began: int  # steps made before it
 
 
-class Seen:
+class AsyncCopy:
     """Cursors and tokens on their way to the host."""
 
     def __init__(self, cursors: Tensor, tokens: Tensor | None, *, wait: bool) -> None:

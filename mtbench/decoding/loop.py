@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.adaptive_width import Widths
-from mtbench.decoding.host_sync import Answer, Look, Requests, Seen, Shape
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, State, Window
-from mtbench.decoding.method_checks import check_commit, check_guess
+from mtbench.decoding.host_sync import Answer, AsyncCopy, HostSnapshot, Requests, Shape
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
+from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing, finish, text_of
 from mtbench.errors import UserError
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models import sampling
-from mtbench.models.attention import Feed, causal
+from mtbench.models.attention import AttentionMetadata, causal
 
 PREFILL_POSITIONS = 2048  # fed at once over all rows; with its least width per row it bounds mask and scores
 PREFILL_WIDTH = 64
@@ -39,17 +39,17 @@ LATE = 2  # steps a GPU's host looks late: it always has the next ones queued, a
 CHECKED = 8  # steps of which the host reads what a method hands over: it would cost time in all of them
 
 
-class Stuck(RuntimeError):
+class NoProgressError(RuntimeError):
     """A method went on without committing; it costs its own cells."""
 
 
-Maker = Callable[[Method, Lanes, int, int], "Batch"]
+BatchFactory = Callable[[Method, ModelRunners, int, int], "Batch"]
 
 
 @torch.inference_mode()
 def decode(
     method: Method,
-    lanes: Lanes,
+    runners: ModelRunners,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int | Sequence[int],
     *,
@@ -59,7 +59,7 @@ def decode(
     room: int = 0,
     temperature: float = 0.0,
     seeds: Sequence[int] | None = None,
-    make: "Maker | None" = None,
+    make: "BatchFactory | None" = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue each prompt by at most `max_new_tokens` tokens (one number, or one per prompt).
 
@@ -71,12 +71,12 @@ def decode(
     budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
     stop, seeds = stop or [()] * len(prompts), seeds or range(len(prompts))
     requests = Requests(prompts, budgets, stop, fixed_length, seeds, temperature)
-    _check_fit(method, lanes, requests)
+    _check_fit(method, runners, requests)
     slots = max(room, requests.slots)
-    return (make or Batch)(method, lanes, min(rows or len(prompts), len(prompts)), slots).run(requests)
+    return (make or Batch)(method, runners, min(rows or len(prompts), len(prompts)), slots).run(requests)
 
 
-def _check_fit(method: Method, lanes: Lanes, requests: Requests) -> None:
+def _check_fit(method: Method, runners: ModelRunners, requests: Requests) -> None:
     shortest = min(map(len, requests.prompts))
     block = method.variants[-1].block
     if shortest < block:
@@ -84,12 +84,12 @@ def _check_fit(method: Method, lanes: Lanes, requests: Requests) -> None:
             f"{method.name} needs prompts of at least one block, here {block} tokens, and one has {shortest}; "
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
-    for role, lane in lanes.items():
-        if requests.slots > lane.checkpoint.max_positions:
+    for role, runner in runners.items():
+        if requests.slots > runner.checkpoint.max_positions:
             longest = max(map(len, requests.prompts))
             raise UserError(
                 f"a prompt of {longest} tokens and {max(requests.budgets)} new ones do not fit the context of "
-                f"the {role!r} checkpoint ({lane.checkpoint.max_positions}); lower `--max-new-tokens`."
+                f"the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
             )
 
 
@@ -103,9 +103,11 @@ class Batch:
 
     one_launch = False  # is a step one launch, so that its span on a GPU is work and not waiting for the host
 
-    def __init__(self, method: Method, lanes: Lanes, rows: int, positions: int, *, tight: bool | None = None) -> None:
+    def __init__(
+        self, method: Method, runners: ModelRunners, rows: int, positions: int, *, tight: bool | None = None
+    ) -> None:
         """`tight`: look between any two steps and feed no more than needed; by default on a CPU only."""
-        self.lanes, self.target = lanes, lanes.target
+        self.runners, self.target = runners, runners.target
         self.device = device = self.target.device
         self.variants = method.variants
         self.windows = [variant.window().to(device) for variant in self.variants]
@@ -153,7 +155,7 @@ class Batch:
         steps, patience = 0, _patience(max(requests.budgets) + self.method.block - 1)
         while self.live:
             if steps > patience and steps - min(self.began[row] for row in self.live) > patience:
-                raise Stuck(f"{self.method.name} made {steps} forwards for {max(requests.budgets)} tokens")
+                raise NoProgressError(f"{self.method.name} made {steps} forwards for {max(requests.budgets)} tokens")
             clock.mark()
             shape, drafts = self.shape(look), self._draft_forwards()
             self.advance(shape)
@@ -204,21 +206,21 @@ class Batch:
             device_s=model_s if not clock.cuda else sum(laps[0::2]) if self.one_launch and not self.tight else None,
             ttft_s=prefilled - began + sum(spans[:first]),
             step_s=spans,
-            draft_s=None if clock.cuda and len(self.lanes) > 1 else draft_s,
+            draft_s=None if clock.cuda and len(self.runners) > 1 else draft_s,
             head_s=None if clock.cuda and self.heads else beside_s,
             preparation_s=self.preparation_s,
-            kv_bytes=sum(lane.cache.bytes_per_slot for lane in self.lanes.values())
+            kv_bytes=sum(runner.cache.bytes_per_slot for runner in self.runners.values())
             * (self.width * (requests.slots + self.window.guesses)),
             miscounted=self._calls() - self._forwards() - counted,
         )
 
-    def begin(self, requests: Requests) -> Look:
+    def begin(self, requests: Requests) -> HostSnapshot:
         """Put the first requests into the rows."""
         self._reset(requests)
         self._refill(list(range(self.width)))
         return self._look(self._read())
 
-    def shape(self, look: Look) -> Shape:
+    def shape(self, look: HostSnapshot) -> Shape:
         """The next step's: the variant that any live row wants; tight, the least that serves every live row."""
         variant = max(look.wanted[row] for row in self.live)
         if self.widths.many:
@@ -236,19 +238,19 @@ class Batch:
     def step(self, shape: Shape, *, look: bool = False) -> None:
         """One forward. No host synchronisation, unless it is to `look` at what the method hands over."""
         method, window = self.variants[shape.variant], self.windows[shape.variant]
-        self.lanes.view, self.lanes.tight = shape.view, self.tight
-        guess = method.guess(self.state, self.rows, self.lanes)
+        self.runners.view, self.runners.tight = shape.view, self.tight
+        guess = method.propose(self.state, self.rows, self.runners)
         size = self.target.checkpoint.vocabulary
-        check_guess(guess, method, window, self.width, size, look=look)
-        ids, feed = self._feed(guess, window, shape)
+        check_proposal(guess, method, window, self.width, size, look=look)
+        ids, metadata = self._feed(guess, window, shape)
         judged = slice(shape.pending - 1, None)
-        out = self.target.forward(ids, feed, guess.shape[1] + 1, hidden=window.hidden)
-        judgement = Judged(self.rows, guess, feed.positions[:, judged] + 1, *out)
+        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=window.hidden)
+        judgement = TargetOutput(self.rows, guess, metadata.positions[:, judged] + 1, *out)
         commit = method.accept(self.state, self.rows, judgement)
         check_commit(commit, method, window, self.width, size, look=look)
         self._commit(commit, window)
 
-    def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, Feed]:
+    def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
         """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
         rows, guesses, (_, pending, view) = self.rows, guess.shape[1], shape
         base = rows.base[:, None]
@@ -261,7 +263,7 @@ class Batch:
             positions = torch.cat((slots, places if window.offset is None else base + window.offset), 1)
             slots = torch.cat((slots, places), 1)
         full = self.tight and not guesses and self.width == 1
-        return ids, Feed(slots, positions, rows.base, view, full, self.method.visible, window.sees)
+        return ids, AttentionMetadata(slots, positions, rows.base, view, full, self.method.visible, window.sees)
 
     def _commit(self, commit: Commit, window: Window) -> None:
         """Cut at end token and budget, write the tokens, move the cursors."""
@@ -271,7 +273,7 @@ class Batch:
         if self.widths.many and method.claims == "lossy":  # a wider neighbour's window must not change what a row says
             own = self.widths.commits[self.own].long()
             most, offered = torch.minimum(most, own), torch.minimum(offered, own - 1)
-        self.widths.saw(most, offered)
+        self.widths.update(most, offered)
         left = rows.limit - rows.known
         count, ended = sampling.keep(commit.tokens, most, left, self.ends)
         # What is written beyond the kept tokens lies beyond `known` and is overwritten before anyone reads it.
@@ -303,7 +305,7 @@ class Batch:
         self.begun: dict[int, int] = {}  # row -> request in it
         self.began: dict[int, int] = {}  # row -> steps made before it
         self.answers: dict[int, Answer] = {}  # by request
-        self.seen: deque[Seen] = deque()
+        self.seen: deque[AsyncCopy] = deque()
         self.fed = [0]  # positions fed, up to each forward
         self.drafts = [0]  # forwards of other lanes, up to each forward
         self.said: dict[int, int] = {}  # row -> tokens searched for stop strings
@@ -311,9 +313,9 @@ class Batch:
         self.ends.zero_()
         if not requests.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True
-        for lane in self.lanes.values():
-            lane.reserve(self.width, self.slots)
-        self.widths.price(self.target, self.lanes)
+        for runner in self.runners.values():
+            runner.reserve(self.width, self.slots)
+        self.widths.set_costs(self.target, self.runners)
 
     def _refill(self, free: list[int]) -> None:
         """Put the next requests into free rows (ascending): start the method's state, cache what is final."""
@@ -339,7 +341,7 @@ class Batch:
         for fresh in (rows.cached, rows.done, self.forwards):
             fresh[at] = 0
         self.widths.begin(at)
-        for name, start in method.start(rows, self.lanes).items():
+        for name, start in method.start(rows, self.runners).items():
             self.state.setdefault(name, start.clone())[at] = start[at]
         rows.base[at] = method.base(self.state, rows)[at]
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
@@ -354,8 +356,8 @@ class Batch:
     def _prefill(self, at: Tensor) -> None:
         """Feed what may be cached of the rows `at`, right-aligned, in chunks; to other lanes all but the last token."""
         rows = self.rows
-        for lane in self.lanes.values():
-            if lane is self.target:
+        for runner in self.runners.values():
+            if runner is self.target:
                 cached, block, visible = rows.cached[at], self.method.block, self.method.visible
             else:
                 cached, block, visible = rows.known[at] - 1, 1, causal
@@ -366,10 +368,12 @@ class Batch:
             for begin in range(0, length, width):
                 chunk = slots[:, begin : begin + width]
                 some = None if len(at) == self.width else at
-                feed = Feed(chunk, chunk, rows.base[at], min(begin + width, length), visible=visible, rows=some)
-                lane.forward(rows.tokens[at].gather(1, chunk), feed, judged=1)
+                metadata = AttentionMetadata(
+                    chunk, chunk, rows.base[at], min(begin + width, length), visible=visible, rows=some
+                )
+                runner.forward(rows.tokens[at].gather(1, chunk), metadata, judged=1)
 
-    def _finished(self, look: Look) -> list[int]:
+    def _finished(self, look: HostSnapshot) -> list[int]:
         """Live rows that are done, by end token or budget as the step saw, or by a stop string found here."""
         if look.tokens is not None:
             for row in self.live:
@@ -378,7 +382,7 @@ class Batch:
                     look.done[row] = True
         return sorted(row for row in self.live if look.done[row])
 
-    def _says_stop(self, row: int, look: Look) -> bool:
+    def _says_stop(self, row: int, look: HostSnapshot) -> bool:
         """Has it said a stop string? Reads only what is new, and a little before it."""
         assert look.tokens is not None
         request, known = self.begun[row], look.known[row]
@@ -429,31 +433,31 @@ class Batch:
             )
         return generations
 
-    def _read(self, *, tokens: bool = False) -> Seen:
+    def _read(self, *, tokens: bool = False) -> AsyncCopy:
         """Begin to read the cursors, and the tokens if asked for."""
         rows = self.rows
-        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self.widths.wanted()))
-        return Seen(cursors, rows.tokens if tokens else None, wait=self.tight)
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self.widths.best()))
+        return AsyncCopy(cursors, rows.tokens if tokens else None, wait=self.tight)
 
-    def _look(self, seen: Seen) -> Look:
+    def _look(self, seen: AsyncCopy) -> HostSnapshot:
         [base, cached, known, done, wanted], tokens = seen.get()
-        return Look(base, cached, known, done, wanted, tokens)
+        return HostSnapshot(base, cached, known, done, wanted, tokens)
 
     def _forwards(self) -> int:
-        return sum(lane.forwards for lane in self.lanes.values())
+        return sum(runner.forwards for runner in self.runners.values())
 
     def _draft_forwards(self) -> int:
         return self._forwards() - self.target.forwards
 
     def _host_s(self) -> float:
-        return sum(lane.host_s for lane in self.lanes.values())
+        return sum(runner.host_s for runner in self.runners.values())
 
     def _draft_s(self) -> float:
         return self._host_s() - self.target.host_s
 
     def _beside_s(self) -> float:
-        return sum(lane.beside_s for lane in self.lanes.values())
+        return sum(runner.beside_s for runner in self.runners.values())
 
     def _calls(self) -> int:
         """Forwards that the models themselves have seen."""
-        return sum(calls.n for calls in {lane.checkpoint.calls for lane in self.lanes.values()})
+        return sum(calls.n for calls in {runner.checkpoint.calls for runner in self.runners.values()})

@@ -22,7 +22,7 @@ from torch import Tensor
 from mtbench.models import kernels, sampling
 from mtbench.models.attention import causal
 from mtbench.models.loading import Inspected
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.options import AUTO
 
 Claims = Literal["lossless", "distribution", "lossy"]
@@ -77,7 +77,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class TargetOutput:
     """The logits behind the last decided token (column 0) and behind each guess (g in column g + 1).
 
     Each column judges the position behind its own.
@@ -136,7 +136,7 @@ class Commit:
     offered: Tensor | None = None  # (R,) tokens beyond the first that were really offered; None: all the window has
 
 
-class Lanes(dict[str, Lane]):
+class ModelRunners(dict[str, ModelRunner]):
     """Role -> lane. `target` is the lane that commits.
 
     The loop says before each step what a second lane needs to know of it too.
@@ -145,9 +145,9 @@ class Lanes(dict[str, Lane]):
     view: int  # slots in view
     tight: bool  # the host may look, and as little is fed as serves
 
-    def __init__(self, target: str, lanes: Mapping[str, Lane]) -> None:
-        super().__init__(lanes)
-        self.target = lanes[target]
+    def __init__(self, target: str, runners: Mapping[str, ModelRunner]) -> None:
+        super().__init__(runners)
+        self.target = runners[target]
 
 
 class Method:
@@ -159,7 +159,7 @@ class Method:
     outside: ClassVar[bool] = False  # its loop is not ours (mtbench/decoding/external.py)
     weightless: ClassVar[bool] = False  # nor are its models: it needs a checkpoint's tokenizer alone
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
-    showcase: ClassVar[tuple[str, ...]] = ()  # the arms it enters when a run names none
+    default_arms: ClassVar[tuple[str, ...]] = ()  # the arms it enters when a run names none
 
     @property
     def claims(self) -> Claims:
@@ -200,7 +200,7 @@ class Method:
         """May a position see another? Of decided tokens; rules the prefill too."""
         return causal(query_position, key_position)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
         """Tensors of its own, if it needs any, as they are before the prompt is cached.
 
         The loop keeps them in place, and takes from here only the rows of new requests. Write them in place too.
@@ -215,10 +215,10 @@ class Method:
         """How many leading tokens may be cached, (R,)."""
         return rows.known - 1
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         """The ids to feed behind the decided tokens, (R, G)."""
         return rows.tokens[:, :0]
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         """What becomes output. May write its own state, never the rows."""
         raise NotImplementedError

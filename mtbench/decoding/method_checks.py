@@ -17,7 +17,7 @@ from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected
 
 
-class Faulty(RuntimeError):
+class MethodContractError(RuntimeError):
     """A method broke its contract."""
 
 
@@ -29,16 +29,20 @@ def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
     try:
         method.refuse(checkpoints)
         if method.claims not in get_args(Claims):
-            raise Faulty(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")
+            raise MethodContractError(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")
         if not method.outside:
             for variant in method.variants:
                 if type(variant.block) is not int or variant.block < 1:
-                    raise Faulty(f"block is {variant.block!r}, not a whole number of at least 1")
+                    raise MethodContractError(f"block is {variant.block!r}, not a whole number of at least 1")
                 _check_window(variant.window())
     except UserError:
         raise
     except Exception as error:
-        said = first_line(error) if isinstance(error, Faulty) else f"{type(error).__name__}: {first_line(error)}"
+        said = (
+            first_line(error)
+            if isinstance(error, MethodContractError)
+            else f"{type(error).__name__}: {first_line(error)}"
+        )
         return f"{method.name}: {said}{whereabouts(error, type(method))}"
     return None
 
@@ -56,11 +60,11 @@ def whereabouts(error: BaseException, kind: type[Method]) -> str:
 
 def _check_window(window: Window) -> None:
     if not isinstance(window, Window):
-        raise Faulty(f"window() returned {_kind(window)}, not a Window")
+        raise MethodContractError(f"window() returned {_kind(window)}, not a Window")
     for name, least in (("pending", 1), ("guesses", 0), ("commits", 1)):
         value = getattr(window, name)
         if (type(value) is not int or value < least) and not (name == "pending" and value is None):
-            raise Faulty(f"window() has {name}={value!r}, not a whole number of at least {least}")
+            raise MethodContractError(f"window() has {name}={value!r}, not a whole number of at least {least}")
     for name, shape, dtype in (
         ("sees", (window.guesses, window.guesses), torch.bool),
         ("offset", (window.guesses,), torch.long),
@@ -69,8 +73,8 @@ def _check_window(window: Window) -> None:
             _check(f"window().{name}", getattr(window, name), shape, dtype)
 
 
-def check_guess(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
-    """Raise Faulty unless `guess` is (R, G) token ids; `look`: read them too."""
+def check_proposal(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
+    """Raise Faulty unless `propose` is (R, G) token ids; `look`: read them too."""
     _check(f"{method.name}: guess()", guess, (rows, window.guesses), torch.long)
     if look:
         _check_values(method, "guess()", guess.flatten().tolist(), vocabulary - 1)
@@ -79,7 +83,7 @@ def check_guess(guess: Tensor, method: Method, window: Window, rows: int, vocabu
 def check_commit(commit: Commit, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
     """Raise Faulty unless accept() returned what a Commit of this window is; `look`: read it too."""
     if not isinstance(commit, Commit):
-        raise Faulty(f"{method.name}: accept() returned {_kind(commit)}, not a Commit")
+        raise MethodContractError(f"{method.name}: accept() returned {_kind(commit)}, not a Commit")
     _check(f"{method.name}: accept().tokens", commit.tokens, (rows, window.commits), torch.long)
     parts = {"count": window.commits, "kept": window.guesses}
     parts |= {} if commit.offered is None else {"offered": window.commits - 1}
@@ -93,23 +97,25 @@ def check_commit(commit: Commit, method: Method, window: Window, rows: int, voca
         for name, most in parts.items():
             _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
         if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
-            raise Faulty(f"{method.name}: accept() commits more than one token beyond those it says it offered")
+            raise MethodContractError(
+                f"{method.name}: accept() commits more than one token beyond those it says it offered"
+            )
         for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
             _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # those behind are nobody's
 
 
 def _check(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if not isinstance(value, Tensor):
-        raise Faulty(f"{what} is {_kind(value)}, not a tensor of shape {shape}")
+        raise MethodContractError(f"{what} is {_kind(value)}, not a tensor of shape {shape}")
     if value.shape != shape or value.dtype != dtype:
-        raise Faulty(f"{what} is of shape {tuple(value.shape)} and {value.dtype}, not {shape} and {dtype}")
+        raise MethodContractError(f"{what} is of shape {tuple(value.shape)} and {value.dtype}, not {shape} and {dtype}")
 
 
 def _check_values(method: Method, what: str, values: list[int], most: int) -> None:
     """(So few that a look at a list is quicker than a reduction of a tensor.)"""
     if values and not 0 <= min(values) <= max(values) <= most:
         wrong = next(value for value in values if not 0 <= value <= most)
-        raise Faulty(f"{method.name}: {what} has {wrong}, which is not from 0 to {most}")
+        raise MethodContractError(f"{method.name}: {what} has {wrong}, which is not from 0 to {most}")
 
 
 def _kind(value: Any) -> str:

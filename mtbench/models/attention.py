@@ -30,7 +30,7 @@ def causal(query_position: Tensor, key_position: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Feed:
+class AttentionMetadata:
     """Where one forward's positions stand and what each of them sees.
 
     Pending tokens sit at their own positions. Guess g sits in slot `base + g` at position `base + offset[g]`;
@@ -118,14 +118,14 @@ def windowed_attention(
     value: Tensor,
     mask: Tensor | None,
     *,
-    feed: Feed,
+    metadata: AttentionMetadata,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' modules call: attention under `feed`."""
-    return feed.attend(query, key, value, scaling, sliding_window, softcap), None
+    """What transformers' modules call: attention under `metadata`."""
+    return metadata.attend(query, key, value, scaling, sliding_window, softcap), None
 
 
 AttentionInterface.register(ATTENTION, windowed_attention)

@@ -25,15 +25,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mtbench.errors import first_line
 from mtbench.models import kernels
-from mtbench.models.attention import ATTENTION, Feed
-from mtbench.models.kv_cache import KeyValues
+from mtbench.models.attention import ATTENTION, AttentionMetadata
+from mtbench.models.kv_cache import KVCache
 
 PROBE_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; norms are computed in float32
 COMPILATIONS = 64  # that one function may have: a few per model and type
 
 
-class Unserved(Exception):
+class UnsupportedArchitecture(Exception):
     """A model whose layers the decoder does not compute; says why."""
 
 
@@ -170,13 +170,13 @@ class Decoder(nn.Module):
             self.epoch += 1
 
     def forward(
-        self, ids: Tensor, feed: Feed, cache: KeyValues, judged: int, hidden: bool = False
+        self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Logits (R, judged, V) of the last positions of ids (R, W); if `hidden`, also what they are read from."""
         rows, width = ids.shape
         layers, run = list(self.layers), self.run
         x = embedding(ids.flatten(), self.embedding)
-        places = feed.positions.flatten()
+        places = metadata.positions.flatten()
         turn = (self.cos[places], self.sin[places])
         stores = [cache.storage(i, self.like, self.like) for i in range(len(layers))]
         if run is compiled:
@@ -185,7 +185,7 @@ class Decoder(nn.Module):
         for i, layer in enumerate(layers):
             heads = query.view(rows, width, *query.shape[1:]).transpose(1, 2)
             scale, sliding_window, softcap = self.attention[i]
-            attended = feed.attend(heads, *cache.view(i), scale, sliding_window, softcap, self.invariant)
+            attended = metadata.attend(heads, *cache.view(i), scale, sliding_window, softcap, self.invariant)
             attended = attended.reshape(rows * width, -1)
             if run is compiled:
                 _of_any_length(attended, x)
@@ -216,11 +216,11 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
     compile = model.device.type == "cuda" and not invariant if compile is None else compile
     kind: Any = type(model.config)
     if reason := _disproof(kind, model.config.to_json_string(use_diff=False)):
-        raise Unserved(reason)
+        raise UnsupportedArchitecture(reason)
     try:
         return Decoder(model, _listen(model), invariant=invariant, compile=compile)
     except AttributeError as error:
-        raise Unserved(first_line(error)) from None
+        raise UnsupportedArchitecture(first_line(error)) from None
 
 
 @cache
@@ -253,7 +253,7 @@ def _disproof(kind: type[PretrainedConfig], configuration: str) -> str | None:
     return None if apart <= TOLERANCE else f"its layers compute something else: logits are {apart:.2g} apart"
 
 
-class _Listening(Feed):
+class _Listening(AttentionMetadata):
     """A feed that notes what each layer tells the attention function."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *told: Any) -> Tensor:
@@ -261,30 +261,34 @@ class _Listening(Feed):
         return super().attend(query, key, value, *told)
 
 
-def _probe(model: PreTrainedModel, kind: type[Feed] = Feed) -> tuple[Tensor, Feed, KeyValues]:
+def _probe(
+    model: PreTrainedModel, kind: type[AttentionMetadata] = AttentionMetadata
+) -> tuple[Tensor, AttentionMetadata, KVCache]:
     """Some random tokens, all in one row, and a cache for them."""
     device = model.device
     ids = torch.randint(model.config.vocab_size, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     places = torch.arange(PROBE_TOKENS, device=device)[None]
-    feed = kind(places, places, torch.tensor([PROBE_TOKENS], device=device), PROBE_TOKENS)
-    values = KeyValues()
+    metadata = kind(places, places, torch.tensor([PROBE_TOKENS], device=device), PROBE_TOKENS)
+    values = KVCache()
     values.shape(1, PROBE_TOKENS)
-    values.aim(feed)
-    return ids.to(device), feed, values
+    values.set_batch(metadata)
+    return ids.to(device), metadata, values
 
 
 def _listen(model: PreTrainedModel) -> list[Attention]:
     """What each layer tells the attention function, in order."""
-    ids, feed, values = _probe(model, _Listening)
+    ids, metadata, values = _probe(model, _Listening)
     noted: list[Attention] = []
-    object.__setattr__(feed, "noted", noted)
-    _modules_logits(model, ids, feed, values)
+    object.__setattr__(metadata, "noted", noted)
+    _modules_logits(model, ids, metadata, values)
     return noted
 
 
 @torch.inference_mode()
-def _modules_logits(model: PreTrainedModel, ids: Tensor, feed: Feed, values: KeyValues) -> Tensor:
-    out = model(input_ids=ids, position_ids=feed.positions, past_key_values=values, use_cache=True, feed=feed)
+def _modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadata, values: KVCache) -> Tensor:
+    out = model(
+        input_ids=ids, position_ids=metadata.positions, past_key_values=values, use_cache=True, metadata=metadata
+    )
     logits: Tensor = out.logits
     return logits
 

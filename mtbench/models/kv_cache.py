@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.models.attention import Feed
+from mtbench.models.attention import AttentionMetadata
 
 
-class KeyValues:
+class KVCache:
     """A static cache with ragged rows: a forward writes the slots of its feed and sees its view.
 
     Storage is (positions, K, d) per layer, shaped as (R, S) for the batch at hand and kept for the next; `epoch` counts
@@ -22,7 +22,7 @@ class KeyValues:
 
     def __init__(self) -> None:
         self.rows, self.slots, self.positions, self.epoch = 0, 0, 0, 0
-        self.feed: Feed
+        self.metadata: AttentionMetadata
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.index: Tensor  # (R·W,) where the feed's positions are written
 
@@ -34,14 +34,14 @@ class KeyValues:
             self.epoch += 1
         self.rows, self.slots = rows, slots
 
-    def aim(self, feed: Feed) -> None:
-        """The next forward writes the slots of `feed` and sees its view."""
-        self.feed = feed
-        if len(feed.slots) == 1 and feed.rows is None:
-            self.index = feed.slots[0]
+    def set_batch(self, metadata: AttentionMetadata) -> None:
+        """The next forward writes the slots of `metadata` and sees its view."""
+        self.metadata = metadata
+        if len(metadata.slots) == 1 and metadata.rows is None:
+            self.index = metadata.slots[0]
             return
-        row = torch.arange(self.rows, device=feed.slots.device) if feed.rows is None else feed.rows
-        self.index = (row[:, None] * self.slots + feed.slots).flatten()
+        row = torch.arange(self.rows, device=metadata.slots.device) if metadata.rows is None else metadata.rows
+        self.index = (row[:, None] * self.slots + metadata.slots).flatten()
 
     def get_seq_length(self, *_: Any) -> int:
         return 0  # positions are always given
@@ -66,8 +66,8 @@ class KeyValues:
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values that the feed sees, (R, K, V, d) each."""
-        rows = slice(None) if self.feed.rows is None else self.feed.rows
-        keys, values = (self._by_row(store)[rows, : self.feed.view].transpose(1, 2) for store in self.layers[layer])
+        rows = slice(None) if self.metadata.rows is None else self.metadata.rows
+        keys, values = (self._by_row(store)[rows, : self.metadata.view].transpose(1, 2) for store in self.layers[layer])
         return keys, values
 
     def move(self, source: Tensor, target: Tensor) -> None:

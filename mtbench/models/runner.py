@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.models.attention import Feed
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
-from mtbench.models.kv_cache import KeyValues
+from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Checkpoint
 
 
@@ -23,7 +23,7 @@ class Forwarded(NamedTuple):
     hidden: Tensor | None  # (R, judged, C) what the LM head read, if asked for
 
 
-class Lane:
+class ModelRunner:
     """A checkpoint that can be run, with its cache and its count of forwards.
 
     With a `decoder` that runs the checkpoint's weights in place of transformers' modules.
@@ -36,7 +36,7 @@ class Lane:
         self.forwards = 0
         self.host_s = 0.0  # seconds spent in forwards; on a CPU that is their whole time
         self.beside_s = 0.0  # of these, in what a method computes beside the model
-        self.cache = KeyValues()
+        self.cache = KVCache()
 
     def reserve(self, rows: int, slots: int) -> None:
         """Have room for `rows` rows of `slots` slots; what was cached is forgotten."""
@@ -49,13 +49,13 @@ class Lane:
         """Changes when memory that a forward uses was made anew."""
         return (self.cache.epoch, 0 if self.decoder is None else self.decoder.epoch)
 
-    def forward(self, ids: Tensor, feed: Feed, judged: int, *, hidden: bool = False) -> Forwarded:
+    def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int, *, hidden: bool = False) -> Forwarded:
         """Run the model on (R, W) ids; what it gives at the last `judged` positions."""
         began = time.perf_counter()
         self.forwards += 1
-        self.cache.aim(feed)
+        self.cache.set_batch(metadata)
         run = self._modules if self.decoder is None else self.decoder
-        out = Forwarded(*run(ids, feed, self.cache, judged, hidden))
+        out = Forwarded(*run(ids, metadata, self.cache, judged, hidden))
         out.logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
         self.host_s += time.perf_counter() - began
         return out
@@ -70,7 +70,7 @@ class Lane:
         return result
 
     def _modules(
-        self, ids: Tensor, feed: Feed, cache: KeyValues, judged: int, hidden: bool
+        self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
         """By transformers' modules. What the LM head reads, a hook on it tells, whatever the architecture."""
         read: list[Tensor] = []
@@ -78,11 +78,11 @@ class Lane:
         hook = head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])) if hidden else None
         logits = self.model(
             input_ids=ids,
-            position_ids=feed.positions,
+            position_ids=metadata.positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=judged,
-            feed=feed,
+            metadata=metadata,
         ).logits
         if hook is not None:
             hook.remove()

@@ -50,7 +50,9 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
 _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def coupled(draft: Tensor, offered: Tensor, wanted: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+def rejection_sample(
+    draft: Tensor, offered: Tensor, wanted: Tensor, seed: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor]:
     """Verify sampled drafts so that what comes out is distributed as `wanted`: tokens (R, K+1), how many drafts (R,).
 
     Draft k, drawn from `offered[:, k]` (R, K, V), stays with the probability min(1, p/q) of itself under `wanted`
@@ -62,7 +64,7 @@ def coupled(draft: Tensor, offered: Tensor, wanted: Tensor, seed: Tensor, positi
     p = wanted[:, :drafts].gather(2, draft[..., None])[..., 0]
     q = offered.gather(2, draft[..., None])[..., 0]
     dice = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _DICE))
-    accepted = leading(dice * q < p)
+    accepted = prefix_length(dice * q < p)
     more = wanted.clone()
     more[:, :drafts] = (wanted[:, :drafts] - offered).clamp(min=0)
     fresh = torch.arange(wanted.shape[2], device=draft.device) + _FRESH  # the draft has thrown the others
@@ -97,7 +99,7 @@ def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
     return entropy.le(threshold)
 
 
-def leading(true: Tensor) -> Tensor:
+def prefix_length(true: Tensor) -> Tensor:
     """How many leading positions are true: `(R, N)` bool to `(R,)`."""
     return true.cumprod(1).sum(1)
 
@@ -113,7 +115,7 @@ def best_width(acceptance: Tensor, commits: Tensor, cost: Tensor) -> Tensor:
     return ((1 - a**commits) / (1 - a) / cost).argmax(1)
 
 
-def surest(confidence: Tensor, among: Tensor, count: int) -> Tensor:
+def top_confidence(confidence: Tensor, among: Tensor, count: int) -> Tensor:
     """The `count` most confident positions `among` some, or as many as there are: (R, N), (R, N) bool to (R, N) bool.
 
     The first of equals. (Low-confidence remasking: LLaDA, arXiv 2502.09992, section 2.4.)
@@ -128,6 +130,6 @@ def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> tuple[Ten
     The first `count` of `tokens` (R, N), at most `room` (R,), up to the first end token, which is kept; `ends` (V,)
     bool: is this id an end token.
     """
-    before_end = leading(~ends[tokens])
+    before_end = prefix_length(~ends[tokens])
     kept = torch.minimum(torch.minimum(count, room), before_end + 1)
     return kept, before_end < kept

@@ -33,7 +33,7 @@ ARM_WIDTH = 16  # of a column headed by an arm
 DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
 
 
-def reservations(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def disclaimers(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """What stands over anything made from these cells: what is simulated in them, and that they show mechanics only."""
     simulated = [c["simulated"] for c in cells if c["simulated"]]
     kinds = " and ".join(word for kind, word in KINDS.items() if any(s[kind] for s in simulated))
@@ -96,9 +96,9 @@ def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
 
 
 def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table:
-    minds = {cell["cell"]: mind(cell) for cell in cells}
-    notes = list(dict.fromkeys(note for said in minds.values() for note in said))
-    marks = ["".join(f"({notes.index(note) + 1})" for note in minds[cell["cell"]]) for cell in cells]
+    warnings_of = {cell["cell"]: warnings(cell) for cell in cells}
+    notes = list(dict.fromkeys(note for said in warnings_of.values() for note in said))
+    marks = ["".join(f"({notes.index(note) + 1})" for note in warnings_of[cell["cell"]]) for cell in cells]
     on = {c["arm"]: c["on"] for c in cells}
     rows = [_row(cell, on) for cell in cells]
     columns = {heading: [row[i] for row in rows] for i, heading in enumerate(HEADINGS)}
@@ -110,7 +110,7 @@ def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any
     for heading in empty_first:
         if _room(columns, width) < narrowest:
             columns.pop(heading, None)
-    caption = reservations(cells)
+    caption = disclaimers(cells)
     caption += [] if ENGINE in columns else _over_engines(cells)
     caption += _inconclusive(cells, on) + floors(cells)
     caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
@@ -139,7 +139,7 @@ def _task_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]],
         beyond.append(columns.popitem()[0].replace("\n", ""))
     scored = any(cell["accuracy"] for cell in cells)
     said = "accuracy, %; " * scored + "tokens per forward; speedup over the same model"
-    caption = reservations(cells) + [f"on the page: {', '.join(reversed(beyond))}"] * bool(beyond)
+    caption = disclaimers(cells) + [f"on the page: {', '.join(reversed(beyond))}"] * bool(beyond)
     title = f"{place[0]}, {batches(*place[1:])}, by task: {said}"
     table = _framed(title, caption, [[name] for name in names], columns, width, of="task")
     table.show_lines = False  # one line each: there may be dozens
@@ -243,7 +243,7 @@ def batches(size: int, batching: str) -> str:
     return f"batch size {size}" if batching == "static" else f"batch size {size}, {batching}"
 
 
-def mind(cell: Mapping[str, Any]) -> list[str]:
+def warnings(cell: Mapping[str, Any]) -> list[str]:
     """What a reader must know of a cell: its failure, why it is void, its flags."""
     failed = [f"failed: {cell['error']}"] if cell["error"] else []
     partial = ["not finished: `--resume` goes on"] if cell["status"] == "partial" else []

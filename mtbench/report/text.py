@@ -9,7 +9,7 @@ from typing import Any
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import NONE, ci, interval, memory, number
-from mtbench.report.terminal import floors, reservations
+from mtbench.report.terminal import disclaimers, floors
 from mtbench.results.acceptance import OWNERS
 
 Cell = Mapping[str, Any]
@@ -19,7 +19,7 @@ KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy
 
 
 def title(results: Mapping[str, Any]) -> str:
-    return ". ".join(reservations(results["cells"])) or "Multi-token decoding, compared"
+    return ". ".join(disclaimers(results["cells"])) or "Multi-token decoding, compared"
 
 
 def facts(cells: Sequence[Cell]) -> list[str]:

@@ -18,7 +18,7 @@ from mtbench.report.figures import Drawing
 from mtbench.report.formatting import NONE
 from mtbench.report.generation_viewer import ITEMS, suite_name, viewer
 from mtbench.report.tables import Cell, Table
-from mtbench.report.terminal import batches, reservations, simulations
+from mtbench.report.terminal import batches, disclaimers, simulations
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Plan
 
@@ -120,7 +120,7 @@ def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Se
         shown = suite_name(suite)
         slug = f"{_file_name(shown)}.{'' if batching == 'static' else f'{batching}.'}b{batch_size}"
         slug += f"_{len(sections)}" if any(s.slug == slug for s in sections) else ""
-        note = ". ".join(reservations(cells)) or f"mtbench, run {results['run_id']}"
+        note = ". ".join(disclaimers(cells)) or f"mtbench, run {results['run_id']}"
         sections.append(
             Section(
                 slug=slug,
@@ -152,7 +152,7 @@ def _sweeps(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Swee
     for suite, batching in dict.fromkeys((s["suite"], s["batching"]) for s in results["stops_paying"]):
         cells = [c for c in results["cells"] if (c["suite"], c["batching"]) == (suite, batching)]
         entries = [s for s in results["stops_paying"] if (s["suite"], s["batching"]) == (suite, batching)]
-        note = ". ".join(reservations(cells)) or f"mtbench, run {results['run_id']}"
+        note = ". ".join(disclaimers(cells)) or f"mtbench, run {results['run_id']}"
         slug = f"{_file_name(suite_name(suite))}.{'' if batching == 'static' else f'{batching}.'}batch-sizes"
         slug += f"_{len(drawn)}" if any(s.slug == slug for s in drawn) else ""
         found = sweep(slug, suite_name(suite), batching, cells, entries, numbers, note)
@@ -310,7 +310,7 @@ def _latex(section: Section, table: Table) -> str:
             places.append(f"{value} {_tex(f'({entry.verdict})')}" if entry.verdict else value)
         tags = "".join(f"\\,({tag})" for tag in row.tags)
         lines.append(" & ".join([_tex(row.arm) + tags, *places]) + " \\\\")
-    for said in reservations(section.cells):
+    for said in disclaimers(section.cells):
         lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(said)}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 

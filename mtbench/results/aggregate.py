@@ -19,7 +19,7 @@ from mtbench.results import acceptance
 from mtbench.results.comparisons import compare, floor, stops_paying
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import Measured, read, served
-from mtbench.results.subtasks import by_task, came_to
+from mtbench.results.subtasks import by_task, summarize
 from mtbench.runs import energy, rescoring
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.plan import SCHEMA_VERSION, Group, Plan
@@ -118,7 +118,7 @@ def _cell_record(
         "blocks": len({t["block"] for t in one.samples}),
         "rounds": len(group.rounds),
         "samples": {"used": len(one.samples), "dropped": dropped},
-        **came_to(one, suite.metric),
+        **summarize(one, suite.metric),
         "commit_histogram": acceptance.histogram([g["commits"] or () for g in lines]),
         "tokens": tokens,
         "finish": {reason: finish[reason] for reason in ("end", "stop", "length")},

@@ -19,7 +19,7 @@ def task_of(item: str) -> str:
     return item.partition("/")[0]
 
 
-def came_to(one: Measured, metric: str | None) -> Record:
+def summarize(one: Measured, metric: str | None) -> Record:
     """Quality, acceptance and speed of a cell, or of one task of it, by itself."""
     lines = list(one.lines.values())
     tokens = [len(g["token_ids"]) for g in lines]
@@ -62,7 +62,7 @@ def by_task(
             speedups = [s for s in comparisons[arm]["speedup"] if not s.get("includes_engine")]
             kept = ("baseline", "value", "ci_low", "ci_high", "verdict")
             said = {"speedup": [{name: s[name] for name in kept} for s in speedups]}
-            found[arm].append({"task": task, **came_to(one, metric), **said})
+            found[arm].append({"task": task, **summarize(one, metric), **said})
     return found
 
 

@@ -17,7 +17,7 @@ from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 
 WINDOW_S = 10.0
@@ -30,7 +30,7 @@ UNMEASURED = "not measured yet; `--resume` does it"
 
 
 def measure(
-    run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
+    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
     """Fill energy.json: `idle_power_w` and, by cell, what `of` gives. What is there already stays.
 
@@ -38,9 +38,9 @@ def measure(
     """
     known = run.read_json("energy.json") if run.has("energy.json") else {}
     cells: Record = known.get("cells", {})
-    gpu = machine.gpu() if lab.device == "cuda" else None
+    gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
-        reason = NO_GPU if lab.device != "cuda" else NO_NVML if gpu is None else NO_COUNTER
+        reason = NO_GPU if pool.device != "cuda" else NO_NVML if gpu is None else NO_COUNTER
         if not cells and known.get("reason") != reason:
             run.write_json("energy.json", {"reason": reason})
         return
@@ -60,7 +60,7 @@ def measure(
         try:
             lines = run.lines(f"generations/{cell.cell}.jsonl")
             answered = {g["item"]: ids for g in lines if (ids := said(g)) is not None}
-            cells[cell.cell] = window(gpu, plan, lab, cell, answered)
+            cells[cell.cell] = window(gpu, plan, pool, cell, answered)
         except Exception as error:  # a method's own fault; what it measured before stands
             cells[cell.cell] = _unknown(f"{type(error).__name__}: {first_line(error)}")
         run.write_json("energy.json", {"idle_power_w": idle_power_w, "cells": cells})
@@ -73,7 +73,11 @@ def of(known: Record, cell: str, error: str | None = None) -> Record:
 
 
 def window(
-    gpu: Gpu, plan: Plan, lab: Lab, cell: Cell, answered: Mapping[str, Sequence[int]] = MappingProxyType({})
+    gpu: Gpu,
+    plan: Plan,
+    pool: ModelPool,
+    cell: Cell,
+    answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> Record:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
@@ -89,7 +93,7 @@ def window(
     def decode(block: list[int]) -> int:
         items = [suite.items[i] for i in block]
         prompts, stop = [suite.prompt(i, answered) for i in block], [i.stop for i in items]
-        _, timing = lab.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
+        _, timing = pool.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
         return timing.tokens
 
     decode(blocks[0])

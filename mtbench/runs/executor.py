@@ -23,10 +23,10 @@ from mtbench.decoding.output import Generation, said
 from mtbench.errors import UserError
 from mtbench.runs import energy, peak_memory, rescoring
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.model_pool import Lab, resolve_device
+from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
-from mtbench.runs.workers import Died, Done, Failed, Task, Worker, hire, undisturbed
+from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers, undisturbed
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
@@ -57,7 +57,7 @@ def generate(
     """
     plan = open_plan(run, data_dir)
     alone = ray is None and workers in (None, 1)
-    lab = Lab(plan.request) if alone else None
+    pool = ModelPool(plan.request) if alone else None
     budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
@@ -70,30 +70,30 @@ def generate(
     if not work:
         progress.begin(len(plan.cells), 0)
     else:
-        with hire(lab, plan.request, plan.cells, workers, ray) as staff:
-            if len(staff) > 1:
-                progress.note(f"{len(staff)} workers are loading the models")
-            crew = [Hand(worker, len(staff), run) for worker in staff]
-            side_by_side(crew, Hand.begin)
+        with start_workers(pool, plan.request, plan.cells, workers, ray) as workers_:
+            if len(workers_) > 1:
+                progress.note(f"{len(workers_)} workers are loading the models")
+            sessions = [WorkerSession(worker, len(workers_), run) for worker in workers_]
+            side_by_side(sessions, WorkerSession.begin)
             progress.begin(len(plan.cells), work)
-            if not all(stage.run_blocks(crew, deadline) for stage in stages):
+            if not all(stage.run_blocks(sessions, deadline) for stage in stages):
                 progress.note("time budget spent; what is missing runs with --resume")
-    if lab is not None:
-        _untimed(run, plan, lab, failed, progress.note, deadline)
+    if pool is not None:
+        _untimed(run, plan, pool, failed, progress.note, deadline)
     else:
         _untimed_apart(run, plan, failed, progress.note, deadline)
 
 
 def _untimed(
-    run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
+    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
     """The passes behind the timed one: re-scoring, energy, memory."""
     for cell in plan.cells:
         if cell.cell not in failed:
-            rescoring.check(run, cell, plan.suite(cell.suite), lab, note)
-    energy.measure(run, plan, lab, failed, note, deadline)
-    peak_memory.measure(run, plan, lab, failed, note, deadline)
-    lab.clear()
+            rescoring.check(run, cell, plan.suite(cell.suite), pool, note)
+    energy.measure(run, plan, pool, failed, note, deadline)
+    peak_memory.measure(run, plan, pool, failed, note, deadline)
+    pool.clear()
 
 
 def _untimed_apart(
@@ -130,7 +130,7 @@ def _untimed_apart(
 def _untimed_in_child(
     path: str, plan: Plan, request: Mapping[str, Any], failed: set[str], tell: Connection, deadline: float
 ) -> None:
-    _untimed(RunDirectory(Path(path)), plan, Lab(request), failed, tell.send, deadline)
+    _untimed(RunDirectory(Path(path)), plan, ModelPool(request), failed, tell.send, deadline)
 
 
 KIND = ("--device", "--dtype", "the GPU")  # of a session; a cell's are all of one
@@ -141,7 +141,7 @@ def _kind(session: Mapping[str, Any]) -> tuple[str | None, ...]:
     return session["device"], session["dtype"], gpu.get("name") if session["device"] == "cuda" else None
 
 
-class Hand:
+class WorkerSession:
     """A worker, and what it is known by: its session, and which shapes it has warmed up."""
 
     _writing = threading.Lock()  # of environment.json
@@ -180,18 +180,18 @@ class Hand:
             self.warm.add(shape)
 
 
-def side_by_side(crew: Sequence[Hand], work: Callable[[Hand], None]) -> None:
+def side_by_side(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:
     """Every hand does its part at once. What one raises ends them all."""
-    if len(crew) == 1:
-        return work(crew[0])
-    with ThreadPoolExecutor(len(crew)) as threads:
-        parts = [threads.submit(work, hand) for hand in crew]
+    if len(sessions) == 1:
+        return work(sessions[0])
+    with ThreadPoolExecutor(len(sessions)) as threads:
+        parts = [threads.submit(work, session) for session in sessions]
         try:
             for part in as_completed(parts):
                 part.result()
         except BaseException:
-            for hand in crew:
-                hand.worker.close()
+            for session in sessions:
+                session.worker.close()
             raise
 
 
@@ -222,7 +222,7 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self._live())
 
-    def run_blocks(self, crew: Sequence[Hand], deadline: float) -> bool:
+    def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
         """Round by round, for what a round repeats must be there; in a round each hand takes what is next.
 
         False if the deadline leaves something undone.
@@ -231,20 +231,20 @@ class Stage:
         if time.monotonic() > deadline:
             return not todo
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
-        side_by_side(crew, lambda hand: self._warm_up(hand, shapes))
+        side_by_side(sessions, lambda session: self._warm_up(session, shapes))
         for round_, of_round in itertools.groupby(todo, key=lambda at: at[0]):
             queue = deque(self._chains([block for _, block in of_round]))
 
-            def serve(hand: Hand, round_: int = round_, queue: deque[list[int]] = queue) -> None:
+            def serve(session: WorkerSession, round_: int = round_, queue: deque[list[int]] = queue) -> None:
                 while time.monotonic() <= deadline:
                     try:
                         chain = queue.popleft()
                     except IndexError:
                         return
                     for block in chain:
-                        self._run_block(hand, round_, block)
+                        self._run_block(session, round_, block)
 
-            side_by_side(crew, serve)
+            side_by_side(sessions, serve)
             if queue:
                 return False
         return True
@@ -260,7 +260,7 @@ class Stage:
                 chains.append([block])
         return chains
 
-    def _warm_up(self, hand: Hand, blocks: Collection[int]) -> None:
+    def _warm_up(self, session: WorkerSession, blocks: Collection[int]) -> None:
         """Decode a little of a block of every shape until no arm has anything left to prepare for it.
 
         What the first calls took beyond the last, warm one is noted as the cell's preparation.
@@ -269,9 +269,9 @@ class Stage:
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self._live()):
-                outcome = self._attempt(hand, cell, block, WARM_UP_TOKENS, cold=True)
+                outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
                 if isinstance(outcome, Done):
-                    hand.warm.add((cell.cell, len(self.group.blocks[block])))
+                    session.warm.add((cell.cell, len(self.group.blocks[block])))
                     wall_s.setdefault((cell.cell, block), []).append(outcome.timing.wall_s)
                     preparing |= outcome.timing.preparation_s > 0
             if not preparing:
@@ -279,22 +279,24 @@ class Stage:
         for cell in self._live():
             calls = [w for (name, _), w in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(w) - len(w) * w[-1]) for w in calls)
-            line = {"session": hand.session, "cell": cell.cell, "preparation_s": prepared_s}
+            line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
             with self.writing:
                 self.run.append("preparation.jsonl", [line])
 
-    def _run_block(self, hand: Hand, round_: int, block: int) -> None:
+    def _run_block(self, session: WorkerSession, round_: int, block: int) -> None:
         order = self._live()
         random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if hidden := self._hidden(cell, block):
                 self._fail(cell, f"{hidden} follows an answer whose tokens its engine hides")
             if cell.cell not in self.failed:  # another hand may have found out
-                outcome = self._attempt(hand, cell, block, self.suite.max_new_tokens)
+                outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
                 with self.writing:
-                    self._write(hand, cell, round_, block, place, outcome)
+                    self._write(session, cell, round_, block, place, outcome)
 
-    def _write(self, hand: Hand, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed) -> None:
+    def _write(
+        self, session: WorkerSession, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed
+    ) -> None:
         index = self.plan.cells.index(cell) + 1
         if isinstance(outcome, Failed):
             self.progress.decoded(cell, index, 0, None)
@@ -315,7 +317,7 @@ class Stage:
             known = self.tokens[cell.cell]
             identical = sum(known[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
         line = {
-            "session": hand.session,
+            "session": session.session,
             "round": round_,
             "block": block,
             "order": place,
@@ -328,7 +330,9 @@ class Stage:
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
         self.progress.decoded(cell, index, len(items), line)
 
-    def _attempt(self, hand: Hand, cell: Cell, block: int, budget: int, *, cold: bool = False) -> Done | Failed:
+    def _attempt(
+        self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
+    ) -> Done | Failed:
         """Decode one block, of a warm shape unless `cold`. A cell that fails is noted, or kills two workers with it."""
         numbers = self.group.blocks[block]
         items = [self.suite.items[number] for number in numbers]
@@ -344,16 +348,16 @@ class Stage:
         for _ in range(LIVES):
             try:
                 if not cold:
-                    hand.prepare(task)
-                outcome = hand.worker.decode(task)
+                    session.prepare(task)
+                outcome = session.worker.decode(task)
                 break
             except Died as death:
-                if hand.worker.closed:  # it was told to go
+                if session.worker.closed:  # it was told to go
                     raise
                 outcome = Failed(f"{death}, and so did another one at the same batch")
                 self.progress.note(f"{cell.cell}: {death}; a new one goes on")
-                hand.worker.revive()
-                hand.begin()
+                session.worker.revive()
+                session.begin()
         if isinstance(outcome, Failed):
             self._fail(cell, outcome.error)
         return outcome
@@ -418,15 +422,15 @@ def estimate_s(plan: Plan) -> float:
 
     Measured: the first block of every group is decoded for a few tokens, once to warm up and once by the clock.
     """
-    lab, total = Lab(plan.request), 0.0
-    lab.load(plan.cells)
+    pool, total = ModelPool(plan.request), 0.0
+    pool.load(plan.cells)
     for group in plan.groups:
         suite = plan.suite(group.suite)
         prompts = [suite.prompt(number) for number in group.blocks[0]]
         few = min(WARM_UP_TOKENS, suite.max_new_tokens)
         for cell in map(plan.cell, group.cells):
             for _ in range(2):
-                timing = lab.decode(cell, prompts, few, items=group.blocks[0], fixed_length=True)[1]
+                timing = pool.decode(cell, prompts, few, items=group.blocks[0], fixed_length=True)[1]
             before_s = timing.prefill_s or 0.0
             total += sum(group.rounds) * (before_s + (timing.wall_s - before_s) * suite.max_new_tokens / few)
     return total

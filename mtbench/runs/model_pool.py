@@ -9,13 +9,13 @@ import torch
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Outside, run_outside
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import Record
 from mtbench.runs.plan import Cell
@@ -23,7 +23,7 @@ from mtbench.runs.plan import Cell
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short to share among threads
 
 
-class Lab:
+class ModelPool:
     """The models of a plan, each loaded once and shared by the cells that use it."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Lab:
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
         # By role too: a draft of the same weights has its own cache.
-        self.lanes: dict[tuple[str, str, str], Lane] = {}
+        self.runners: dict[tuple[str, str, str], ModelRunner] = {}
 
     def checkpoint(self, source: str) -> Checkpoint:
         """Loaded once, whoever asks."""
@@ -59,12 +59,12 @@ class Lab:
             self.engines[name] = ENGINES[name]()
         return self.engines[name]
 
-    def lane(self, role: str, source: str, engine: str | None) -> Lane:
+    def runner(self, role: str, source: str, engine: str | None) -> ModelRunner:
         """The lane of a role on a checkpoint, run by an engine; for a loop that is not ours, by the plain one."""
         key = (role, source, engine or Engine.name)
-        if key not in self.lanes:
-            self.lanes[key] = self.engine(key[2]).lane(self.checkpoint(source))
-        return self.lanes[key]
+        if key not in self.runners:
+            self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
+        return self.runners[key]
 
     def method(self, cell: Cell) -> Method:
         """The cell's method, with the acceptance it is made to have; made once, for an engine knows it again."""
@@ -105,7 +105,7 @@ class Lab:
             return run_outside(method, checkpoints, prompts, budgets, stop=stop, fixed_length=fixed, room=room)
         return decode(
             method,
-            self.lanes_of(cell),
+            self.runners_of(cell),
             prompts,
             budgets,
             rows=cell.batch_size,
@@ -135,7 +135,7 @@ class Lab:
                     "model on this machine."
                 )
             if not method.weightless:
-                self.lanes_of(cell)
+                self.runners_of(cell)
         self.loading_s = time.perf_counter() - began
         largest = max((checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values()), default=0)
         if self.device == "cpu" and largest < SMALL_MODEL:
@@ -143,7 +143,7 @@ class Lab:
 
     def clear(self) -> None:
         """Let go of all models."""
-        for held in (self.lanes, self.methods, self.engines, self.checkpoints):
+        for held in (self.runners, self.methods, self.engines, self.checkpoints):
             held.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
@@ -161,14 +161,16 @@ class Lab:
             "loading_s": self.loading_s,
             "synchronisation_s": (ended - began) / 10,
             "layers": {
-                f"{source} by {engine}": self.engine(engine).layers(lane.checkpoint)
-                for (_, source, engine), lane in self.lanes.items()
+                f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
+                for (_, source, engine), runner in self.runners.items()
             },
         }
 
-    def lanes_of(self, cell: Cell) -> Lanes:
+    def runners_of(self, cell: Cell) -> ModelRunners:
         """The lanes a cell runs on."""
-        return Lanes(cell.on, {role: self.lane(role, source, cell.engine) for role, source in cell.checkpoints.items()})
+        return ModelRunners(
+            cell.on, {role: self.runner(role, source, cell.engine) for role, source in cell.checkpoints.items()}
+        )
 
 
 def resolve_device(asked: str) -> str:

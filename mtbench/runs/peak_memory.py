@@ -22,12 +22,12 @@ import torch
 from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 
 
 class Block(NamedTuple):
-    """What is decoded, for `Lab.decode`."""
+    """What is decoded, for `ModelPool.decode`."""
 
     prompts: list[list[int]]
     budget: int
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 def measure(
-    run: RunDirectory, plan: Plan, lab: Lab, failed: set[str], note: Callable[[str], None], deadline: float
+    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
     """Fill memory.json: cell -> bytes, None where the pass failed or the models are elsewhere. What is there stays.
 
@@ -52,7 +52,7 @@ def measure(
         if time.monotonic() > deadline:
             note(f"time budget spent; the peak memory of {len(todo) - i} cells is measured with --resume")
             return
-        known[cell.cell] = _allocated(plan, cell, lab) if lab.device == "cuda" else _resident(run, plan, cell, lab)
+        known[cell.cell] = _allocated(plan, cell, pool) if pool.device == "cuda" else _resident(run, plan, cell, pool)
         run.write_json("memory.json", known)
 
 
@@ -67,30 +67,30 @@ def share(peak: int, at_rest: int, checkpoints: Iterable[Checkpoint]) -> int:
     return peak - at_rest + sum(own.values())
 
 
-def _allocated(plan: Plan, cell: Cell, lab: Lab) -> int | None:
+def _allocated(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
     """The cell's part of the GPU allocator's peak, from lanes and engines of its own on the loaded weights."""
-    for held in (lab.lanes, lab.methods, lab.engines):
+    for held in (pool.runners, pool.methods, pool.engines):
         held.clear()
     gc.collect()
     torch.cuda.empty_cache()
     try:
-        lab.lanes_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
+        pool.runners_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
         torch.cuda.reset_peak_memory_stats()
         at_rest = torch.cuda.memory_allocated()
-        _decode(cell, first_block(plan, cell), lab)
+        _decode(cell, first_block(plan, cell), pool)
     except Exception:  # a method's own fault, or memory ran out
         return None
-    return share(torch.cuda.max_memory_allocated(), at_rest, map(lab.checkpoint, cell.checkpoints.values()))
+    return share(torch.cuda.max_memory_allocated(), at_rest, map(pool.checkpoint, cell.checkpoints.values()))
 
 
-def _resident(run: RunDirectory, plan: Plan, cell: Cell, lab: Lab) -> int | None:
+def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
     """The largest resident size of a process that decodes the cell's first block and nothing else."""
-    lab.clear()  # else its models stand beside that process's
+    pool.clear()  # else its models stand beside that process's
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mtbench.runs.peak_memory"])
     receive, send = context.Pipe(duplex=False)
     child = context.Process(
-        target=_in_child, args=(str(run.path), cell.cell, lab.device, first_block(plan, cell), send)
+        target=_in_child, args=(str(run.path), cell.cell, pool.device, first_block(plan, cell), send)
     )
     child.start()
     send.close()
@@ -108,7 +108,7 @@ def _in_child(
     """Decode the cell's first block and send the peak."""
     plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    _decode(plan.cell(name), block, Lab({**plan.request, "device": device}))
+    _decode(plan.cell(name), block, ModelPool({**plan.request, "device": device}))
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
 
@@ -122,5 +122,5 @@ def first_block(plan: Plan, cell: Cell) -> Block:
     return Block([suite.prompt(i) for i in block], suite.max_new_tokens, block, stop, suite.room)
 
 
-def _decode(cell: Cell, block: Block, lab: Lab) -> None:
-    lab.decode(cell, block.prompts, block.budget, items=block.items, stop=block.stop, room=block.room)
+def _decode(cell: Cell, block: Block, pool: ModelPool) -> None:
+    pool.decode(cell, block.prompts, block.budget, items=block.items, stop=block.stop, room=block.room)

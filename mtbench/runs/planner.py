@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.decoding import method_checks
-from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
@@ -173,7 +173,7 @@ def _arms(request: Request, family: Family) -> list[Arm]:
                 )
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
-    arms = parse_arms([spec for method in methods for spec in method.showcase], request.engine)
+    arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     return [arm for arm in arms if all(role in family.roles for role in arm.roles)]
 
 
@@ -235,7 +235,7 @@ def _plan_cell(
         flags=suite.flags + untrained + _unmasked(arm, inspected[checkpoints[arm.on]]) + flags_of(simulated),
         baselines=baselines(arm, arms),
         engine_baselines=engine_baselines(arm, arms),
-        held_to=None if simulated else held_to(arm, claims, arms),
+        held_to=None if simulated else reference_arm(arm, claims, arms),
         claims=claims,
         demonstration=family.domain is not None,
         accept=accept,

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from mtbench.errors import first_line
 from mtbench.models import sampling
-from mtbench.models.attention import Feed
-from mtbench.models.runner import Lane
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, SuitePlan
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
     temperature: float = 0.0
 
 
-def check(run: RunDirectory, cell: Cell, suite: SuitePlan, lab: Lab, note: Callable[[str], None]) -> None:
+def check(run: RunDirectory, cell: Cell, suite: SuitePlan, pool: ModelPool, note: Callable[[str], None]) -> None:
     """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once.
 
     The judge is fed at the arm's width too; `epsilon` is None for too few positions.
@@ -55,60 +55,60 @@ def check(run: RunDirectory, cell: Cell, suite: SuitePlan, lab: Lab, note: Calla
     if run.has(name) and len(run.read_json(name)["items"]) == len(lines):
         return
     source = cell.checkpoints[cell.on]
-    judge = lab.lane(cell.on, source, None)
+    judge = pool.runner(cell.on, source, None)
     number = {item.item: i for i, item in enumerate(suite.items)}
     prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
     answers = [
-        Answer(prompt, g["token_ids"], lab.seed_of(number[g["item"]]), lab.temperature)
+        Answer(prompt, g["token_ids"], pool.seed_of(number[g["item"]]), pool.temperature)
         for prompt, g in zip(prompts, lines, strict=True)
     ]
     try:
-        if lab.dtype in EXACT_EPSILON:
+        if pool.dtype in EXACT_EPSILON:
             width, noise = JUDGED_AT_ONCE, []
         else:
             width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
-            noise = logit_noise(judge, lab.lane(cell.on, source, cell.engine), answers, width)
+            noise = logit_noise(judge, pool.runner(cell.on, source, cell.engine), answers, width)
         short = {g["item"]: shortfalls(judge, answer, width) for g, answer in zip(lines, answers, strict=True)}
     except (torch.OutOfMemoryError, MemoryError) as error:
         note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
         return
-    run.write_json(name, {"epsilon": near_tie_epsilon(noise, lab.dtype), "items": short})
+    run.write_json(name, {"epsilon": near_tie_epsilon(noise, pool.dtype), "items": short})
 
 
 @torch.inference_mode()
-def shortfalls(lane: Lane, answer: Answer, width: int) -> dict[str, float]:
+def shortfalls(runner: ModelRunner, answer: Answer, width: int) -> dict[str, float]:
     """Index -> how far the emitted token's logit lies under the largest, for the tokens that are not the argmax."""
-    emitted, largest = forced_logits(lane, answer, width)
+    emitted, largest = forced_logits(runner, answer, width)
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 
 @torch.inference_mode()
-def logit_noise(judge: Lane, own: Lane, answers: Sequence[Answer], width: int) -> list[float]:
+def logit_noise(judge: ModelRunner, own: ModelRunner, answers: Sequence[Answer], width: int) -> list[float]:
     """What engine and window do to emitted tokens' logits: `judge` at width 1 minus `own` at `width`, same prefixes."""
     differences: list[float] = []
     for answer in answers:
-        plain, ours = (forced_logits(lane, answer, w)[0] for lane, w in ((judge, 1), (own, width)))
+        plain, ours = (forced_logits(runner, answer, w)[0] for runner, w in ((judge, 1), (own, width)))
         differences += (plain - ours).tolist()
         if len(differences) >= EPSILON_POSITIONS_NEEDED:
             break
     return differences
 
 
-def forced_logits(lane: Lane, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
+def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
     """Of each token of an answer, its own logit and the largest, (tokens,), fed `width` positions at a time.
 
     Of sampled tokens, the logits with the noise of their dice.
     """
     prompt, tokens, seed, temperature = answer
-    dice = torch.tensor([seed], device=lane.device)
-    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=lane.device)
-    lane.reserve(1, ids.shape[1])
-    base = torch.tensor([ids.shape[1]], device=lane.device)
-    before, behind = torch.arange(ids.shape[1], device=lane.device)[None].tensor_split((len(prompt) - 1,), 1)
+    dice = torch.tensor([seed], device=runner.device)
+    ids = torch.tensor([[*prompt, *tokens[:-1]]], device=runner.device)
+    runner.reserve(1, ids.shape[1])
+    base = torch.tensor([ids.shape[1]], device=runner.device)
+    before, behind = torch.arange(ids.shape[1], device=runner.device)[None].tensor_split((len(prompt) - 1,), 1)
 
     def forward(chunk: Tensor, judged: int) -> Tensor:
-        feed = Feed(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
-        logits = lane.forward(ids.gather(1, chunk), feed, judged).logits
+        metadata = AttentionMetadata(chunk, chunk, base, view=int(chunk[0, -1]) + 1)
+        logits = runner.forward(ids.gather(1, chunk), metadata, judged).logits
         if not temperature:
             return logits[0].float()
         return temperature * sampling.sampled(logits, temperature, dice, chunk[:, -judged:] + 1)[0].float()
@@ -118,7 +118,7 @@ def forced_logits(lane: Lane, answer: Answer, width: int) -> tuple[Tensor, Tenso
     own, largest, begin = [], [], 0
     for chunk in behind.split(width, 1):
         logits = forward(chunk, judged=chunk.shape[1])
-        emitted = torch.tensor(tokens[begin : begin + len(logits)], device=lane.device)[:, None]
+        emitted = torch.tensor(tokens[begin : begin + len(logits)], device=runner.device)[:, None]
         own.append(logits.gather(1, emitted)[:, 0])
         largest.append(logits.amax(1))
         begin += len(logits)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.arms import Arm
-from mtbench.decoding.method import Claims, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models import sampling
@@ -41,7 +41,7 @@ CURSOR = "simulated_cursor"
 KINDS = {"accept": "acceptance", "weights": "weights"}  # of simulation, as Cell.simulated has them, in words
 
 
-class Certain(Judged):
+class Certain(TargetOutput):
     """The model's choices: it is sure of all, and all drafts are among them. Finding out is paid for all the same."""
 
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
@@ -97,8 +97,8 @@ class Scripted(Method):
     def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         return self.method.visible(query_position, key_position)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
-        return {**self.method.start(rows, lanes), CURSOR: torch.zeros_like(rows.prompt_len)}
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        return {**self.method.start(rows, runners), CURSOR: torch.zeros_like(rows.prompt_len)}
 
     def base(self, state: State, rows: Rows) -> Tensor:
         return self.method.base(state, rows)
@@ -106,12 +106,12 @@ class Scripted(Method):
     def final(self, state: State, rows: Rows) -> Tensor:
         return self.method.final(state, rows)
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
-        return self.method.guess(state, rows, lanes)
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+        return self.method.propose(state, rows, runners)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
-        fields = dataclasses.fields(judged)
-        commit = self.method.accept(state, rows, Certain(**{f.name: getattr(judged, f.name) for f in fields}))
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        fields = dataclasses.fields(output)
+        commit = self.method.accept(state, rows, Certain(**{f.name: getattr(output, f.name) for f in fields}))
         cursor = state[CURSOR]
         scripted = self.script[self.item[rows.request], cursor.clamp(max=self.script.shape[1] - 1)]  # (R,)
         count = torch.minimum(commit.count, scripted)

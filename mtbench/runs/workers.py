@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from mtbench.decoding.loop import Stuck
-from mtbench.decoding.method_checks import Faulty, whereabouts
+from mtbench.decoding.loop import NoProgressError
+from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
@@ -28,7 +28,7 @@ from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
 from mtbench.runs.directory import Record
-from mtbench.runs.model_pool import Lab, resolve_device
+from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell
 
 PATIENCE_S = 5.0  # for a cluster to answer
@@ -87,25 +87,25 @@ class Worker(Protocol):
         ...
 
 
-class Bench:
+class LocalWorker:
     """A plan's models, loaded in the process where batches are decoded."""
 
     name = "here"
     closed = False
 
-    def __init__(self, lab: Lab, cells: Sequence[Cell]) -> None:
-        self.lab, self.cells = lab, {cell.cell: cell for cell in cells}
+    def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
+        self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
 
     def describe(self) -> Record:
-        self.lab.load(self.cells.values())
-        probed = probe.describe(self.lab.device, DTYPES[self.lab.dtype], self.lab.checkpoints)
-        return {**machine.environment(sys.argv), **self.lab.describe(), **probed}
+        self.pool.load(self.cells.values())
+        probed = probe.describe(self.pool.device, DTYPES[self.pool.dtype], self.pool.checkpoints)
+        return {**machine.environment(sys.argv), **self.pool.describe(), **probed}
 
     def decode(self, task: Task) -> Done | Failed:
         cell = self.cells[task.cell]
-        before = machine.sample(self.lab.device)
+        before = machine.sample(self.pool.device)
         try:
-            generations, timing = self.lab.decode(
+            generations, timing = self.pool.decode(
                 cell, task.prompts, task.budget, items=task.items, stop=task.stop, room=task.room
             )
         except UserError as error:
@@ -119,11 +119,11 @@ class Bench:
                 f"out of memory at batch size {len(task.prompts)}, prompts of up to {longest} tokens and {task.budget} "
                 f"new ones ({first_line(error)})"
             )
-        except (Stuck, Faulty, ServerError) as error:
+        except (NoProgressError, MethodContractError, ServerError) as error:
             return Failed(str(error))
         except (Exception, SystemExit) as error:  # a method's own fault, whatever it is
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
-        after = machine.sample(self.lab.device)  # at once, while the device is as the batch left it
+        after = machine.sample(self.pool.device)  # at once, while the device is as the batch left it
         return Done(generations, timing, machine.window(before, after))
 
     def revive(self) -> None: ...
@@ -179,12 +179,12 @@ def _serve(connection: Connection, number: int, of: int, request: Mapping[str, A
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
-    bench = Bench(Lab(request), cells)
+    worker = LocalWorker(ModelPool(request), cells)
     with contextlib.suppress(EOFError, OSError):
         while True:
             task = connection.recv()
             try:
-                connection.send(bench.describe() if task is None else bench.decode(task))
+                connection.send(worker.describe() if task is None else worker.decode(task))
             except UserError as error:
                 connection.send(error)
 
@@ -242,33 +242,37 @@ class _Remote:
     """What runs at the other end: a mistake of the user's comes back as it is, not wrapped."""
 
     def __init__(self, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
-        self.bench = Bench(Lab(request), cells)
+        self.worker = LocalWorker(ModelPool(request), cells)
 
     def describe(self) -> Record | UserError:
         try:
-            return self.bench.describe()
+            return self.worker.describe()
         except UserError as error:
             return error
 
     def decode(self, task: Task) -> Done | Failed | UserError:
         try:
-            return self.bench.decode(task)
+            return self.worker.decode(task)
         except UserError as error:
             return error
 
 
 @contextlib.contextmanager
-def hire(
-    lab: Lab | None, request: Mapping[str, Any], cells: Sequence[Cell], workers: int | None, ray: str | None
+def start_workers(
+    pool: ModelPool | None,
+    request: Mapping[str, Any],
+    cells: Sequence[Cell],
+    workers: int | None,
+    ray: str | None,
 ) -> Iterator[Sequence[Worker]]:
-    """The workers, ended at the end. With a `lab` it is this process, on it.
+    """The workers, ended at the end. With a `pool` it is this process, on it.
 
     Raises UserError for more workers than GPUs (a GPU that is shared gives no timings), or a cluster that is not there.
     """
     staff: list[Worker] = []
     try:
-        if lab is not None:
-            staff.append(Bench(lab, cells))
+        if pool is not None:
+            staff.append(LocalWorker(pool, cells))
         elif ray is not None:
             workers, gpus = _join(ray, workers, request["device"])
             staff += [Actor(number, gpus, request, cells) for number in range(workers)]
@@ -287,12 +291,12 @@ def hire(
 def refuse(workers: int | None, ray: str | None, device: str) -> None:
     """Raise UserError for workers that cannot be had, as far as that is known before anything begins."""
     if ray is not None:
-        _knock(ray)
+        check_reachable(ray)
     elif workers is not None:
         _check(workers, resolve_device(device))
 
 
-def _knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raise UserError if nobody is at the address of a cluster; Ray itself would go on knocking for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
@@ -320,8 +324,8 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
     try:
         import ray
     except ImportError:
-        raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
-    _knock(address)
+        raise UserError("--ray needs Ray; `pip install 'multi-token-worker[ray]'`.") from None
+    check_reachable(address)
     at_end = signal.getsignal(signal.SIGTERM)
     try:
         more = {"include_dashboard": False} if address == "local" else {}

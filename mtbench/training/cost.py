@@ -35,7 +35,7 @@ from mtbench.training.conversations import HUB, read, read_conversations, tokeni
 from mtbench.training.init_model import learn_tokenizer
 from mtbench.training.linear_cross_entropy import CHUNK
 from mtbench.training.objectives import Objective, Special
-from mtbench.training.packing import Example, Sees, pack
+from mtbench.training.packing import AttentionMask, Example, pack
 from mtbench.training.recipe_runner import cores, needs
 from mtbench.training.recipes import Stage
 from mtbench.training.trainer import PACKED
@@ -210,13 +210,13 @@ def estimate(
 ) -> Estimate:
     """Of a recipe's stages, whose checkpoints stand or will stand in `folder`. Raises UserError as training would."""
     machine = this_machine(workers)
-    look = Look(stages, folder, data_dir, offline)
+    look = HostSnapshot(stages, folder, data_dir, offline)
     costs = {stage.name: look.cost(stage, machine) for stage in stages}
     return Estimate(stages=stages, costs=costs, machine=machine, workers=workers)
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class HostSnapshot:
     """At models and data of a recipe, as far as they are there."""
 
     stages: Sequence[Stage]
@@ -319,8 +319,8 @@ def _rows(data: str, count: int | None, source: Source) -> int:
 def traffic_of(objective: Objective, examples: Iterable[Example]) -> Traffic:
     """What the objective makes of conversations, counted."""
     random = torch.Generator().manual_seed(0)
-    laid = [objective.lay(example, Special(0, 0), random) for example in examples]
-    pairs = [int(Sees(pack([[one]], len(one.ids), len(objective.parts))).dense().sum()) for one in laid]
+    laid = [objective.build(example, Special(0, 0), random) for example in examples]
+    pairs = [int(AttentionMask(pack([[one]], len(one.ids), len(objective.parts))).dense().sum()) for one in laid]
     return Traffic(
         fed=sum(len(one.ids) for one in laid) / len(laid),
         predicted=sum(len(one.at) for one in laid) / len(laid),

@@ -11,7 +11,7 @@ import torch
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Messages
 from mtbench.models.loading import Checkpoint, load
@@ -50,7 +50,7 @@ def answered(
 ) -> Iterator[Messages | None]:
     """The conversations as the checkpoint would have ended them; None for one it did not end."""
     engine = ENGINES["graph"]()
-    lanes = Lanes("teacher", {"teacher": engine.lane(checkpoint)})
+    runners = ModelRunners("teacher", {"teacher": engine.runner(checkpoint)})
     reference = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)()
     stream = iter(conversations)
     while batch := list(islice(stream, ROWS)):
@@ -60,7 +60,7 @@ def answered(
             for turns in asked
         ]
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
-        answers, _ = decode(reference, lanes, prompts, max_new_tokens, make=engine.batch)
+        answers, _ = decode(reference, runners, prompts, max_new_tokens, make=engine.batch)
         for turns, answer in zip(asked, answers, strict=True):
             ended = answer.finish_reason == "end"
             yield [*turns, {"role": "assistant", "content": answer.text}] if ended else None

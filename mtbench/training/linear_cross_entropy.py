@@ -16,13 +16,13 @@ from torch.autograd.function import once_differentiable
 
 CHUNK = 1 << 26  # elements of a chunk's logits: 256 MiB in float32
 
-Taught = tuple[Tensor, Tensor]  # a teacher's hidden states (N, H') and its head (V, H')
+TeacherOutput = tuple[Tensor, Tensor]  # a teacher's hidden states (N, H') and its head (V, H')
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, taught: Taught | None
+        ctx: Any, hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, teacher_output: TeacherOutput | None
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         each = weight.sum(1).to(exact)
@@ -31,7 +31,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_head = torch.zeros_like(head, dtype=exact) if head.requires_grad else None
         weights = head.to(hidden.dtype)
         for part in chunks(len(hidden), len(head)):
-            told = None if taught is None else (taught[0][part], taught[1])
+            told = None if teacher_output is None else (teacher_output[0][part], teacher_output[1])
             loss, gradient = _slope((hidden[part] @ weights.T).to(exact), target[part], each[part], told)
             parts += loss @ weight[part].to(exact)
             gradient = gradient.to(hidden.dtype)
@@ -54,35 +54,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden * grad, grad_head, None, None, None
 
 
-def _slope(logits: Tensor, target: Tensor, each: Tensor, taught: Taught | None) -> tuple[Tensor, Tensor]:
+def _slope(logits: Tensor, target: Tensor, each: Tensor, teacher_output: TeacherOutput | None) -> tuple[Tensor, Tensor]:
     """Losses (n,) of logits (n, V), and what flows back to the logits where each counts so much; uses the logits up."""
     log_p = logits.log_softmax(1)
     rows = torch.arange(len(log_p), device=log_p.device)
-    if taught is None:
+    if teacher_output is None:
         loss = -log_p[rows, target]
         gradient = torch.exp(log_p, out=logits)
         gradient[rows, target] -= 1
     else:
-        log_q = (taught[0] @ taught[1].to(taught[0].dtype).T).to(logits.dtype).log_softmax(1)
+        log_q = (teacher_output[0] @ teacher_output[1].to(teacher_output[0].dtype).T).to(logits.dtype).log_softmax(1)
         loss = (log_q.exp() * (log_q - log_p)).sum(1)
         gradient = torch.exp(log_p, out=logits).sub_(log_q.exp_())
     return loss, gradient.mul_(each[:, None])
 
 
 def linear_cross_entropy(
-    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, taught: Taught | None = None
+    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, teacher_output: TeacherOutput | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sum of weighted cross-entropies of `hidden @ head.T`, and its parts, (P,), which carry no gradient.
 
-    hidden (N, H), head (V, H), target (N,), weight (N, P). With `taught`, the divergence from a teacher's distribution
-    (Kullback-Leibler, teacher first) in place of the target's cross-entropy. Under autocast in its dtype; sums and
-    softmax are at least float32.
+    hidden (N, H), head (V, H), target (N,), weight (N, P). With `teacher_output`, the divergence from a teacher's
+    distribution (Kullback-Leibler, teacher first) in place of the target's cross-entropy. Under autocast in its dtype;
+    sums and softmax are at least float32.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
         hidden = hidden.to(torch.get_autocast_dtype(kind))
     with torch.autocast(kind, enabled=False):
-        total, parts = _LinearCrossEntropy.apply(hidden, head, target, weight, taught)  # type: ignore[no-untyped-call]
+        total, parts = _LinearCrossEntropy.apply(hidden, head, target, weight, teacher_output)  # type: ignore[no-untyped-call]
     return total, parts
 
 

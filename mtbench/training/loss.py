@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mtbench.training.linear_cross_entropy import Taught, chunks
+from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
 from mtbench.training.objectives import Model, Objective, losses
-from mtbench.training.packing import Packed, Sees
+from mtbench.training.packing import AttentionMask, Packed
 
 
 class Verdicts(NamedTuple):
@@ -33,31 +33,31 @@ def verdicts(objective: Objective, model: Model, hidden: Tensor, batch: Packed) 
     return Verdicts(right, confidence)
 
 
-def plain_sight(model: Model, ids: Tensor) -> Sees:
+def plain_attention_mask(model: Model, ids: Tensor) -> AttentionMask:
     """Sight of a plain text, for one forward."""
     place, zero = torch.arange(ids.shape[1])[None], torch.zeros_like(ids)
     nothing = torch.empty(0, dtype=torch.long)
-    return sight(model, Packed(ids, place, zero, place + 1, zero, zero, nothing, nothing, nothing, nothing))
+    return attention_mask(model, Packed(ids, place, zero, place + 1, zero, zero, nothing, nothing, nothing, nothing))
 
 
-def sight(model: Model, batch: Packed) -> Sees:
+def attention_mask(model: Model, batch: Packed) -> AttentionMask:
     text = model.config.get_text_config()
     group = text.num_attention_heads // getattr(text, "num_key_value_heads", text.num_attention_heads)
     kind = batch.ids.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
-    return Sees(batch).prepare({None, getattr(text, "sliding_window", None)}, group, dtype)
+    return AttentionMask(batch).prepare({None, getattr(text, "sliding_window", None)}, group, dtype)
 
 
 def hidden_states(model: Model, batch: Packed) -> Tensor:
     """The last hidden states of the tokens that predict, (N, H)."""
     out = model.base_model(
-        input_ids=batch.ids, position_ids=batch.place, use_cache=False, feed=sight(model, batch)
+        input_ids=batch.ids, position_ids=batch.place, use_cache=False, metadata=attention_mask(model, batch)
     ).last_hidden_state
     told: Tensor = out.flatten(0, 1)[batch.at]
     return told
 
 
-def learns(model: Model, objective: Objective, teacher: Model | None = None) -> None:
+def attach_loss(model: Model, objective: Objective, teacher: Model | None = None) -> None:
     """From now on `model(**batch)` is the objective's loss and its parts, so that whatever wraps a model wraps this.
 
     In evaluation it also tells which predictions are right, and how sure they are.
@@ -67,14 +67,14 @@ def learns(model: Model, objective: Objective, teacher: Model | None = None) -> 
         batch = Packed(**tensors)
         hidden = hidden_states(model, batch)
         vocabulary = len(model.get_output_embeddings().weight)
-        total, parts = losses(objective, model, hidden, batch, taught(teacher, batch, vocabulary))
+        total, parts = losses(objective, model, hidden, batch, teacher_output(teacher, batch, vocabulary))
         told = {"loss": total, "parts": parts}
         return told if model.training else told | verdicts(objective, model, hidden, batch)._asdict()
 
     model.forward = MethodType(forward, model)
 
 
-def taught(teacher: Model | None, batch: Packed, vocabulary: int | None = None) -> Taught | None:
+def teacher_output(teacher: Model | None, batch: Packed, vocabulary: int | None = None) -> TeacherOutput | None:
     """A teacher's hidden states where predictions are made, and its head, as far as the student's vocabulary goes."""
     if teacher is None:
         return None

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from mtbench.models.medusa_heads import ResidualHead
 from mtbench.options import option
-from mtbench.training.linear_cross_entropy import Taught, linear_cross_entropy
-from mtbench.training.packing import Example, Laid, Packed, Stream
+from mtbench.training.linear_cross_entropy import TeacherOutput, linear_cross_entropy
+from mtbench.training.packing import Example, Packed, Stream, TrainingSequence
 
 EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
 LEAST_TIME = 1e-3  # of the diffusion times drawn from (LEAST_TIME, 1)
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     rows: Tensor | slice  # of the batch's N predictions
     hidden: Tensor  # (n, H)
     head: Tensor  # (V, H)
-    taught: Taught | None = None
+    teacher_output: TeacherOutput | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ class Objective:
         """What a conversation adds to the divisor of a batch's loss: 1, unless the mean is over tokens."""
         return 1
 
-    def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         """How one conversation is fed. Its weights are still to be divided by the shares of the batch."""
         raise NotImplementedError
 
     def attach(self, model: Model) -> None:
         """Before training: give the model the parts it needs beside its own, freeze what is to stay."""
 
-    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: Taught | None) -> Iterator[Reading]:
+    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None) -> Iterator[Reading]:
         """How predictions come from hidden states (N, H). `teacher`: its hidden states there, and its head."""
         yield Reading(slice(None), hidden, model.get_output_embeddings().weight, teacher)
 
@@ -130,9 +130,9 @@ class Ar(Objective):
     def share(self, length: int, prompt: int) -> int:
         return length - max(prompt, 1)
 
-    def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         target = torch.arange(first_target(example), len(example.ids))
-        return Laid(
+        return TrainingSequence(
             *clean_stream(example.ids[:-1]),
             at=target - 1,
             target=example.ids[target],
@@ -176,7 +176,7 @@ class Mars(Objective):
         full = blocks_of(length, self.block_size) + shift * (self.block_size - 1)
         return full - 1 + full - 1 - start
 
-    def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         """Masks stand where a target's predecessor is not known; every other target is the clean stream's to predict.
 
         Where the release shows a mask the prompt's tokens of its own block as noisy copies, it sees them here in the
@@ -207,7 +207,7 @@ class Mars(Objective):
         weight = torch.cat([masked, counts[told]]) / len(target)
         if self.timestep_weight:
             weight[:, 0] /= draw_time(random) + 1e-6
-        return Laid(
+        return TrainingSequence(
             *joined(clean_stream(ids[:seen]), noisy),
             at=torch.cat([seen + torch.arange(len(place)), target[told] - 1]),
             target=torch.cat([ids[place + 1], ids[target[told]]]),
@@ -243,7 +243,7 @@ class BlockDiffusion(Objective):
         full, before = blocks_of(length, self.block_size), (max(prompt, 1) - 1) // self.block_size * self.block_size
         return full - self.block_size + full - before
 
-    def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         assert special.mask is not None
         size, start = self.block_size, first_target(example)
         ids = filled(example.ids, 0, size, special.end)
@@ -260,7 +260,7 @@ class BlockDiffusion(Objective):
         shown = torch.arange(len(ids) - size)  # nobody sees the last block's clean copy
         zero = torch.zeros_like(shown)
         clean = Stream(ids[shown], shown, zero, block_start(shown, 0, size) + size, zero)
-        return Laid(
+        return TrainingSequence(
             *joined(clean, noisy),
             at=len(shown) + masked - 1 - first,
             target=ids[masked],
@@ -305,14 +305,14 @@ class Medusa(Objective):
     def share(self, length: int, prompt: int) -> int:
         return length - max(prompt, 1)
 
-    def lay(self, example: Example, special: Special, random: torch.Generator) -> Laid:
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         """Which head predicts is told by how far ahead: head k, k + 1."""
         at = torch.arange(first_target(example) - 1, len(example.ids) - 1)
         ahead = torch.arange(2, self.heads + 2)[:, None].expand(-1, len(at))
         target = at + ahead
         fits = target < len(example.ids)
         weight = torch.diag(0.8 ** torch.arange(1, self.heads + 1, dtype=EXACT))[:, None].expand(-1, len(at), -1)
-        return Laid(
+        return TrainingSequence(
             *clean_stream(example.ids[:-1]),
             at=at.expand(self.heads, -1)[fits],
             target=example.ids[target[fits]],
@@ -325,7 +325,7 @@ class Medusa(Objective):
         head = model.get_output_embeddings().weight
         model.medusa = torch.nn.ModuleList(ResidualHead(head) for _ in range(self.heads))
 
-    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: Taught | None) -> Iterator[Reading]:
+    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None) -> Iterator[Reading]:
         for ahead, head in enumerate(model.medusa, start=2):
             rows = (batch.ahead == ahead).nonzero().squeeze(1)
             yield Reading(rows, head(hidden[rows]), head.head)
@@ -339,11 +339,13 @@ class Medusa(Objective):
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in (Ar, Mars, BlockDiffusion, Draft, Medusa)}
 
 
-def losses(objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: Taught | None = None) -> Losses:
+def losses(
+    objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None = None
+) -> Losses:
     """The objective's loss from the hidden states (N, H) of the tokens that predict."""
     totals, parts = [], []
-    for rows, states, head, taught in objective.read(model, hidden, batch, teacher):
-        total, terms = linear_cross_entropy(states, head, batch.target[rows], batch.weight[rows], taught)
+    for rows, states, head, teacher_output in objective.read(model, hidden, batch, teacher):
+        total, terms = linear_cross_entropy(states, head, batch.target[rows], batch.weight[rows], teacher_output)
         totals.append(total)
         parts.append(terms)
     return Losses(torch.stack(totals).sum(), torch.stack(parts).sum(0))

@@ -38,7 +38,7 @@ class Stream(NamedTuple):
     reach: Tensor  # (T,) in a noisy segment: sees its own up to this place
 
 
-class Laid(NamedTuple):
+class TrainingSequence(NamedTuple):
     """One conversation as an objective feeds it: a stream, and what is predicted from it."""
 
     ids: Tensor  # (T,), and so on as in Stream
@@ -68,7 +68,7 @@ class Packed(NamedTuple):
     ahead: Tensor  # (N,)
 
 
-def pack(rows: Sequence[Sequence[Laid]], length: int, parts: int) -> Packed:
+def pack(rows: Sequence[Sequence[TrainingSequence]], length: int, parts: int) -> Packed:
     """Conversations in rows of `length` tokens each, for a loss of so many parts.
 
     What is left of a row is padding, which sees only padding. Raises ValueError if a row's conversations do not fit.
@@ -106,7 +106,7 @@ def _filled(pieces: Sequence[Tensor], length: int, fill: int) -> Tensor:
     return torch.nn.functional.pad(joined, (0, max(0, length - len(joined))), value=fill)
 
 
-class Sees:
+class AttentionMask:
     """Who sees whom in a packed batch: what the attention function of mtbench/models/runner.py goes by, in training.
 
     A token sees, of its own conversation, the clean stream as far as its `context`, and its own noisy segment as far
@@ -150,7 +150,7 @@ class Sees:
         rows, length = self.batch.ids.shape
         return create_block_mask(self.rule(sliding_window), rows, None, length, length, device=self.batch.ids.device)
 
-    def prepare(self, sliding_windows: Iterable[int | None], group: int, dtype: torch.dtype) -> "Sees":
+    def prepare(self, sliding_windows: Iterable[int | None], group: int, dtype: torch.dtype) -> "AttentionMask":
         """Make what attention goes by ahead of the forward: for every window of the model's layers.
 
         `group` query heads share a key head; `dtype` is that of the scores.
@@ -179,7 +179,7 @@ class Sees:
 def attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | None = None, softcap: float | None = None
 ) -> Tensor:
-    """`Sees.attend` by FlexAttention: tiles in which nobody sees anybody cost nothing.
+    """`AttentionMask.attend` by FlexAttention: tiles in which nobody sees anybody cost nothing.
 
     On a GPU it is compiled, with the layer around it or by itself: what is not compiled makes all scores at once.
     """

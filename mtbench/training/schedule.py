@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mtbench.training.objectives import Objective, Special
-from mtbench.training.packing import Example, Laid, pack
+from mtbench.training.packing import Example, TrainingSequence, pack
 from mtbench.training.token_cache import Examples
 
 TILE = 8  # rows that are not packed are padded to a multiple of so many tokens
@@ -89,8 +89,8 @@ class Schedule(Dataset[dict[str, Tensor]]):
         epoch, place = divmod(turn, len(self.examples))
         return int(order(len(self.examples), self.seed, epoch)[place])
 
-    def _lay(self, turn: int) -> Laid:
-        return self.objective.lay(self.examples[self._example(turn)], self.special, dice(self.seed, turn))
+    def _lay(self, turn: int) -> TrainingSequence:
+        return self.objective.build(self.examples[self._example(turn)], self.special, dice(self.seed, turn))
 
     def _share(self, step: int) -> float:
         return sum(self.objective.share(*self._length(turn)) for turn in self._turns(step))

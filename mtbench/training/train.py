@@ -23,7 +23,7 @@ from mtbench.models.families import locate
 from mtbench.models.loading import MASK, inspect
 from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint
 from mtbench.training.conversations import prepare
-from mtbench.training.loss import plain_sight
+from mtbench.training.loss import plain_attention_mask
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.trainer import Progress, Settings, fit
 
@@ -134,8 +134,10 @@ def _refuse_odd_head(model: Model, source: str) -> None:
     """Raise UserError for a model whose logits are not its last hidden states times a matrix: Gemma 2, Cohere …"""
     ids = torch.arange(4)[None]
     with torch.no_grad():
-        told = model(input_ids=ids, use_cache=False, feed=plain_sight(model, ids)).logits
-        hidden = model.base_model(input_ids=ids, use_cache=False, feed=plain_sight(model, ids)).last_hidden_state
+        told = model(input_ids=ids, use_cache=False, metadata=plain_attention_mask(model, ids)).logits
+        hidden = model.base_model(
+            input_ids=ids, use_cache=False, metadata=plain_attention_mask(model, ids)
+        ).last_hidden_state
         ours = hidden @ model.get_output_embeddings().weight.T
     if not torch.allclose(told, ours, rtol=1e-3, atol=1e-3):
         raise UserError(

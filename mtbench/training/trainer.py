@@ -24,7 +24,7 @@ from mtbench.options import option
 from mtbench.training.checkpoint import write_record
 from mtbench.training.conversations import Data
 from mtbench.training.evaluation import evaluate
-from mtbench.training.loss import learns
+from mtbench.training.loss import attach_loss
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.packing import PADDING
 from mtbench.training.schedule import Schedule
@@ -123,7 +123,7 @@ def fit(
     args.logging_steps = min(SELDOM, max(1, schedule.steps // LOGGED))
     tenth = math.ceil(schedule.steps / 10 / args.logging_steps) * args.logging_steps
     args.save_steps = settings.save_steps or tenth
-    learns(model, objective, teacher and teacher.to(args.device))
+    attach_loss(model, objective, teacher and teacher.to(args.device))
     if on_gpu and packed:  # rows of one length: nothing is compiled twice
         for layer in model.base_model.layers:
             layer.compile(dynamic=False)

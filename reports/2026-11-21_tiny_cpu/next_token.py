@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from mtbench.training.conversations import prepare
 from mtbench.training.evaluation import evaluate
-from mtbench.training.loss import learns
+from mtbench.training.loss import attach_loss
 from mtbench.training.objectives import Ar, Special
 from mtbench.training.schedule import Schedule
 from mtbench.training.train import _load
@@ -19,7 +19,7 @@ for folder in sorted(Path(sys.argv[1]).glob("*/model.safetensors")):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     _, apart = prepare("arithmetic", 10_512, tokenizer, max_length=512, seed=43).split(512)
     model = _load(str(checkpoint), True)
-    learns(model, Ar())
+    attach_loss(model, Ar())
     model.eval()
     special = Special(None, tokenizer.eos_token_id)
     schedule = Schedule(

@@ -87,7 +87,7 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     """Decode the suite's first problems in every way that suits the checkpoint."""
     from mtbench.decoding.engines import ENGINES
     from mtbench.decoding.loop import decode
-    from mtbench.decoding.method import Lanes
+    from mtbench.decoding.method import ModelRunners
     from mtbench.models.loading import load
     from mtbench.registry import METHODS
     from mtbench.runs.plan import Request
@@ -98,7 +98,7 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
     order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))
     engine = ENGINES["graph"]()
-    lane = engine.lane(load(str(checkpoint)))
+    runner = engine.runner(load(str(checkpoint)))
     record = json.loads((checkpoint / "mtbench_training.json").read_text())
     block = record["options"].get("block_size", 0)
     if name == "block_diffusion":
@@ -113,7 +113,9 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     for tau, method in ways.items():
         prompts = [items[i].prompt_ids for i in order]
         budget = plan.suites[0].max_new_tokens
-        answers, timing = decode(method, Lanes("it", {"it": lane}), prompts, budget, rows=256, make=engine.batch)
+        answers, timing = decode(
+            method, ModelRunners("it", {"it": runner}), prompts, budget, rows=256, make=engine.batch
+        )
         by_item = dict(zip(order, answers, strict=True))
         scores = suite.score({items[i].item: answer.text for i, answer in by_item.items()})
         told[tau] = {

@@ -22,7 +22,7 @@ from small import save_small
 from whole import Quiet, figures
 
 from mtbench.cli import main
-from mtbench.decoding.method import Commit, Judged, Method, Rows, State, Window
+from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.results.aggregate import assemble
@@ -223,14 +223,14 @@ class Breaks(Method):
     def window(self) -> Window:
         return Window(pending=1, guesses=0, commits=1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Commit:
         raise RuntimeError("this method is broken\nin two lines")
 
 
 class Hungry(Breaks):
     """Asks for more memory than there is."""
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Commit:
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
 
@@ -392,7 +392,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("where", ["planning.make_plan", "generate.generate"])
+@pytest.mark.parametrize("where", ["runs.planner.make_plan", "runs.executor.generate"])
 def test_a_scheduler_interrupts_as_a_user_does(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mtbench.decoding.arms import baselines, cell_id, engine_baselines, held_to, parse_arms
+from mtbench.decoding.arms import baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.options import build
@@ -91,7 +91,7 @@ def test_a_lossless_arm_is_held_to_the_plain_loop_on_its_checkpoint() -> None:
     arms = parse_arms(
         ["ar:engine=graph", "ar:engine=eager", "ar:on=mars,engine=graph", "hf-generate", "hf-generate:on=mars"]
     )
-    held = {str(arm): held_to(arm, "lossless", arms) for arm in arms}
+    held = {str(arm): reference_arm(arm, "lossless", arms) for arm in arms}
     assert held == {
         "ar@ar/graph": "ar@ar/eager",
         "ar@ar/eager": None,
@@ -99,8 +99,8 @@ def test_a_lossless_arm_is_held_to_the_plain_loop_on_its_checkpoint() -> None:
         "hf-generate@ar": "ar@ar/eager",
         "hf-generate@mars": "ar@mars/graph",
     }
-    assert held_to(parse_arms(["mars:engine=graph,tau=1"])[0], "lossless", arms) == "ar@mars/graph"
-    assert held_to(parse_arms(["mars:tau=0.9"])[0], "lossy", arms) is None
+    assert reference_arm(parse_arms(["mars:engine=graph,tau=1"])[0], "lossless", arms) == "ar@mars/graph"
+    assert reference_arm(parse_arms(["mars:tau=0.9"])[0], "lossy", arms) is None
 
 
 @pytest.mark.parametrize(

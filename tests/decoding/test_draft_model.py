@@ -17,13 +17,13 @@ from torch import Tensor
 from mtbench.decoding.engines import ENGINES, Captured
 from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, decode
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.models.families import family
 from mtbench.models.loading import load
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.simulation import Scripted
 
 LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host
@@ -35,18 +35,18 @@ METHODS_HERE: dict[str, list[dict[str, Any]]] = {
 CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HERE.items() for options in several]
 
 
-def on(lane: Lane) -> Lanes:
-    return Lanes("any", {"any": lane})
+def on(runner: ModelRunner) -> ModelRunners:
+    return ModelRunners("any", {"any": runner})
 
 
 def run(
     method: Method,
-    lane: Lane,
+    runner: ModelRunner,
     prompts: Sequence[Sequence[int]] = PROMPTS,
     budget: int | list[int] = BUDGET,
     **how: Any,
 ) -> list[Generation]:
-    return decode(method, on(lane), prompts, budget, **how)[0]
+    return decode(method, on(runner), prompts, budget, **how)[0]
 
 
 BUDGETS = [8 + 3 * i for i in range(5)]
@@ -54,16 +54,16 @@ HOW: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": LATE}]
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
-def test_drafts_change_nothing_but_the_pace(lane: Lane, method: Method) -> None:
+def test_drafts_change_nothing_but_the_pace(runner: ModelRunner, method: Method) -> None:
     """The tokens and reasons of `ar`; and, where the width is fixed, commits and offers of each prompt alone.
 
     In a batch whose rows are refilled, also fed as on a GPU.
     """
-    want = run(ar(), lane, MANY[:5], BUDGETS)
+    want = run(ar(), runner, MANY[:5], BUDGETS)
     assert {g.finish_reason for g in want} == {"end", "length"}
-    alone = [run(method, lane, [p], [n], seeds=[i])[0] for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))]
+    alone = [run(method, runner, [p], [n], seeds=[i])[0] for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))]
     for how in HOW:
-        got, timing = decode(method, on(lane), MANY[:5], BUDGETS, **how)
+        got, timing = decode(method, on(runner), MANY[:5], BUDGETS, **how)
         assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
         assert timing.miscounted == 0
         for g, by_itself in zip(got, alone, strict=True):
@@ -74,9 +74,9 @@ def test_drafts_change_nothing_but_the_pace(lane: Lane, method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
-def test_sampled_tokens_are_those_of_sampled_ar(lane: Lane, method: Method) -> None:
-    want = run(ar(), lane, MANY[:5], BUDGETS, temperature=1)
-    got = run(method, lane, MANY[:5], BUDGETS, temperature=1, **HOW[1])
+def test_sampled_tokens_are_those_of_sampled_ar(runner: ModelRunner, method: Method) -> None:
+    want = run(ar(), runner, MANY[:5], BUDGETS, temperature=1)
+    got = run(method, runner, MANY[:5], BUDGETS, temperature=1, **HOW[1])
     assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
 
 
@@ -93,7 +93,7 @@ def test_whatever_the_prompt_the_tokens_are_ars(data: strategies.DataObject) -> 
     assert [g.token_ids for g in got] == [g.token_ids for g in want]
 
 
-LANE = Lane(small_checkpoint(seed=2))
+LANE = ModelRunner(small_checkpoint(seed=2))
 
 
 def copied(text: list[int], ngram: int, ahead: int) -> list[int]:
@@ -121,12 +121,12 @@ def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObj
     token = strategies.sampled_from([0, 1, 2, 2, END])
     script = [[data.draw(token) for _ in range(30)] for _ in range(rows)]
     lengths = [data.draw(strategies.integers(1, 7)) for _ in range(rows)]
-    lane = scripted_lane(torch.tensor(script), torch.ones(rows, 30, dtype=torch.bool))
+    runner = scripted_lane(torch.tensor(script), torch.ones(rows, 30, dtype=torch.bool))
     prompts = [words[:n] for words, n in zip(script, lengths, strict=True)]
     for words, prompt, got in zip(
         script,
         prompts,
-        run(METHODS["prompt-lookup"](ngram=ngram, ahead=ahead), lane, prompts, budget),
+        run(METHODS["prompt-lookup"](ngram=ngram, ahead=ahead), runner, prompts, budget),
         strict=True,
     ):
         answer: list[int] = []
@@ -147,10 +147,10 @@ def random_tokens(seed: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ahead", [1, 5, BUDGET])
-def test_jacobi_is_a_fixed_point_iteration(lane: Lane, ahead: int) -> None:
+def test_jacobi_is_a_fixed_point_iteration(runner: ModelRunner, ahead: int) -> None:
     """Every forward recomputes the text and all guesses; what was predicted at a place is guessed there next."""
-    logits = naive_logits(lane)
-    got = run(METHODS["jacobi"](ahead=ahead), lane, seeds=[3, 1, 4, 1])
+    logits = naive_logits(runner)
+    got = run(METHODS["jacobi"](ahead=ahead), runner, seeds=[3, 1, 4, 1])
     for prompt, seed, generation in zip(PROMPTS, (3, 1, 4, 1), got, strict=True):
         iterate = random_tokens(seed, 2 * BUDGET + len(prompt) + 1)
         answer: list[int] = []
@@ -199,15 +199,15 @@ SIZES = [{"width": 4, "ngram": 2, "candidates": 2}, {"width": 3, "ngram": 4, "ca
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_lookahead_is_its_algorithm_column_by_column(lane: Lane, sizes: dict[str, int]) -> None:
+def test_lookahead_is_its_algorithm_column_by_column(runner: ModelRunner, sizes: dict[str, int]) -> None:
     """Tokens and commits, everything recomputed for every column and n-gram."""
-    logits = naive_logits(lane)
+    logits = naive_logits(runner)
 
     def says(text: list[int], more: list[int]) -> list[int]:
         said: list[int] = logits(text + more)[len(text) - 1 :].argmax(1).tolist()
         return said
 
-    for seed, (prompt, got) in enumerate(zip(PROMPTS, run(METHODS["lookahead"](**sizes), lane), strict=True)):
+    for seed, (prompt, got) in enumerate(zip(PROMPTS, run(METHODS["lookahead"](**sizes), runner), strict=True)):
         assert (got.token_ids, got.commits) == looked_ahead(says, prompt, seed, **sizes)
 
 
@@ -229,48 +229,48 @@ def test_lookahead_tries_the_latest_ngrams_that_differ(sizes: dict[str, int]) ->
 def test_a_text_that_repeats_goes_fast() -> None:
     """A model that says abc abc …: every forward commits all it can, once the method has seen how it goes."""
     script = torch.tensor([[1, 2, 3] * 40, [7, 7, 7] * 40])
-    lane = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+    runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
     prompts = [[1, 2, 3, 1], [7, 7]]
-    for g in run(METHODS["prompt-lookup"](ahead=5), lane, prompts, 60):
+    for g in run(METHODS["prompt-lookup"](ahead=5), runner, prompts, 60):
         assert g.commits == [6] * 10
-    for g in run(METHODS["jacobi"](ahead=60), lane, prompts, 61):
+    for g in run(METHODS["jacobi"](ahead=60), runner, prompts, 61):
         assert g.commits == [1, 60]  # random guesses first
-    for g in run(METHODS["lookahead"](width=3, ngram=4), lane, prompts, 60):
+    for g in run(METHODS["lookahead"](width=3, ngram=4), runner, prompts, 60):
         assert g.commits
         assert set(g.commits[4:-1]) == {4}  # the window has to fill first
 
 
 def test_on_trained_weights_each_of_them_is_faster_than_one_token_per_forward() -> None:
     """With the embedded model on questions it knows."""
-    lane = Lane(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
+    runner = ModelRunner(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
     prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
-    want = run(ar(), lane, prompts, 64)
+    want = run(ar(), runner, prompts, 64)
     for name, least in (("prompt-lookup", 1.2), ("jacobi", 1.1), ("lookahead", 1.3)):
-        got = run(METHODS[name](), lane, prompts, 64)
+        got = run(METHODS[name](), runner, prompts, 64)
         assert [g.token_ids for g in got] == [g.token_ids for g in want]
         assert sum(len(g.token_ids) for g in got) >= least * sum(g.forwards or 0 for g in got)
 
 
 @pytest.mark.parametrize("name", METHODS_HERE)
-def test_a_captured_step_replayed_is_the_step(lane: Lane, name: str, recorded: list[str]) -> None:
+def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, name: str, recorded: list[str]) -> None:
     """What it remembers keeps its place: recorded once, it serves other rows, refills and later batches."""
-    fast = on(ENGINES["graph"]().lane(lane.checkpoint))
+    fast = on(ENGINES["graph"]().runner(runner.checkpoint))
     captured = Captured(METHODS[name](), fast, 2, 64)
     for prompts in (PROMPTS[2:4], PROMPTS[1:]):
         got, _ = decode(METHODS[name](), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        assert said(got) == said(run(METHODS[name](), lane, prompts, rows=2))
+        assert said(got) == said(run(METHODS[name](), runner, prompts, rows=2))
     assert len(recorded) == 2
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
-def test_a_step_never_waits_for_the_host(lane: Lane, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_waits(on(ENGINES["graph"]().lane(lane.checkpoint)), method, monkeypatch)
+def test_a_step_never_waits_for_the_host(runner: ModelRunner, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_waits(on(ENGINES["graph"]().runner(runner.checkpoint)), method, monkeypatch)
 
 
-def never_waits(lanes: Lanes, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def never_waits(runners: ModelRunners, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guess and accept read nothing back and send nothing, for every width, sampled."""
     with torch.inference_mode():
-        batch = Batch(method, lanes, len(PROMPTS), 50, tight=False)
+        batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
         requests = Requests(PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=1)
         shape = batch.shape(batch.begin(requests))
         for read in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
@@ -282,9 +282,9 @@ def never_waits(lanes: Lanes, method: Method, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", METHODS_HERE)
-def test_a_script_is_followed_whatever_the_drafts(name: str, make_lane: Callable[..., Lane]) -> None:
+def test_a_script_is_followed_whatever_the_drafts(name: str, make_runner: Callable[..., ModelRunner]) -> None:
     """Simulated acceptance: commits are the script's, with a draft to offer or without."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
-    got, _ = decode(method, on(make_lane(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
     assert [g.commits for g in got] == scripts

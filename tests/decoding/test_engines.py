@@ -18,12 +18,12 @@ from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3
 from mtbench.decoding.arms import ENGINES as NAMES
 from mtbench.decoding.engines import ENGINES, PLAIN_STEPS, Captured
 from mtbench.decoding.loop import Batch, decode
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.fused_decoder import Unserved, build
-from mtbench.models.runner import Lane
+from mtbench.models.fused_decoder import UnsupportedArchitecture, build
+from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
 BUDGET = 20
@@ -98,66 +98,68 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("method", METHODS_TRIED)
-def test_a_captured_step_replayed_is_the_step(lane: Lane, method: Method, recorded: list[str]) -> None:
+def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, method: Method, recorded: list[str]) -> None:
     """Recorded once and replayed for other rows, refills and later batches, a step says what plain steps say."""
-    fast = ENGINES["graph"]().lane(lane.checkpoint)
-    lanes = Lanes("any", {"any": fast})
-    captured = Captured(method, lanes, 2, 64)
+    fast = ENGINES["graph"]().runner(runner.checkpoint)
+    runners = ModelRunners("any", {"any": fast})
+    captured = Captured(method, runners, 2, 64)
     for prompts in (PROMPTS[:2], PROMPTS[2:4], PROMPTS):
-        want, _ = decode(method, Lanes("any", {"any": lane}), prompts, BUDGET, rows=2, make=PLAIN)
-        got, timing = decode(method, lanes, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        want, _ = decode(method, ModelRunners("any", {"any": runner}), prompts, BUDGET, rows=2, make=PLAIN)
+        got, timing = decode(method, runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
         assert said(got) == said(want)
         assert timing.miscounted == 0
     assert len(recorded) == 2
     assert timing.preparation_s == 0
 
 
-def test_moved_memory_is_captured_anew(lane: Lane, recorded: list[str]) -> None:
+def test_moved_memory_is_captured_anew(runner: ModelRunner, recorded: list[str]) -> None:
     """When a larger batch has moved the cache, what was captured is not replayed into the old one."""
     method = METHODS["ar"]()
-    want = said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], BUDGET)[0])
-    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
-    small, large = Captured(method, lanes, 2, 64), Captured(method, lanes, 6, 64)
+    want = said(decode(method, ModelRunners("any", {"any": runner}), PROMPTS[:2], BUDGET)[0])
+    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
+    small, large = Captured(method, runners, 2, 64), Captured(method, runners, 6, 64)
     for batch, prompts in ((small, PROMPTS[:2]), (large, PROMPTS), (small, PROMPTS[:2])):
         gc.collect()
-        got, timing = decode(method, lanes, prompts, BUDGET, make=lambda *_, b=batch: b)
+        got, timing = decode(method, runners, prompts, BUDGET, make=lambda *_, b=batch: b)
         assert said(got[:2]) == want
         assert timing.preparation_s > 0
     assert len(recorded) == 4
 
 
-def test_plain_steps_before_the_capture_are_real(lane: Lane, recorded: list[str]) -> None:
+def test_plain_steps_before_the_capture_are_real(runner: ModelRunner, recorded: list[str]) -> None:
     """An answer as short as the preparation is right, and nothing of it is lost."""
-    lanes = Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)})
+    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     method = METHODS["ar"]()
-    batch = Captured(method, lanes, 1, 64)
-    got, _ = decode(method, lanes, [[3]], PLAIN_STEPS, make=lambda *_: batch)
-    assert said(got) == said(decode(method, Lanes("any", {"any": lane}), [[3]], PLAIN_STEPS)[0])
+    batch = Captured(method, runners, 1, 64)
+    got, _ = decode(method, runners, [[3]], PLAIN_STEPS, make=lambda *_: batch)
+    assert said(got) == said(decode(method, ModelRunners("any", {"any": runner}), [[3]], PLAIN_STEPS)[0])
 
 
-def test_a_compiled_decoder_says_the_same(make_lane: Callable[..., Lane]) -> None:
+def test_a_compiled_decoder_says_the_same(make_runner: Callable[..., ModelRunner]) -> None:
     """What torch.compile makes of the decoder's functions emits the plain ones' tokens, without a graph break."""
-    lane = make_lane()
-    decoder = build(lane.model, compile=True)
-    lane.checkpoint.calls.watch(decoder)
+    runner = make_runner()
+    decoder = build(runner.model, compile=True)
+    runner.checkpoint.calls.watch(decoder)
     for method in METHODS_TRIED[:2]:
-        got, timing = decode(method, Lanes("any", {"any": Lane(lane.checkpoint, decoder)}), PROMPTS[:2], 6)
-        assert said(got) == said(decode(method, Lanes("any", {"any": lane}), PROMPTS[:2], 6)[0])
+        got, timing = decode(
+            method, ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), PROMPTS[:2], 6
+        )
+        assert said(got) == said(decode(method, ModelRunners("any", {"any": runner}), PROMPTS[:2], 6)[0])
         assert timing.miscounted == 0
 
 
 @pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_looks_alike_but_computes_something_else_is_refused(
-    config: type[PretrainedConfig], dtype: torch.dtype, make_lane: Callable[..., Lane]
+    config: type[PretrainedConfig], dtype: torch.dtype, make_runner: Callable[..., ModelRunner]
 ) -> None:
     """Another rotary embedding, layers without one: parts of the same names, told apart whatever the type."""
-    model = make_lane(small_config(config, head_dim=8, num_hidden_layers=6)).model.to(dtype)
-    with pytest.raises(Unserved, match="compute something else"):
+    model = make_runner(small_config(config, head_dim=8, num_hidden_layers=6)).model.to(dtype)
+    with pytest.raises(UnsupportedArchitecture, match="compute something else"):
         build(model)
 
 
-def test_a_second_models_sizes_are_constants_of_its_compilation(make_lane: Callable[..., Lane]) -> None:
+def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Callable[..., ModelRunner]) -> None:
     """Only how many positions are fed, and how many a cache has, may vary; else its kernels are made for any size."""
     weights: list[Tensor] = []
     others: list[Tensor] = []
@@ -169,26 +171,26 @@ def test_a_second_models_sizes_are_constants_of_its_compilation(make_lane: Calla
 
     torch._dynamo.reset()
     for size, heads in ((32, 4), (48, 6)):
-        lane = make_lane(small_config(hidden_size=size, num_attention_heads=heads, intermediate_size=size + 8))
-        decoder = build(lane.model, compile=True)
+        runner = make_runner(small_config(hidden_size=size, num_attention_heads=heads, intermediate_size=size + 8))
+        decoder = build(runner.model, compile=True)
         decoder.run = cache(partial(torch.compile, backend=backend, fullgraph=True))
         weights.clear()
         others.clear()
         for prompts in (PROMPTS[:1], PROMPTS[:3]):
-            decode(METHODS["mars"](), Lanes("any", {"any": Lane(lane.checkpoint, decoder)}), prompts, 4)
+            decode(METHODS["mars"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), prompts, 4)
         assert weights
         assert all(isinstance(size, int) for weight in weights for size in weight.shape)
         assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])
 
 
-def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_lane: Callable[..., Lane]) -> None:
+def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_runner: Callable[..., ModelRunner]) -> None:
     """In half precision a CPU's libraries choose by the number of rows."""
-    lane = make_lane()
-    lane.model.to(torch.bfloat16)
+    runner = make_runner()
+    runner.model.to(torch.bfloat16)
     with pytest.raises(
         UserError, match=r"'invariant' keeps its promise in bfloat16 by a GPU's kernels.*--dtype float32"
     ):
-        ENGINES["invariant"]().lane(lane.checkpoint)
+        ENGINES["invariant"]().runner(runner.checkpoint)
 
 
 def test_the_command_line_names_the_engines_there_are() -> None:

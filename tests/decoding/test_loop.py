@@ -17,22 +17,22 @@ from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralCon
 
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.host_sync import Requests
-from mtbench.decoding.loop import Batch, Stuck, decode
-from mtbench.decoding.method import Commit, Judged, Lanes, Method, Rows, Window
+from mtbench.decoding.loop import Batch, NoProgressError, decode
+from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.attention import Feed
-from mtbench.models.runner import Lane
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
 
 
 def run(
-    method: Method, lane: Lane, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
+    method: Method, runner: ModelRunner, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
 ) -> list[Generation]:
-    return decode(method, Lanes("any", {"any": lane}), prompts, budget, **how)[0]
+    return decode(method, ModelRunners("any", {"any": runner}), prompts, budget, **how)[0]
 
 
 def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
@@ -50,16 +50,16 @@ def ar() -> Method:
     return method
 
 
-def naive_logits(lane: Lane) -> naive.Logits:
+def naive_logits(runner: ModelRunner) -> naive.Logits:
     """The model's own eager attention over the whole sequence."""
-    model = lane.model
+    model = runner.model
 
     @torch.no_grad()
     def logits(ids: list[int]) -> Tensor:
         model.set_attn_implementation("eager")
         out: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
         model.set_attn_implementation("mtbench")
-        return out.index_fill(-1, lane.checkpoint.suppressed, float("-inf"))
+        return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
 
     return logits
 
@@ -78,14 +78,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_architecture_equals_its_own_eager_attention(name: str, make_lane: Callable[..., Lane]) -> None:
+def test_every_architecture_equals_its_own_eager_attention(name: str, make_runner: Callable[..., ModelRunner]) -> None:
     """`ar` and `mars` on ragged rows emit what a recomputation through the model's own attention emits."""
-    lane = make_lane(CONFIGS[name])
-    logits = naive_logits(lane)
+    runner = make_runner(CONFIGS[name])
+    logits = naive_logits(runner)
     plain = [naive.autoregressive(logits, p, BUDGET, END) for p in PROMPTS]
     masked = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=4, tau=0.3, metric="probability") for p in PROMPTS]
-    assert [(g.token_ids, g.commits) for g in run(ar(), lane)] == plain
-    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.3), lane)] == masked
+    assert [(g.token_ids, g.commits) for g in run(ar(), runner)] == plain
+    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.3), runner)] == masked
 
 
 @pytest.mark.parametrize("cache", ["cursor", "none"])
@@ -93,64 +93,64 @@ def test_every_architecture_equals_its_own_eager_attention(name: str, make_lane:
 @pytest.mark.parametrize(
     ("metric", "tau"), [("probability", 0.15), ("probability", 0.4), ("entropy", 0.9), ("margin", 0.1), ("margin", 1)]
 )
-def test_mars_equals_a_recomputation(lane: Lane, cache: str, size: int, metric: str, tau: float) -> None:
+def test_mars_equals_a_recomputation(runner: ModelRunner, cache: str, size: int, metric: str, tau: float) -> None:
     """Tokens, commits and forwards of `cursor` and `none` are the naive ones for every metric, τ and B."""
-    logits = naive_logits(lane)
+    logits = naive_logits(runner)
     want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=size, tau=tau, metric=metric) for p in PROMPTS]
-    got = run(mars(tau=tau, block_size=size, confidence=metric, cache=cache), lane)
+    got = run(mars(tau=tau, block_size=size, confidence=metric, cache=cache), runner)
     assert [(g.token_ids, g.commits) for g in got] == want
 
 
-def test_extra_takes_the_last_masks_prediction_too(lane: Lane) -> None:
+def test_extra_takes_the_last_masks_prediction_too(runner: ModelRunner) -> None:
     """`extra` is the naive window with one prediction more."""
-    logits = naive_logits(lane)
+    logits = naive_logits(runner)
     want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=5, tau=0.2, metric="probability") for p in PROMPTS]
-    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.2, extra=True), lane)] == want
+    assert [(g.token_ids, g.commits) for g in run(mars(tau=0.2, extra=True), runner)] == want
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.3, 1])
 @pytest.mark.parametrize("block", [1, 3, 8, 40])
-def test_block_cache_equals_its_own_naive_reference(lane: Lane, tau: float, block: int) -> None:
+def test_block_cache_equals_its_own_naive_reference(runner: ModelRunner, tau: float, block: int) -> None:
     """Windows end with the block, rows wait for the slowest, a fill forward per block: tokens and commits agree."""
-    answers, commits = naive.mars_block(naive_logits(lane), PROMPTS, BUDGET, END, mask=MASK, block=block, tau=tau)
-    got = run(mars(tau=tau, cache="block", cache_block=block), lane)
+    answers, commits = naive.mars_block(naive_logits(runner), PROMPTS, BUDGET, END, mask=MASK, block=block, tau=tau)
+    got = run(mars(tau=tau, cache="block", cache_block=block), runner)
     assert [g.token_ids for g in got] == answers
     for generation, naively in zip(got, commits, strict=True):
         assert generation.commits == naively
 
 
-def test_at_tau_one_every_policy_is_autoregressive(lane: Lane) -> None:
+def test_at_tau_one_every_policy_is_autoregressive(runner: ModelRunner) -> None:
     """`mars:tau=1` under each cache policy, and whatever the window, emits `ar`'s tokens, one per forward."""
-    want = [g.token_ids for g in run(ar(), lane)]
+    want = [g.token_ids for g in run(ar(), runner)]
     for options in ({}, {"cache": "none"}, {"block_size": 7}, {"extra": True}, {"cache": "block", "cache_block": 5}):
-        got = run(mars(tau=1, **options), lane)
+        got = run(mars(tau=1, **options), runner)
         assert [g.token_ids for g in got] == want
         if options.get("cache") != "block":
             assert all(g.commits == [1] * len(g.token_ids) for g in got)
 
 
 @pytest.mark.parametrize("options", [{}, {"tau": 0.3}, {"tau": 0.3, "cache": "none"}, {"tau": 0.2, "extra": True}])
-def test_a_batch_equals_each_prompt_alone(lane: Lane, options: dict[str, Any]) -> None:
+def test_a_batch_equals_each_prompt_alone(runner: ModelRunner, options: dict[str, Any]) -> None:
     """Ragged neighbours change neither tokens nor commits."""
     method = mars(**options) if options else ar()
-    together = run(method, lane)
-    alone = [run(method, lane, [p])[0] for p in PROMPTS]
+    together = run(method, runner)
+    alone = [run(method, runner, [p])[0] for p in PROMPTS]
     assert said(together) == said(alone)
 
 
-def test_ar_equals_transformers_generate(make_lane: Callable[..., Lane]) -> None:
+def test_ar_equals_transformers_generate(make_runner: Callable[..., ModelRunner]) -> None:
     """Greedy `generate` with the same ids suppressed emits the same tokens, prompt by prompt."""
-    lane = make_lane()
-    got = run(ar(), lane)
-    lane.model.set_attn_implementation("eager")
+    runner = make_runner()
+    got = run(ar(), runner)
+    runner.model.set_attn_implementation("eager")
     for prompt, generation in zip(PROMPTS, got, strict=True):
         ids = torch.tensor([prompt])
-        out = lane.model.generate(
+        out = runner.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=BUDGET,
-            suppress_tokens=lane.checkpoint.suppressed.tolist(),
+            suppress_tokens=runner.checkpoint.suppressed.tolist(),
         )
         assert out[0, len(prompt) :].tolist() == generation.token_ids
 
@@ -167,10 +167,10 @@ LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_looking_late_changes_nothing(lane: Lane, options: dict[str, Any]) -> None:
+def test_looking_late_changes_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
     """With the fixed shapes and late looks of a GPU's host, tokens, commits and reasons are the same."""
     method = mars(**options) if options else ar()
-    assert said(run(method, lane, make=LATE)) == said(run(method, lane))
+    assert said(run(method, runner, make=LATE)) == said(run(method, runner))
 
 
 MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]
@@ -180,92 +180,96 @@ MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]
 @pytest.mark.parametrize("make", [None, LATE])
 @pytest.mark.parametrize("options", [o for o in OPTIONS if o.get("cache") != "block"])
 def test_refilled_rows_emit_what_each_prompt_emits_alone(
-    lane: Lane, options: dict[str, Any], make: Any, rows: int
+    runner: ModelRunner, options: dict[str, Any], make: Any, rows: int
 ) -> None:
     """Nothing of a row's last request leaks into its next: tokens, commits and positions are those of a row alone."""
     method = mars(**options) if options else ar()
-    alone = [run(method, lane, [p], 10 + i)[0] for i, p in enumerate(MANY)]
+    alone = [run(method, runner, [p], 10 + i)[0] for i, p in enumerate(MANY)]
     budgets = [10 + i for i in range(len(MANY))]
-    generations, timing = decode(method, Lanes("any", {"any": lane}), MANY, budgets, rows=rows, make=make)
+    generations, timing = decode(method, ModelRunners("any", {"any": runner}), MANY, budgets, rows=rows, make=make)
     assert said(generations) == said(alone)
     assert (timing.rows, timing.items) == (rows, len(MANY))
     assert timing.row_forwards == sum(g.forwards or 0 for g in alone) <= rows * (timing.batch_forwards or 0)
     assert timing.miscounted == 0
 
 
-def test_rows_that_finish_together_share_what_is_left_of_the_queue(lane: Lane) -> None:
+def test_rows_that_finish_together_share_what_is_left_of_the_queue(runner: ModelRunner) -> None:
     """Four rows end in the same forward and one request waits: it is served once, by one of them."""
-    alone = [run(ar(), lane, [p], fixed_length=True)[0] for p in MANY[:5]]
+    alone = [run(ar(), runner, [p], fixed_length=True)[0] for p in MANY[:5]]
     for make in (None, LATE):
-        assert said(run(ar(), lane, MANY[:5], rows=4, fixed_length=True, make=make)) == said(alone)
+        assert said(run(ar(), runner, MANY[:5], rows=4, fixed_length=True, make=make)) == said(alone)
 
 
-def test_refilled_rows_see_their_own_stop_strings(lane: Lane) -> None:
+def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
     """A row stopped by a string makes room; what is searched is the new request's own text."""
-    plain = run(ar(), lane, MANY)
+    plain = run(ar(), runner, MANY)
     stop = [[g.text[2 + i % 3 : 4 + i % 3]] for i, g in enumerate(plain)]
-    alone = [run(ar(), lane, [p], stop=[s])[0] for p, s in zip(MANY, stop, strict=True)]
+    alone = [run(ar(), runner, [p], stop=[s])[0] for p, s in zip(MANY, stop, strict=True)]
     for make in (None, LATE):
-        assert run(ar(), lane, MANY, stop=stop, rows=2, make=make) == alone
+        assert run(ar(), runner, MANY, stop=stop, rows=2, make=make) == alone
 
 
-def test_rows_with_room_to_spare_emit_the_same(lane: Lane) -> None:
+def test_rows_with_room_to_spare_emit_the_same(runner: ModelRunner) -> None:
     """A batch made for longer prompts, used twice, emits what one made to measure does."""
-    want = said(run(mars(tau=0.3), lane))
-    kept = Batch(mars(tau=0.3), Lanes("any", {"any": lane}), len(PROMPTS), 200, tight=False)
+    want = said(run(mars(tau=0.3), runner))
+    kept = Batch(mars(tau=0.3), ModelRunners("any", {"any": runner}), len(PROMPTS), 200, tight=False)
     for _ in range(2):
-        assert said(run(mars(tau=0.3), lane, make=lambda *_: kept)) == want
+        assert said(run(mars(tau=0.3), runner, make=lambda *_: kept)) == want
 
 
 @pytest.mark.parametrize("engine", ["graph", "invariant"])
 @pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("gemma")])
-def test_every_engine_emits_the_same(name: str, engine: str, make_lane: Callable[..., Lane]) -> None:
+def test_every_engine_emits_the_same(name: str, engine: str, make_runner: Callable[..., ModelRunner]) -> None:
     """An engine's forward is another way to the same numbers, for every architecture, tight or with fixed shapes."""
-    lane = make_lane(CONFIGS[name])
+    runner = make_runner(CONFIGS[name])
     chosen = ENGINES[engine]()
-    fast = chosen.lane(lane.checkpoint)
+    fast = chosen.runner(runner.checkpoint)
     assert fast.decoder is not None
     for method in (ar(), mars(tau=0.3), mars(tau=0.3, cache="block")):
-        want = run(method, lane)
+        want = run(method, runner)
         assert run(method, fast, make=chosen.batch) == want
         assert said(run(method, fast, make=LATE)) == said(want)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_layers_of_another_shape_run_as_transformers_writes_them(name: str, make_lane: Callable[..., Lane]) -> None:
+def test_layers_of_another_shape_run_as_transformers_writes_them(
+    name: str, make_runner: Callable[..., ModelRunner]
+) -> None:
     """Said by the engine that does without its decoder, refused by the one whose promise hangs on it."""
-    lane = make_lane(CONFIGS[name])
+    runner = make_runner(CONFIGS[name])
     graph = ENGINES["graph"]()
-    fast = graph.lane(lane.checkpoint)
+    fast = graph.runner(runner.checkpoint)
     assert fast.decoder is None
-    assert graph.layers(lane.checkpoint).startswith("transformers' modules (a layer has other parts: ")
-    assert run(mars(tau=0.3), fast, make=graph.batch) == run(mars(tau=0.3), lane)
+    assert graph.layers(runner.checkpoint).startswith("transformers' modules (a layer has other parts: ")
+    assert run(mars(tau=0.3), fast, make=graph.batch) == run(mars(tau=0.3), runner)
     with pytest.raises(UserError, match=r"'invariant' needs layers of the Llama shape.*other parts.*engine=eager"):
-        ENGINES["invariant"]().lane(lane.checkpoint)
+        ENGINES["invariant"]().runner(runner.checkpoint)
 
 
-def test_the_decoder_shares_the_modules_weights(make_lane: Callable[..., Lane]) -> None:
+def test_the_decoder_shares_the_modules_weights(make_runner: Callable[..., ModelRunner]) -> None:
     """Building it moves the weights once and holds them once; the modules still compute what they did."""
-    lane = make_lane()
-    want = run(ar(), lane)
-    decoder = ENGINES["graph"]().lane(lane.checkpoint).decoder
-    again = ENGINES["invariant"]().lane(lane.checkpoint).decoder
+    runner = make_runner()
+    want = run(ar(), runner)
+    decoder = ENGINES["graph"]().runner(runner.checkpoint).decoder
+    again = ENGINES["invariant"]().runner(runner.checkpoint).decoder
     assert decoder is not None
     assert again is not None
-    own = lane.model.model.layers[1].self_attn.k_proj.weight
+    own = runner.model.model.layers[1].self_attn.k_proj.weight
     for held in (decoder, again):
         whole: Tensor = held.layers[1].get_parameter("qkv")
         assert whole.data_ptr() < own.data_ptr() < whole.data_ptr() + whole.nbytes
-    assert run(ar(), lane) == want
+    assert run(ar(), runner) == want
 
 
-def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
     prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
-    whole = run(mars(tau=0.3), lane, prompts)
+    whole = run(mars(tau=0.3), runner, prompts)
     monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
     monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
-    assert run(mars(tau=0.3), lane, prompts) == whole
+    assert run(mars(tau=0.3), runner, prompts) == whole
 
 
 FORBIDDEN = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
@@ -294,12 +298,12 @@ class NoSynchronisation(TorchDispatchMode):
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_never_waits_for_the_host(
-    lane: Lane, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    runner: ModelRunner, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guess, forward, accept and commit read nothing back: shapes are chosen between steps."""
     with torch.inference_mode():
         chosen = ENGINES[engine]()
-        batch = chosen.batch(method, Lanes("any", {"any": chosen.lane(lane.checkpoint)}), len(PROMPTS), 50)
+        batch = chosen.batch(method, ModelRunners("any", {"any": chosen.runner(runner.checkpoint)}), len(PROMPTS), 50)
         requests = Requests(
             PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=temperature
         )
@@ -341,8 +345,8 @@ def test_any_acceptance_pattern_is_accounted_for(data: strategies.DataObject) ->
     token = strategies.sampled_from([1, 2, 3, 4, END, MASK])
     script = [[data.draw(token) for _ in range(24)] for _ in range(rows)]
     sure = [[data.draw(strategies.booleans()) for _ in range(24)] for _ in range(rows)]
-    lane = scripted_lane(torch.tensor(script), torch.tensor(sure))
-    got = run(mars(tau=0.9, block_size=size, cache=cache), lane, [[5] * n for n in lengths], budget)
+    runner = scripted_lane(torch.tensor(script), torch.tensor(sure))
+    got = run(mars(tau=0.9, block_size=size, cache=cache), runner, [[5] * n for n in lengths], budget)
     for row, generation in enumerate(got):
         tokens, commits = expected(script[row], sure[row], lengths[row], budget, size)
         assert (generation.token_ids, generation.commits) == (tokens, commits)
@@ -382,8 +386,8 @@ def test_stop_strings_cut_text_tokens_and_counts(data: strategies.DataObject) ->
     sure = [data.draw(strategies.booleans()) for _ in range(40)]
     stop = data.draw(strategies.lists(strategies.text("abcd", min_size=1, max_size=4), min_size=1, max_size=3))
     budget, method = data.draw(strategies.integers(1, 30)), data.draw(strategies.sampled_from([ar(), mars(tau=0.9)]))
-    lane = scripted_lane(torch.tensor([script]), torch.tensor([sure]))
-    [g], timing = decode(method, Lanes("any", {"any": lane}), [[5]], budget, stop=[stop])
+    runner = scripted_lane(torch.tensor([script]), torch.tensor([sure]))
+    [g], timing = decode(method, ModelRunners("any", {"any": runner}), [[5]], budget, stop=[stop])
     text = "".join(WORDS[t] for t in script[1 : budget + 1])
     ends = [text.index(s) + len(s) for s in stop if s in text]
     if ends:
@@ -404,23 +408,23 @@ def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> 
     script = torch.tensor([[0] + [0, 1, 2, 3] * 3])
     texts = set()
     for budget in range(2, 12):
-        lane = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
-        [g], _ = decode(ar(), Lanes("any", {"any": lane}), [[5]], budget, stop=[["abcd", "b"]])
+        runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
+        [g], _ = decode(ar(), ModelRunners("any", {"any": runner}), [[5]], budget, stop=[["abcd", "b"]])
         texts.add((g.text, tuple(g.token_ids)))
     assert texts == {("a", (0, 1))}
 
 
-def test_fixed_length_ignores_end_tokens(lane: Lane) -> None:
+def test_fixed_length_ignores_end_tokens(runner: ModelRunner) -> None:
     """Every row makes exactly its budget, stop strings or not."""
     generations, _ = decode(
-        mars(tau=0.3), Lanes("any", {"any": lane}), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True
+        mars(tau=0.3), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True
     )
     assert [len(g.token_ids) for g in generations] == [BUDGET] * 4
 
 
-def test_times_and_counts_of_a_batch_add_up(lane: Lane) -> None:
+def test_times_and_counts_of_a_batch_add_up(runner: ModelRunner) -> None:
     """Prefill and decode are inside the wall; device time inside decode; the models' own hooks agree with the lanes."""
-    _, timing = decode(mars(tau=0.3), Lanes("any", {"any": lane}), PROMPTS, BUDGET)
+    _, timing = decode(mars(tau=0.3), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET)
     assert timing.prefill_s and timing.decode_s and timing.device_s and timing.ttft_s  # noqa: PT018
     assert timing.prefill_s + timing.decode_s == pytest.approx(timing.wall_s)
     assert 0 < timing.device_s < timing.decode_s
@@ -430,39 +434,41 @@ def test_times_and_counts_of_a_batch_add_up(lane: Lane) -> None:
     assert timing.miscounted == 0
 
 
-def test_a_hidden_forward_is_noticed(lane: Lane) -> None:
+def test_a_hidden_forward_is_noticed(runner: ModelRunner) -> None:
     """A method that runs the model behind the lane's back is found out by the model's own hook."""
 
     class Hidden(type(ar())):  # type: ignore[misc]
-        def guess(self, state: Any, rows: Rows, lanes: Lanes) -> Tensor:
-            lanes.target.model(torch.tensor([[1]]), use_cache=False, feed=SEES_ITSELF)
+        def propose(self, state: Any, rows: Rows, runners: ModelRunners) -> Tensor:
+            runners.target.model(torch.tensor([[1]]), use_cache=False, metadata=SEES_ITSELF)
             return torch.empty(len(PROMPTS), 0, dtype=torch.long)
 
-    _, timing = decode(Hidden(), Lanes("any", {"any": lane}), PROMPTS, BUDGET)
+    _, timing = decode(Hidden(), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET)
     assert timing.miscounted == timing.batch_forwards
 
 
-SEES_ITSELF = Feed(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), torch.ones(1), view=1)
+SEES_ITSELF = AttentionMetadata(
+    torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), torch.ones(1), view=1
+)
 
 
-def test_a_method_that_never_commits_is_stopped(lane: Lane) -> None:
+def test_a_method_that_never_commits_is_stopped(runner: ModelRunner) -> None:
     """A progress guard turns it into an error of its own."""
 
     class Idle(type(ar())):  # type: ignore[misc]
         name = "idle"
 
-        def accept(self, state: Any, rows: Rows, judged: Judged) -> Commit:
+        def accept(self, state: Any, rows: Rows, judged: TargetOutput) -> Commit:
             none = torch.zeros_like(rows.known)
             return Commit(judged.choice, count=none, kept=none)
 
-    with pytest.raises(Stuck, match="idle made 57 forwards for 24 tokens"):
-        run(Idle(), lane)
+    with pytest.raises(NoProgressError, match="idle made 57 forwards for 24 tokens"):
+        run(Idle(), runner)
 
 
-def test_a_prompt_that_does_not_fit_is_refused(lane: Lane) -> None:
+def test_a_prompt_that_does_not_fit_is_refused(runner: ModelRunner) -> None:
     """The error names the sizes and what to lower."""
     with pytest.raises(UserError, match=r"250 tokens and 24 new ones do not fit .*256.*--max-new-tokens"):
-        run(ar(), lane, [[1] * 250])
+        run(ar(), runner, [[1] * 250])
 
 
 @dataclass(frozen=True)
@@ -482,7 +488,7 @@ class Tree(Method):
                 sees[guess, parent] = True
         return Window(pending=1, guesses=6, commits=3, sees=sees, offset=torch.tensor([0, 0, 1, 1, 1, 1]))
 
-    def guess(self, state: Any, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: Any, rows: Rows, runners: ModelRunners) -> Tensor:
         guesses = []
         for row, known in enumerate((rows.known - rows.prompt_len).tolist()):
             first, second = [*self.plain[row], 1, 1, 1][known : known + 2]
@@ -490,8 +496,8 @@ class Tree(Method):
             guesses.append([(first + known % 2) % 30, wrong, second, 3, (second + known % 5) % 30, second])
         return torch.tensor(guesses)
 
-    def accept(self, state: Any, rows: Rows, judged: Judged) -> Commit:
-        guesses = self.guess(state, rows, Lanes("", {"": None}))  # type: ignore[dict-item]
+    def accept(self, state: Any, rows: Rows, judged: TargetOutput) -> Commit:
+        guesses = self.propose(state, rows, ModelRunners("", {"": None}))  # type: ignore[dict-item]
         choice, tokens, counts, paths = judged.choice.tolist(), [], [], []
         for row, g in enumerate(guesses.tolist()):
             said: list[int] = [choice[row][0]]
@@ -511,10 +517,10 @@ class Tree(Method):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral sliding"])
-def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_lane: Callable[..., Lane]) -> None:
+def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_runner: Callable[..., ModelRunner]) -> None:
     """Guesses under a pattern, at shared positions, with an accepted path that is moved: exactly `ar`'s tokens."""
-    lane = make_lane(CONFIGS[name])
-    plain = run(ar(), lane)
-    got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), lane)
+    runner = make_runner(CONFIGS[name])
+    plain = run(ar(), runner)
+    got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), runner)
     assert [g.token_ids for g in got] == [g.token_ids for g in plain]
     assert max(max(g.commits or []) for g in got) == 3

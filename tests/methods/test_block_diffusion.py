@@ -19,12 +19,12 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES, Captured
 from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, decode
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.options import build
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
@@ -53,9 +53,9 @@ def prompts(size: int) -> list[list[int]]:
 
 
 def run(
-    method: Method, lane: Lane, prompts: Sequence[Sequence[int]], budget: int | list[int] = BUDGET, **how: Any
+    method: Method, runner: ModelRunner, prompts: Sequence[Sequence[int]], budget: int | list[int] = BUDGET, **how: Any
 ) -> list[Generation]:
-    generations, timing = decode(method, Lanes("any", {"any": lane}), prompts, budget, **how)
+    generations, timing = decode(method, ModelRunners("any", {"any": runner}), prompts, budget, **how)
     assert timing.miscounted == 0
     return generations
 
@@ -64,9 +64,9 @@ def said(generations: Sequence[Generation]) -> list[tuple[list[int], list[int] |
     return [(g.token_ids, g.commits) for g in generations]
 
 
-def naive_logits(lane: Lane, size: int) -> naive.Logits:
+def naive_logits(runner: ModelRunner, size: int) -> naive.Logits:
     """The model's own eager attention over the whole sequence, block-causal by a mask."""
-    model = lane.model
+    model = runner.model
 
     @torch.no_grad()
     def logits(ids: list[int]) -> Tensor:
@@ -76,89 +76,89 @@ def naive_logits(lane: Lane, size: int) -> naive.Logits:
         model.set_attn_implementation("eager")
         out: Tensor = model(torch.tensor([ids]), attention_mask=bias[None, None], use_cache=False).logits[0]
         model.set_attn_implementation("mtbench")
-        return out.index_fill(-1, lane.checkpoint.suppressed, float("-inf"))
+        return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
 
     return logits
 
 
 def recomputed(
-    lane: Lane, prompts: list[list[int]], size: int, options: dict[str, Any], budget: int = BUDGET
+    runner: ModelRunner, prompts: list[list[int]], size: int, options: dict[str, Any], budget: int = BUDGET
 ) -> list[tuple[list[int], list[int]]]:
     least, tau = options.get("per_forward", 1), options.get("tau", 1)
-    logits = naive_logits(lane, size)
+    logits = naive_logits(runner, size)
     return [naive.block_diffusion(logits, p, budget, END, mask=MASK, block=size, least=least, tau=tau) for p in prompts]
 
 
 @pytest.fixture(scope="module")
-def lane(make_lane: Callable[..., Lane]) -> Lane:
+def runner(make_runner: Callable[..., ModelRunner]) -> ModelRunner:
     """A random model that is sure now and then, and that ends some answers."""
-    lane = make_lane(seed=3)
-    lane.model.lm_head.weight.data.mul_(2)
-    return lane
+    runner = make_runner(seed=3)
+    runner.model.lm_head.weight.data.mul_(2)
+    return runner
 
 
 @pytest.mark.parametrize("options", RULES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_it_equals_a_recomputation(lane: Lane, size: int, options: dict[str, Any]) -> None:
+def test_it_equals_a_recomputation(runner: ModelRunner, size: int, options: dict[str, Any]) -> None:
     """Tokens and commits, alone and batched, by each engine, tight and with fixed shapes, static and refilled."""
     asked = prompts(size)
-    want = recomputed(lane, asked, size, options)
+    want = recomputed(runner, asked, size, options)
     chosen = method(block_size=size, **options)
     for engine in ("eager", "graph"):
-        fast = ENGINES[engine]().lane(lane.checkpoint)
+        fast = ENGINES[engine]().runner(runner.checkpoint)
         for make in (None, LATE):
             assert said(run(chosen, fast, asked, make=make)) == want
             assert said(run(chosen, fast, asked, make=make, rows=2)) == want
             assert [said(run(chosen, fast, [p], make=make))[0] for p in asked] == want
 
 
-def test_what_is_compared_covers_what_can_happen(lane: Lane) -> None:
+def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:
     """Answers end by end token in a block and by budget; forwards commit nothing, some, and a whole block."""
-    answers = [a for size in SIZES for rule in RULES for a in recomputed(lane, prompts(size), size, rule)]
+    answers = [a for size in SIZES for rule in RULES for a in recomputed(runner, prompts(size), size, rule)]
     commits = {n for _, counts in answers for n in counts}
     assert commits == {0, 1, 2, 3, 4}
     ended = [tokens for tokens, _ in answers if tokens[-1] == END]
     assert len(answers) / 10 < len(ended) < len(answers)
 
 
-def test_a_long_prompt_is_cached_by_whole_blocks(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_cached_by_whole_blocks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of the prefill end where a block ends, in rows of any length."""
     monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
     monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
     asked = [[i % 30 for i in range(41)], [7, 3, 8], [(3 * i) % 30 for i in range(23)], [9] * 30]
     for size in (3, 5):
         usable = [p for p in asked if len(p) >= size]
-        assert said(run(method(block_size=size), lane, usable)) == recomputed(lane, usable, size, {})
+        assert said(run(method(block_size=size), runner, usable)) == recomputed(runner, usable, size, {})
 
 
-def test_the_finished_block_is_fed_once_more_and_no_more(lane: Lane) -> None:
+def test_the_finished_block_is_fed_once_more_and_no_more(runner: ModelRunner) -> None:
     """A block's first forward feeds the block before it too, every other one only that block's last token."""
     for make, others in ((None, 1), (LATE, 4)):  # a graph's forwards are of one width
-        [g] = run(method(block_size=4), lane, [[5, 9, 1, 7]], 12, make=make, fixed_length=True)
+        [g] = run(method(block_size=4), runner, [[5, 9, 1, 7]], 12, make=make, fixed_length=True)
         assert g.forwards is not None
         assert g.forwards <= 12
         first = 3  # blocks
         assert g.positions_fed == first * (4 + 4) + (g.forwards - first) * (others + 4)
 
 
-def test_a_captured_step_replayed_is_the_step(lane: Lane, recorded: list[str]) -> None:
+def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, recorded: list[str]) -> None:
     """Recorded once and replayed for other rows and refills, a step keeps its state in place."""
     chosen, asked = method(block_size=3, tau=0.3), prompts(3)
-    captured = Captured(chosen, Lanes("any", {"any": ENGINES["graph"]().lane(lane.checkpoint)}), 2, 64)
+    captured = Captured(chosen, ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)}), 2, 64)
     for some in (asked[:2], asked[2:4], asked):
-        got, timing = decode(chosen, captured.lanes, some, BUDGET, rows=2, make=lambda *_: captured)
-        assert said(got) == recomputed(lane, some, 3, {"tau": 0.3})
+        got, timing = decode(chosen, captured.runners, some, BUDGET, rows=2, make=lambda *_: captured)
+        assert said(got) == recomputed(runner, some, 3, {"tau": 0.3})
     assert timing.preparation_s == 0
     assert recorded
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_step_never_waits_for_the_host(lane: Lane, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_never_waits_for_the_host(runner: ModelRunner, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guess, forward, accept and commit read nothing back."""
     chosen, asked = ENGINES[engine](), prompts(4)
     with torch.inference_mode():
-        lanes = Lanes("any", {"any": chosen.lane(lane.checkpoint)})
-        batch = chosen.batch(method(tau=0.9), lanes, len(asked), 50)
+        runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
+        batch = chosen.batch(method(tau=0.9), runners, len(asked), 50)
         count = len(asked)
         requests = Requests(
             asked, [BUDGET] * count, [()] * count, fixed_length=False, seeds=range(count), temperature=0
@@ -171,34 +171,34 @@ def test_a_step_never_waits_for_the_host(lane: Lane, engine: str, monkeypatch: p
             batch.step(shape)
 
 
-def test_a_large_block_and_a_small_budget_are_no_stall(lane: Lane) -> None:
+def test_a_large_block_and_a_small_budget_are_no_stall(runner: ModelRunner) -> None:
     """All of a block may have to be decided before its first token is output; the progress guard knows."""
     for size, budget in ((32, 1), (32, 3), (24, 2)):
         asked = [[(5 * i + n) % 30 for i in range(size + n)] for n in range(8)]
-        got = run(method(block_size=size), lane, asked, budget, fixed_length=True)
+        got = run(method(block_size=size), runner, asked, budget, fixed_length=True)
         assert all(len(g.token_ids) == budget for g in got)
         assert max(g.forwards or 0 for g in got) > 2 * budget + 8
 
 
-def test_a_mask_id_in_the_prompt_is_a_token_of_the_prompt(lane: Lane) -> None:
+def test_a_mask_id_in_the_prompt_is_a_token_of_the_prompt(runner: ModelRunner) -> None:
     """It is fed as it stands and is never decided anew."""
     asked = [[5, MASK, 1, MASK, 7, MASK], [MASK, 2, MASK, 3], [1, 2, 4, 6, MASK, MASK]]
-    assert said(run(method(), lane, asked)) == recomputed(lane, asked, 4, {})
+    assert said(run(method(), runner, asked)) == recomputed(runner, asked, 4, {})
 
 
-def test_a_script_says_what_is_output_of_a_block(lane: Lane) -> None:
+def test_a_script_says_what_is_output_of_a_block(runner: ModelRunner) -> None:
     """Under `--accept` the block is the cap: as many as a script says come out, cut at the block's end."""
     scripted = Scripted(method(tau=0.9), [[3, 2, 9, 9]], torch.device("cpu"))
-    [g] = run(scripted, lane, [[5, 9, 1, 7, 2]], 12, fixed_length=True)  # three places of the first block are open
+    [g] = run(scripted, runner, [[5, 9, 1, 7, 2]], 12, fixed_length=True)  # three places of the first block are open
     assert g.commits == [3, 2, 2, 4, 1]
     whole = Scripted(method(tau=0.9), [[4] * 9] * len(prompts(4)), torch.device("cpu"))
-    assert said(run(whole, lane, prompts(4))) == said(run(method(tau=0), lane, prompts(4)))
+    assert said(run(whole, runner, prompts(4))) == said(run(method(tau=0), runner, prompts(4)))
 
 
-def test_a_prompt_shorter_than_a_block_is_refused(lane: Lane, tmp_path: Path) -> None:
+def test_a_prompt_shorter_than_a_block_is_refused(runner: ModelRunner, tmp_path: Path) -> None:
     """By name, where a library decodes and where a run is planned."""
     with pytest.raises(UserError, match=r"block-diffusion needs prompts of at least one block, here 4 tokens.*has 3"):
-        run(method(), lane, [[1] * 5, [1] * 3])
+        run(method(), runner, [[1] * 5, [1] * 3])
     asked = tmp_path / "mine.jsonl"
     asked.write_text("".join(json.dumps({"prompt": "a " * n}) + "\n" for n in (6, 3)))
     request = Request(
@@ -229,9 +229,9 @@ def test_the_surest_come_first() -> None:
     """Of those asked about only; all of them where there are fewer; the first of equals."""
     confidence = torch.tensor([[0.2, 0.9, 0.5, 0.5], [0.0, 0.1, 0.3, 0.9], [0.5, 0.5, 0.5, 0.5]])
     among = torch.tensor([[1, 0, 1, 1], [1, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
-    assert sampling.surest(confidence, among, 1).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
-    assert sampling.surest(confidence, among, 2).tolist() == [[0, 0, 1, 1], [1, 0, 0, 0], [0, 1, 1, 0]]
-    assert sampling.surest(confidence, ~among, 4).tolist() == (~among).tolist()
+    assert sampling.top_confidence(confidence, among, 1).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert sampling.top_confidence(confidence, among, 2).tolist() == [[0, 0, 1, 1], [1, 0, 0, 0], [0, 1, 1, 0]]
+    assert sampling.top_confidence(confidence, ~among, 4).tolist() == (~among).tolist()
 
 
 def test_scripted_acceptance_is_refused() -> None:

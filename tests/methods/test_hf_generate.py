@@ -13,12 +13,12 @@ from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.external import Outside, run_outside, stock, until_end
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
@@ -36,13 +36,13 @@ def some_draft() -> Checkpoint:
     return small_checkpoint(small_config(vocab_size=48), seed=5)
 
 
-def generate(lane: Lane, form: str = "dynamic", budget: Any = BUDGET, **options: Any) -> list[Generation]:
+def generate(runner: ModelRunner, form: str = "dynamic", budget: Any = BUDGET, **options: Any) -> list[Generation]:
     method: Outside = METHODS["hf-generate"](**FORMS[form])
-    return run_outside(method, {"ar": lane.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
+    return run_outside(method, {"ar": runner.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
 
 
-def ours(lane: Lane, budget: Any = BUDGET, **options: Any) -> list[Generation]:
-    return decode(METHODS["ar"](), Lanes("ar", {"ar": lane}), PROMPTS, budget, **options)[0]
+def ours(runner: ModelRunner, budget: Any = BUDGET, **options: Any) -> list[Generation]:
+    return decode(METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, budget, **options)[0]
 
 
 def answers(generations: list[Generation]) -> list[tuple[list[int], str, str]]:
@@ -52,78 +52,78 @@ def answers(generations: list[Generation]) -> list[tuple[list[int], str, str]]:
 @pytest.mark.parametrize(
     ("name", "form"), [(n, f) for n in CONFIGS for f in FORMS if f != "draft" or n in ("qwen2", "gemma2", "gemma3")]
 )
-def test_its_tokens_are_those_of_ar(name: str, form: str, make_lane: Callable[..., Lane]) -> None:
+def test_its_tokens_are_those_of_ar(name: str, form: str, make_runner: Callable[..., ModelRunner]) -> None:
     """In float64, ragged prompts, in one batch or one by one, on every architecture: tokens, texts, why they ended."""
-    lane = make_lane(CONFIGS[name])
+    runner = make_runner(CONFIGS[name])
     if name == "gemma2" and form in ("dynamic", "static"):  # padding is NaN to its stock attention in float64
         with pytest.raises(NotImplementedError, match="float32"):
-            generate(lane, form)
-        lane.model.float()
-    assert answers(generate(lane, form)) == answers(ours(lane))
+            generate(runner, form)
+        runner.model.float()
+    assert answers(generate(runner, form)) == answers(ours(runner))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_model_of_the_other_arms_is_left_alone(form: str, make_lane: Callable[..., Lane]) -> None:
+def test_the_model_of_the_other_arms_is_left_alone(form: str, make_runner: Callable[..., ModelRunner]) -> None:
     """Every weight is the one in use already; ours still runs our attention, counts its own forwards, says the same."""
-    lane = make_lane()
-    before = answers(ours(lane))
-    seen = lane.checkpoint.calls.n
-    generate(lane, form)
-    assert lane.checkpoint.calls.n == seen
-    twin = stock(lane.checkpoint)
-    assert twin is stock(lane.checkpoint)
-    pairs = zip(twin.parameters(), lane.model.parameters(), strict=True)
+    runner = make_runner()
+    before = answers(ours(runner))
+    seen = runner.checkpoint.calls.n
+    generate(runner, form)
+    assert runner.checkpoint.calls.n == seen
+    twin = stock(runner.checkpoint)
+    assert twin is stock(runner.checkpoint)
+    pairs = zip(twin.parameters(), runner.model.parameters(), strict=True)
     assert all(a is b for a, b in pairs)
-    assert (twin.config._attn_implementation, lane.model.config._attn_implementation) == ("sdpa", "mtbench")
-    assert answers(ours(lane)) == before
+    assert (twin.config._attn_implementation, runner.model.config._attn_implementation) == ("sdpa", "mtbench")
+    assert answers(ours(runner)) == before
 
 
-def test_weights_that_an_engine_laid_out_anew_are_still_shared(make_lane: Callable[..., Lane]) -> None:
+def test_weights_that_an_engine_laid_out_anew_are_still_shared(make_runner: Callable[..., ModelRunner]) -> None:
     """`graph` joins matrices; whichever of the two comes first, there is one copy of the weights."""
-    for first in (stock, ENGINES["graph"]().lane):
-        lane = make_lane()
-        first(lane.checkpoint)
-        fast = ENGINES["graph"]().lane(lane.checkpoint)
-        assert answers(generate(lane)) == answers(ours(fast))
-        pairs = zip(stock(lane.checkpoint).parameters(), lane.model.parameters(), strict=True)
+    for first in (stock, ENGINES["graph"]().runner):
+        runner = make_runner()
+        first(runner.checkpoint)
+        fast = ENGINES["graph"]().runner(runner.checkpoint)
+        assert answers(generate(runner)) == answers(ours(fast))
+        pairs = zip(stock(runner.checkpoint).parameters(), runner.model.parameters(), strict=True)
         assert all(a is b for a, b in pairs)
 
 
-def test_a_checkpoints_sampling_defaults_do_not_apply(make_lane: Callable[..., Lane]) -> None:
+def test_a_checkpoints_sampling_defaults_do_not_apply(make_runner: Callable[..., ModelRunner]) -> None:
     """A repetition penalty, a temperature or a shorter budget of the checkpoint's own changes nothing."""
-    lane = make_lane(small_config(initializer_range=0.2), seed=3)
-    want = answers(ours(lane))
-    settings = lane.model.generation_config
+    runner = make_runner(small_config(initializer_range=0.2), seed=3)
+    want = answers(ours(runner))
+    settings = runner.model.generation_config
     settings.repetition_penalty, settings.do_sample, settings.temperature, settings.max_length = 5.0, True, 9.0, 3
-    assert answers(generate(lane)) == want
+    assert answers(generate(runner)) == want
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_at_fixed_length_an_end_token_is_a_token(form: str, make_lane: Callable[..., Lane]) -> None:
+def test_at_fixed_length_an_end_token_is_a_token(form: str, make_runner: Callable[..., ModelRunner]) -> None:
     """Every row spends its own budget, end tokens included, as with `ar`."""
-    lane = make_lane(seed=1)
-    want = answers(ours(lane, 60, fixed_length=True))
+    runner = make_runner(seed=1)
+    want = answers(ours(runner, 60, fixed_length=True))
     assert any(END in ids[:-1] for ids, _, _ in want), "the model must say its end token for this to mean anything"
-    assert answers(generate(lane, form, 60, fixed_length=True)) == want
+    assert answers(generate(runner, form, 60, fixed_length=True)) == want
     budgets = [3, 60, 17, 1]
-    got = generate(lane, form, budgets, fixed_length=True)
+    got = generate(runner, form, budgets, fixed_length=True)
     assert [g.token_ids for g in got] == [ids[:n] for (ids, _, _), n in zip(want, budgets, strict=True)]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_ends_with_its_own_stop_string(form: str, lane: Lane) -> None:
+def test_a_row_ends_with_its_own_stop_string(form: str, runner: ModelRunner) -> None:
     """Each row at its own string, cut at the same token and the same letter as in our loop; a row without goes on."""
-    lane = Lane(replace(lane.checkpoint, end_ids=()))
-    plain = ours(lane)
+    runner = ModelRunner(replace(runner.checkpoint, end_ids=()))
+    plain = ours(runner)
     stop = [[], [plain[1].text[5:8]], [plain[2].text[-3:]], [WORDS[0] * 40]]
-    got = generate(lane, form, stop=stop)
-    assert answers(got) == answers(ours(lane, stop=stop))
+    got = generate(runner, form, stop=stop)
+    assert answers(got) == answers(ours(runner, stop=stop))
     assert [g.finish_reason for g in got][1:3] == ["stop", "stop"]
 
 
-def test_what_it_hides_is_none(lane: Lane) -> None:
+def test_what_it_hides_is_none(runner: ModelRunner) -> None:
     """No forward, no part of its time is made up; what is known is counted."""
-    generations, timing = run_outside(METHODS["hf-generate"](), {"ar": lane.checkpoint}, PROMPTS, BUDGET)
+    generations, timing = run_outside(METHODS["hf-generate"](), {"ar": runner.checkpoint}, PROMPTS, BUDGET)
     hidden = ("row_forwards", "batch_forwards", "prefill_s", "decode_s", "device_s", "ttft_s", "step_s", "kv_bytes")
     assert [getattr(timing, name) for name in hidden] == [None] * len(hidden)
     assert {(g.forwards, g.commits, g.positions_fed, g.draft_forwards) for g in generations} == {(None,) * 4}
@@ -145,33 +145,33 @@ def counted(
 
 @pytest.mark.parametrize("ahead", [1, 3, 7])
 @pytest.mark.parametrize("agrees", ["never", "sometimes", "always"])
-def test_its_assisted_generation_is_our_speculative_decoding(agrees: str, ahead: int, lane: Lane) -> None:
+def test_its_assisted_generation_is_our_speculative_decoding(agrees: str, ahead: int, runner: ModelRunner) -> None:
     """The tokens of `speculative` and of `ar`, and as many forwards of the target, whatever the draft is worth."""
     draft = {"never": small_checkpoint(seed=9), "sometimes": some_draft(), "always": small_checkpoint()}[agrees]
     if agrees == "never":
         draft.model.get_output_embeddings().weight.data[:] = 0  # id 0 all the way
-    method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=ahead), {"ar": lane.checkpoint, "draft": draft}
-    lanes = Lanes("ar", {"ar": lane, "draft": Lane(draft)})
-    want = decode(METHODS["speculative"](draft="draft", ahead=ahead), lanes, PROMPTS, BUDGET)[0]
+    method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=ahead), {"ar": runner.checkpoint, "draft": draft}
+    runners = ModelRunners("ar", {"ar": runner, "draft": ModelRunner(draft)})
+    want = decode(METHODS["speculative"](draft="draft", ahead=ahead), runners, PROMPTS, BUDGET)[0]
     for prompt, generation in zip(PROMPTS, want, strict=True):
         got, forwards = counted(method, checkpoints, prompt, BUDGET)
         assert (answers([got]), forwards) == (answers([generation]), generation.forwards)
-    assert answers(want) == answers(ours(lane))
+    assert answers(want) == answers(ours(runner))
 
 
 @pytest.mark.parametrize("ahead", [1, 5, 10])
-def test_its_prompt_lookup_says_what_ours_says(ahead: int, lane: Lane) -> None:
+def test_its_prompt_lookup_says_what_ours_says(ahead: int, runner: ModelRunner) -> None:
     """The tokens of `prompt-lookup` and of `ar`, for prompts that repeat themselves too."""
     prompts = [*PROMPTS, [4, 5, 6] * 4, [7] * 9]
-    method, lanes = METHODS["hf-generate"](prompt_lookup=ahead), Lanes("ar", {"ar": lane})
-    got = run_outside(method, {"ar": lane.checkpoint}, prompts, BUDGET)[0]
-    assert answers(got) == answers(decode(METHODS["prompt-lookup"](ahead=ahead), lanes, prompts, BUDGET)[0])
-    assert answers(got) == answers(decode(METHODS["ar"](), lanes, prompts, BUDGET)[0])
+    method, runners = METHODS["hf-generate"](prompt_lookup=ahead), ModelRunners("ar", {"ar": runner})
+    got = run_outside(method, {"ar": runner.checkpoint}, prompts, BUDGET)[0]
+    assert answers(got) == answers(decode(METHODS["prompt-lookup"](ahead=ahead), runners, prompts, BUDGET)[0])
+    assert answers(got) == answers(decode(METHODS["ar"](), runners, prompts, BUDGET)[0])
 
 
-def test_a_stop_string_spares_it_the_rest(lane: Lane) -> None:
+def test_a_stop_string_spares_it_the_rest(runner: ModelRunner) -> None:
     """However many tokens a forward adds, it looks in time."""
-    endless = replace(lane.checkpoint, end_ids=())
+    endless = replace(runner.checkpoint, end_ids=())
     method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=6), {"ar": endless, "draft": small_checkpoint()}
     plain, most = counted(method, checkpoints, PROMPTS[1], 100)
     stopped, few = counted(method, checkpoints, PROMPTS[1], 100, plain.text[5:8])

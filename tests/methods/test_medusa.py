@@ -22,7 +22,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.families import family
 from mtbench.models.loading import load
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted
@@ -38,26 +38,28 @@ def medusa(tree: str = "1", heads: int = HEADS) -> Method:
     return method
 
 
-def reading(lane: Lane) -> Read:
+def reading(runner: ModelRunner) -> Read:
     """The model's own eager attention over the whole sequence."""
-    model = lane.model
+    model = runner.model
 
     @torch.no_grad()
     def read(ids: list[int]) -> tuple[Tensor, Tensor]:
         model.set_attn_implementation("eager")
         out = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
         model.set_attn_implementation("mtbench")
-        return out.logits[0, -1].index_fill(-1, lane.checkpoint.suppressed, float("-inf")), out.hidden_states[-1][0, -1]
+        return out.logits[0, -1].index_fill(-1, runner.checkpoint.suppressed, float("-inf")), out.hidden_states[-1][
+            0, -1
+        ]
 
     return read
 
 
 @pytest.fixture(scope="module")
-def headed(tmp_path_factory: pytest.TempPathFactory) -> Lane:
+def headed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     """A random model, and heads that are often right: fitted by least squares to what it says itself."""
     folder = save_small(tmp_path_factory.mktemp("headed"))
-    lane = Lane(load(str(folder), dtype=torch.float64))
-    read, says = reading(lane), run(ar(), lane, fixed_length=True)
+    runner = ModelRunner(load(str(folder), dtype=torch.float64))
+    read, says = reading(runner), run(ar(), runner, fixed_length=True)
     texts = [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
     states = [(torch.stack([read(text[:n])[1] for n in range(1, len(text))]), text) for text in texts]
     torch.manual_seed(0)
@@ -71,10 +73,12 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> Lane:
         head[MASK] = head.sum(0)  # an id no arm may say, which the heads like best
         tensors |= {f"{k}.hidden.weight": weight, f"{k}.hidden.bias": bias, f"{k}.head": head.contiguous()}
     save_file(tensors, folder / "medusa.safetensors")
-    return lane
+    return runner
 
 
-def naively(read: Read, heads: dict[str, Tensor], lane: Lane, prompt: list[int], choices: Sequence[int]) -> Any:
+def naively(
+    read: Read, heads: dict[str, Tensor], runner: ModelRunner, prompt: list[int], choices: Sequence[int]
+) -> Any:
     """Greedy tokens for as long as each is among its head's first choices; then every head guesses anew."""
     likely: list[list[int]] = []
     answer: list[int] = []
@@ -88,14 +92,14 @@ def naively(read: Read, heads: dict[str, Tensor], lane: Lane, prompt: list[int],
         likely = []
         for k, many in enumerate(choices):
             x = hidden + torch.nn.functional.silu(heads[f"{k}.hidden.weight"] @ hidden + heads[f"{k}.hidden.bias"])
-            guessed = (heads[f"{k}.head"] @ x).index_fill(0, lane.checkpoint.suppressed, float("-inf"))
+            guessed = (heads[f"{k}.head"] @ x).index_fill(0, runner.checkpoint.suppressed, float("-inf"))
             likely.append(guessed.topk(many).indices.tolist())
         ended = naive.finish(answer, commits, new, END, BUDGET)
     return answer, commits
 
 
 @pytest.mark.parametrize(("tree", "choices"), [("1", [1, 1, 1]), ("3x2", [3, 2, 1]), ("1x1x4", [1, 1, 4])])
-def test_heads_draft_what_plain_python_says(headed: Lane, tree: str, choices: list[int]) -> None:
+def test_heads_draft_what_plain_python_says(headed: ModelRunner, tree: str, choices: list[int]) -> None:
     """Tokens and commits, from hidden states that transformers gives, everything recomputed for every token."""
     heads, read = load_file(Path(headed.checkpoint.source) / "medusa.safetensors"), reading(headed)
     got = run(medusa(tree), headed)
@@ -106,7 +110,7 @@ def test_heads_draft_what_plain_python_says(headed: Lane, tree: str, choices: li
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_heads_change_nothing_but_the_pace(headed: Lane, tree: str) -> None:
+def test_heads_change_nothing_but_the_pace(headed: ModelRunner, tree: str) -> None:
     """`ar`'s tokens and reasons, a row's own commits: in a batch whose rows are refilled, also fed as on a GPU."""
     want = run(ar(), headed, MANY[:5], BUDGETS)
     alone = [run(medusa(tree), headed, [p], [n])[0] for p, n in zip(MANY, BUDGETS, strict=False)]
@@ -122,7 +126,7 @@ def test_heads_change_nothing_but_the_pace(headed: Lane, tree: str) -> None:
 
 
 @pytest.mark.parametrize("tree", ["1", "3x2"])
-def test_sampled_tokens_are_those_of_sampled_ar(headed: Lane, tree: str) -> None:
+def test_sampled_tokens_are_those_of_sampled_ar(headed: ModelRunner, tree: str) -> None:
     want = run(ar(), headed, MANY[:5], BUDGETS, temperature=1)
     got = run(medusa(tree), headed, MANY[:5], BUDGETS, temperature=1, **HOW[1])
     assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
@@ -130,11 +134,11 @@ def test_sampled_tokens_are_those_of_sampled_ar(headed: Lane, tree: str) -> None
 
 def test_on_trained_weights_a_tree_is_faster_than_a_chain_is_faster_than_nothing() -> None:
     """The embedded heads on questions they were trained for; what they cost is told."""
-    lane = Lane(load(family("tiny").checkpoint("medusa"), dtype=torch.float64))
+    runner = ModelRunner(load(family("tiny").checkpoint("medusa"), dtype=torch.float64))
     prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
-    want, pace = run(ar(), lane, prompts, 64), [1.3]
+    want, pace = run(ar(), runner, prompts, 64), [1.3]
     for tree in ("1", "3x2"):
-        got, timing = decode(medusa(tree, heads=4), on(lane), prompts, 64)
+        got, timing = decode(medusa(tree, heads=4), on(runner), prompts, 64)
         assert [g.token_ids for g in got] == [g.token_ids for g in want]
         pace.append(sum(len(g.token_ids) for g in got) / sum(g.forwards or 0 for g in got))
         assert 0 < (timing.head_s or 0) < (timing.device_s or 0)
@@ -142,9 +146,9 @@ def test_on_trained_weights_a_tree_is_faster_than_a_chain_is_faster_than_nothing
 
 
 @pytest.mark.parametrize("tree", ["1", "3x2"])
-def test_a_captured_step_replayed_is_the_step(headed: Lane, tree: str, recorded: list[str]) -> None:
+def test_a_captured_step_replayed_is_the_step(headed: ModelRunner, tree: str, recorded: list[str]) -> None:
     """Hidden states keep their place: recorded once, a step serves other rows, refills and later batches."""
-    fast = on(ENGINES["graph"]().lane(headed.checkpoint))
+    fast = on(ENGINES["graph"]().runner(headed.checkpoint))
     captured = Captured(medusa(tree), fast, 2, 64)
     for prompts in (PROMPTS[2:4], PROMPTS[1:]):
         got, _ = decode(medusa(tree), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
@@ -154,12 +158,12 @@ def test_a_captured_step_replayed_is_the_step(headed: Lane, tree: str, recorded:
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_step_never_waits_for_the_host(headed: Lane, tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_waits(on(ENGINES["graph"]().lane(headed.checkpoint)), medusa(tree), monkeypatch)
+def test_a_step_never_waits_for_the_host(headed: ModelRunner, tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_waits(on(ENGINES["graph"]().runner(headed.checkpoint)), medusa(tree), monkeypatch)
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_script_is_followed_whatever_the_heads_say(headed: Lane, tree: str) -> None:
+def test_a_script_is_followed_whatever_the_heads_say(headed: ModelRunner, tree: str) -> None:
     """Simulated acceptance: commits are the script's, from the first forward on."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(medusa(tree), scripts, torch.device("cpu"))

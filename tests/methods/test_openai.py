@@ -16,18 +16,18 @@ from small import save_small
 from mtbench.decoding.arms import engine_baselines, parse_arms
 from mtbench.decoding.external import run_outside
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.openai_client import ServerError, events
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected, inspect, load
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Plan, Request
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
@@ -278,9 +278,9 @@ def same_model(folder: Path) -> Iterator[Service]:
 
     def answer(body: Mapping[str, Any]) -> Answer:
         with lock:
-            lanes = Lanes("ar", {"ar": Lane(checkpoint)})
+            runners = ModelRunners("ar", {"ar": ModelRunner(checkpoint)})
             [said], _ = decode(
-                METHODS["ar"](), lanes, [body["prompt"]], body["max_tokens"], fixed_length=body["ignore_eos"]
+                METHODS["ar"](), runners, [body["prompt"]], body["max_tokens"], fixed_length=body["ignore_eos"]
             )
         return said.token_ids, "length" if said.finish_reason == "length" else "stop", None
 
@@ -345,12 +345,12 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
 
 def test_no_weights_are_loaded_for_it(folder: Path) -> None:
     """It needs the tokenizer alone, and the ends of an answer that a loaded checkpoint would have."""
-    lab = Lab(dataclasses.asdict(request_for(folder, "http://127.0.0.1:8000/v1")))
+    lab = ModelPool(dataclasses.asdict(request_for(folder, "http://127.0.0.1:8000/v1")))
     plan = make_plan(request_for(folder, "http://127.0.0.1:8000/v1", method=["openai"]))
     threads = torch.get_num_threads()
     lab.load(plan.cells)
     torch.set_num_threads(threads)
-    assert (lab.checkpoints, lab.lanes) == ({}, {})
+    assert (lab.checkpoints, lab.runners) == ({}, {})
     known = lab.known(METHODS["openai"](), str(folder))
     assert isinstance(known, Inspected)
     assert known.end_ids == load(str(folder)).end_ids
@@ -362,7 +362,7 @@ def test_offline_leaves_only_this_machine(folder: Path) -> None:
 
     def loaded(url: str) -> None:
         plan = Plan.from_json(make_plan(request_for(folder, url, method=[f"openai:url={url}"], offline=True)).to_json())
-        Lab(plan.request).load(plan.cells)
+        ModelPool(plan.request).load(plan.cells)
 
     for url in ("http://10.1.2.3:8000/v1", "https://api.example.org/v1"):
         with pytest.raises(UserError, match=r"asks (10\.1\.2\.3|api\.example\.org), which --offline forbids"):

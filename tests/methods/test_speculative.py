@@ -23,13 +23,13 @@ from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.host_sync import Requests
 from mtbench.decoding.loop import Batch, decode
-from mtbench.decoding.method import Lanes, Method, Window
+from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import prepare
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import make_plan
 
@@ -38,7 +38,7 @@ BUDGET = 16
 AGREES = {"never": 9.0, "sometimes": 0.02, "always": 0.0}  # how far the draft's weights are from the target's
 
 
-def lanes(agrees: str) -> Lanes:
+def runners(agrees: str) -> ModelRunners:
     """A target, and a draft that is the same model, one much like it, or quite another."""
     target = small_checkpoint()
     model = copy.deepcopy(target.model)
@@ -47,7 +47,7 @@ def lanes(agrees: str) -> Lanes:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * AGREES[agrees])
     draft = prepare(model, small_tokenizer(), source="draft")
-    return Lanes("any", {"any": Lane(target), "draft": Lane(draft)})
+    return ModelRunners("any", {"any": ModelRunner(target), "draft": ModelRunner(draft)})
 
 
 def method(name: str, **options: Any) -> Method:
@@ -56,7 +56,7 @@ def method(name: str, **options: Any) -> Method:
 
 
 def run(
-    method: Method, on: Lanes, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
+    method: Method, on: ModelRunners, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
 ) -> list[Generation]:
     return decode(method, on, prompts, budget, **how)[0]
 
@@ -74,7 +74,7 @@ CASES = [(name, options) for name, several in METHODS_HERE.items() for options i
 @pytest.mark.parametrize("how", [{}, {"rows": 2, "make": partial(Batch, tight=False)}], ids=["batch", "refilled"])
 def test_drafts_change_nothing_but_the_pace(name: str, options: dict[str, Any], agrees: str, how: Any) -> None:
     """Whatever a draft says: the tokens of `ar`, in a batch, and refilled and fed as on a GPU; counts add up."""
-    on = lanes(agrees)
+    on = runners(agrees)
     want = run(ar(), on)
     got = run(method(name, **options), on, **how)
     assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
@@ -86,7 +86,7 @@ def test_drafts_change_nothing_but_the_pace(name: str, options: dict[str, Any], 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) -> None:
     """Neighbours change neither tokens nor, where the width is fixed, commits."""
-    on = lanes("sometimes")
+    on = runners("sometimes")
     together = run(method(name, **options), on)
     alone = [run(method(name, **options), on, [p])[0] for p in PROMPTS]
     if method(name, **options).variants[-1] == method(name, **options):
@@ -97,7 +97,7 @@ def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) ->
 
 def test_a_draft_that_always_agrees_is_always_kept() -> None:
     """K + 1 tokens per forward of the target for K forwards of the draft, and the last draft never fed."""
-    on = lanes("always")
+    on = runners("always")
     got = run(method("speculative", ahead=3), on, [[3, 8]], budget=12, fixed_length=True)[0]
     assert got.commits == [4, 4, 4]
     assert got.draft_forwards == 9
@@ -107,13 +107,15 @@ def test_a_draft_that_always_agrees_is_always_kept() -> None:
 def test_several_drafts_per_forward_cost_fewer_forwards() -> None:
     """The draft's forwards are those that K tokens, M at a time, take."""
     for per_forward, forwards in ((1, 5), (2, 3), (5, 1), (8, 1)):
-        got = run(method("speculative", ahead=5, per_forward=per_forward), lanes("never"), [[3, 8]], fixed_length=True)
+        got = run(
+            method("speculative", ahead=5, per_forward=per_forward), runners("never"), [[3, 8]], fixed_length=True
+        )
         assert got[0].draft_forwards == forwards * (got[0].forwards or 0)
 
 
 def test_masks_of_a_draft_are_its_own_predictions() -> None:
     """`per_forward`: what a draft guesses behind its first token is what its masks predict, all of it recomputed."""
-    on = lanes("sometimes")
+    on = runners("sometimes")
     logits, target = naive_logits(on["draft"]), naive_logits(on.target)
     text: list[int] = [5, 9, 1]
     commits: list[int] = []
@@ -137,7 +139,7 @@ def test_mars_speculative_equals_a_recomputation(agrees: str, tau: float) -> Non
     For prompts of every length from one block to three, alone and together.
     """
     ahead, size, budget = 3, 4, 12
-    on, prompts = lanes(agrees), [[(7 * i + n) % 30 for i in range(n)] for n in range(size, 3 * size + 1)]
+    on, prompts = runners(agrees), [[(7 * i + n) % 30 for i in range(n)] for n in range(size, 3 * size + 1)]
     draft, target = naive_logits(on["draft"]), naive_logits(on.target)
     want = []
     for prompt in prompts:
@@ -168,9 +170,9 @@ def test_mars_speculative_equals_a_recomputation(agrees: str, tau: float) -> Non
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
-def test_self_speculation_drafts_what_masks_predict(ahead: int, make_lane: Callable[..., Lane]) -> None:
+def test_self_speculation_drafts_what_masks_predict(ahead: int, make_runner: Callable[..., ModelRunner]) -> None:
     """The next drafts stand where the accepted text ends: recomputed with plain masks behind it, commit by commit."""
-    on = Lanes("any", {"any": make_lane()})
+    on = ModelRunners("any", {"any": make_runner()})
     logits = naive_logits(on.target)
     for prompt in PROMPTS:
         answer: list[int] = []
@@ -190,7 +192,7 @@ def test_self_speculation_drafts_what_masks_predict(ahead: int, make_lane: Calla
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_sampled_tokens_are_those_of_sampled_ar(name: str, options: dict[str, Any]) -> None:
     """The dice of a place are the same in whatever forward it is judged; without dice other tokens come out."""
-    on = lanes("sometimes")
+    on = runners("sometimes")
     want = run(ar(), on, temperature=1.0)
     got = run(method(name, **options), on, temperature=1.0, rows=3)
     assert [g.token_ids for g in got] == [g.token_ids for g in want]
@@ -199,7 +201,7 @@ def test_sampled_tokens_are_those_of_sampled_ar(name: str, options: dict[str, An
 
 def test_a_seed_is_the_requests_own() -> None:
     """The same prompt twice says two things, and each of them again whatever its row and neighbours."""
-    on = lanes("always")
+    on = runners("always")
     first = run(ar(), on, [[3, 8]] * 6, temperature=1.0, seeds=[7, 7, 8, 9, 10, 11])
     assert first[0].token_ids == first[1].token_ids
     assert len({tuple(g.token_ids) for g in first}) == 5
@@ -209,7 +211,7 @@ def test_a_seed_is_the_requests_own() -> None:
 @pytest.mark.parametrize("agrees", ["sometimes", "never"])
 def test_rejection_sampling_keeps_the_targets_distribution(agrees: str) -> None:
     """Of the second and third token, each given the one before, over many seeds: a chi-square against the target."""
-    on, prompt, draws = lanes(agrees), [5, 9, 1], 4000
+    on, prompt, draws = runners(agrees), [5, 9, 1], 4000
     logits = naive_logits(on.target)
     answers = run(
         method("speculative", ahead=2, verify="rejection"),
@@ -241,7 +243,7 @@ def test_rejection_sampling_accepts_as_often_as_two_distributions_can_agree() ->
     seed, place = torch.arange(rows), torch.zeros(rows, 1, dtype=torch.long)
     drafts = sampling.choose(sampling.sampled(q.log().expand(rows, 1, 3), 1.0, seed, place))
     wanted = p.expand(rows, 2, 3)
-    tokens, accepted = sampling.coupled(
+    tokens, accepted = sampling.rejection_sample(
         drafts, q.expand(rows, 1, 3), wanted, seed, torch.tensor([[0, 1]]).expand(rows, 2)
     )
     assert accepted.double().mean() == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.01)
@@ -250,7 +252,7 @@ def test_rejection_sampling_accepts_as_often_as_two_distributions_can_agree() ->
 
 def test_a_distribution_sums_to_one_in_half_precision_too() -> None:
     """Rejection compares probabilities, which bfloat16 would round by a third of a percent."""
-    rows = Batch(ar(), lanes("always"), 1, 8).rows
+    rows = Batch(ar(), runners("always"), 1, 8).rows
     logits = torch.randn(1, 3, 5000, generator=torch.Generator().manual_seed(0)).bfloat16()
     for temperature in (0.0, 0.7):
         chances = dataclasses.replace(rows, temperature=temperature).distribution(logits)
@@ -259,16 +261,16 @@ def test_a_distribution_sums_to_one_in_half_precision_too() -> None:
 
 def test_a_draft_never_says_an_id_that_the_target_lacks() -> None:
     """Of a draft with more rows in its vocabulary only the target's are looked at."""
-    on = lanes("never")
+    on = runners("never")
     wide = small_checkpoint(small_config(vocab_size=VOCABULARY + 24), seed=3)
-    on["draft"] = Lane(dataclasses.replace(wide, suppressed=wide.suppressed[:0]))
+    on["draft"] = ModelRunner(dataclasses.replace(wide, suppressed=wide.suppressed[:0]))
     for verify in ("match", "rejection"):
         got = run(method("speculative", verify=verify), on)
         assert [g.token_ids for g in got] == [g.token_ids for g in run(ar(), on)]
 
 
 def test_greedy_rejection_is_the_match() -> None:
-    on = lanes("sometimes")
+    on = runners("sometimes")
     want = run(method("speculative"), on)
     assert said(run(method("speculative", verify="rejection"), on)) == said(want)
     assert method("speculative", verify="rejection").claims == "distribution"
@@ -330,30 +332,30 @@ def test_a_width_follows_what_was_accepted(accepted: int, width: int) -> None:
     widths.begin(torch.tensor([0]))
     widths.cost.copy_(torch.tensor([1.0, 1.2, 1.5]))
     for _ in range(6):
-        widths.saw(torch.tensor([accepted + 1]), torch.tensor([8]))
-        widths.saw(torch.tensor([1]), torch.tensor([0]))
-    assert widths.wanted().tolist() == [width]
+        widths.update(torch.tensor([accepted + 1]), torch.tensor([8]))
+        widths.update(torch.tensor([1]), torch.tensor([0]))
+    assert widths.best().tolist() == [width]
 
 
 @pytest.mark.parametrize("tight", [True, False])
-def test_an_adaptive_mars_says_the_same_in_any_company(lane: Lane, tight: bool) -> None:
+def test_an_adaptive_mars_says_the_same_in_any_company(runner: ModelRunner, tight: bool) -> None:
     """A neighbour that asks for a wider window must not change what a row says, nor when a GPU's host looks late."""
-    adaptive, on = method("mars", tau=0.15, block_size="auto"), Lanes("any", {"any": lane})
+    adaptive, on = method("mars", tau=0.15, block_size="auto"), ModelRunners("any", {"any": runner})
     make = partial(Batch, tight=tight)
     together = run(adaptive, on, make=make)
     assert said(together) == [said(run(adaptive, on, [p] * len(PROMPTS), make=make))[0] for p in PROMPTS]
     assert len({n for g in together for n in g.commits or []}) > 2
 
 
-def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(lane: Lane) -> None:
+def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(runner: ModelRunner) -> None:
     """On a GPU wide is chosen as long as it is free; a draft as large as the target costs its forwards."""
-    on, cuda = lanes("always"), SimpleNamespace(device=torch.device("cuda"), model=lane.model)
+    on, cuda = runners("always"), SimpleNamespace(device=torch.device("cuda"), model=runner.model)
     for rows, drafts, width in ((1, 0, 2), (24, 0, 1), (64, 0, 0), (1, 1, 0)):
         windows = [Window(1, n, n + 1, drafts=n * drafts) for n in (1, 4, 8)]
         widths = Widths(windows, None, rows, torch.device("cpu"))
         widths.begin(torch.arange(rows))
-        widths.price(cast("Lane", cuda), on)
-        assert widths.wanted().unique().tolist() == [width]
+        widths.set_costs(cast("ModelRunner", cuda), on)
+        assert widths.best().unique().tolist() == [width]
 
 
 ENGINES_HERE = [pytest.param(name, options, id=f"{name} {options}") for name, options in CASES]
@@ -364,8 +366,8 @@ ENGINES_HERE.append(pytest.param("speculative", {"verify": "rejection"}, id="rej
 def test_a_step_never_waits_for_the_host(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting included: nothing is read back, greedy or sampled."""
     with torch.inference_mode():
-        on, engine = lanes("sometimes"), ENGINES["graph"]()
-        on = Lanes("any", {role: engine.lane(lane.checkpoint) for role, lane in on.items()})
+        on, engine = runners("sometimes"), ENGINES["graph"]()
+        on = ModelRunners("any", {role: engine.runner(runner.checkpoint) for role, runner in on.items()})
         made = method(name, **options)
         batch = Batch(made, on, len(PROMPTS), 50, tight=False)
         count = len(PROMPTS)

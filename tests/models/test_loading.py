@@ -10,14 +10,14 @@ from torch import Tensor
 from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.attention import Feed
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.families import EMBEDDED, RANDOM, family
 from mtbench.models.loading import inspect, load, refuse_unserved
 from mtbench.models.random_shapes import SHAPES
-from mtbench.models.runner import Forwarded, Lane
+from mtbench.models.runner import Forwarded, ModelRunner
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> Non
     """Every step has finite logits to choose from; ids that the borrowed tokenizer does not know are no words."""
     checkpoint = load(f"{RANDOM}{EMBEDDED}ar", dtype=torch.bfloat16)
 
-    class Watched(Lane):
-        def forward(self, ids: Tensor, feed: Feed, judged: int, *, hidden: bool = False) -> Forwarded:
-            out = super().forward(ids, feed, judged, hidden=hidden)
+    class Watched(ModelRunner):
+        def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int, *, hidden: bool = False) -> Forwarded:
+            out = super().forward(ids, metadata, judged, hidden=hidden)
             assert out.logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
             return out
 
-    generations, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Watched(checkpoint)}), [[30, 40, 50], [60]], 12)
+    generations, _ = decode(METHODS["ar"](), ModelRunners("ar", {"ar": Watched(checkpoint)}), [[30, 40, 50], [60]], 12)
     assert [len(g.token_ids) for g in generations] == [12, 12]
     unknown = checkpoint.vocabulary - 1
     assert unknown not in checkpoint.tokenizer.get_vocab().values()

@@ -33,7 +33,7 @@ def test_sureness_by_metric(metric: sampling.Metric, threshold: float, sure: boo
 def test_leading_counts_up_to_the_first_gap() -> None:
     """Whatever stands behind a rejected position is rejected too."""
     pattern = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
-    assert sampling.leading(pattern).tolist() == [2, 0, 4]
+    assert sampling.prefix_length(pattern).tolist() == [2, 0, 4]
 
 
 def test_kept_tokens_end_with_the_end_token_or_the_room() -> None:

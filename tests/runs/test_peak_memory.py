@@ -12,7 +12,7 @@ from small import small_checkpoint, small_config
 from mtbench.models.fused_decoder import build
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Plan
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     made = SimpleNamespace(now=0.0)
     made.monotonic = lambda: made.now
 
-    def resident(run: RunDirectory, plan: Plan, cell: Any, lab: Lab) -> int | None:
+    def resident(run: RunDirectory, plan: Plan, cell: Any, pool: ModelPool) -> int | None:
         made.now += 10
         return None if cell.cell == "two" else len(cell.cell)
 
@@ -63,7 +63,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def measure(run: RunDirectory, deadline: float, *failed: str) -> tuple[Any, list[str]]:
     plan = cast("Plan", SimpleNamespace(cells=[SimpleNamespace(cell=name, method="ar") for name in CELLS]))
     notes: list[str] = []
-    peak_memory.measure(run, plan, cast("Lab", SimpleNamespace(device="cpu")), set(failed), notes.append, deadline)
+    peak_memory.measure(
+        run, plan, cast("ModelPool", SimpleNamespace(device="cpu")), set(failed), notes.append, deadline
+    )
     return run.read_json("memory.json") if run.has("memory.json") else {}, notes
 
 

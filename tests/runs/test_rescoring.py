@@ -14,16 +14,16 @@ from whole import Quiet
 from mtbench import statistics
 from mtbench.decoding.engines import ENGINES, Graph
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.report.text import method_notes
 from mtbench.results.aggregate import assemble
 from mtbench.runs import peak_memory, rescoring
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.model_pool import Lab
+from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Request, SuitePlan
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
@@ -35,12 +35,12 @@ class Bent(Graph):
 
     bend = torch.linspace(0.5, 1.5, 32)
 
-    def lane(self, checkpoint: Checkpoint) -> Lane:
-        lane = super().lane(checkpoint)
-        assert lane.decoder is not None
+    def runner(self, checkpoint: Checkpoint) -> ModelRunner:
+        runner = super().runner(checkpoint)
+        assert runner.decoder is not None
         weight = checkpoint.model.get_decoder().norm.weight
-        lane.decoder.norm = torch.nn.Parameter(weight.detach() * self.bend.to(weight))
-        return lane
+        runner.decoder.norm = torch.nn.Parameter(weight.detach() * self.bend.to(weight))
+        return runner
 
 
 class Louder(Bent):
@@ -88,7 +88,9 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture
 def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
-    said, _ = decode(METHODS["ar"](), Lanes("ar", {"ar": Lane(checkpoint)}), PROMPTS, BUDGET, fixed_length=True)
+    said, _ = decode(
+        METHODS["ar"](), ModelRunners("ar", {"ar": ModelRunner(checkpoint)}), PROMPTS, BUDGET, fixed_length=True
+    )
     return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
 
 
@@ -108,14 +110,14 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)
-    lab = Lab({"device": "cpu", "dtype": "float64", "offline": True, "seed": 0, "temperature": 0})
-    lab.checkpoints["model"], lab.dtype = checkpoint, "bfloat16"
-    fed: list[tuple[Lane, int]] = []
+    pool = ModelPool({"device": "cpu", "dtype": "float64", "offline": True, "seed": 0, "temperature": 0})
+    pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
+    fed: list[tuple[ModelRunner, int]] = []
     forced = rescoring.forced_logits
 
-    def listen(lane: Lane, *args: Any) -> Any:
-        fed.append((lane, args[-1]))
-        return forced(lane, *args)
+    def listen(runner: ModelRunner, *args: Any) -> Any:
+        fed.append((runner, args[-1]))
+        return forced(runner, *args)
 
     monkeypatch.setattr(rescoring, "forced_logits", listen)
     cell = SimpleNamespace(
@@ -128,14 +130,14 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
     run.append("generations/c.jsonl", lines)
     suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
-    rescoring.check(run, cast("Cell", cell), suite, lab, pytest.fail)
+    rescoring.check(run, cast("Cell", cell), suite, pool, pytest.fail)
 
     found = run.read_json("lossless/c.json")
-    judge, own, width = Lane(checkpoint), lab.lane("ar", "model", engine), 5 if engine else 2
+    judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
     logits = np.concatenate([forced(judge, rescoring.Answer(*answer), 1)[0].detach() for answer in answers])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
-    plain = lab.lane("ar", "model", "eager")
+    plain = pool.runner("ar", "model", "eager")
     assert plain.decoder is None
     assert fed == [(plain, 1), (own, width)] * 3 + [(plain, width)] * 3
 
@@ -176,16 +178,16 @@ def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
 @torch.inference_mode()
 def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> None:
     """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
-    lane, seeds = Lane(checkpoint), [5, 6, 7]
+    runner, seeds = ModelRunner(checkpoint), [5, 6, 7]
     for temperature in (0.05, 1.5):
         said = decode(
-            METHODS["ar"](), Lanes("ar", {"ar": lane}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
+            METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
             own = rescoring.Answer(prompt, generation.token_ids, seed, temperature)
-            assert rescoring.shortfalls(lane, own, 4) == {}
-        emitted, largest = rescoring.forced_logits(lane, own._replace(seed=99), 4)
-        greedy = rescoring.forced_logits(lane, own._replace(temperature=0.0), 4)[1]
+            assert rescoring.shortfalls(runner, own, 4) == {}
+        emitted, largest = rescoring.forced_logits(runner, own._replace(seed=99), 4)
+        greedy = rescoring.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
         assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
         assert temperature < 1 or (largest > emitted).any()
 

@@ -16,13 +16,13 @@ from test_schemas import validator
 
 from mtbench.cli import main
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes, Method
+from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.report.progress import RunProgress
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
@@ -35,8 +35,8 @@ CPU = torch.device("cpu")
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
 
 
-def answers(method: Method, lane: Lane, budgets: Sequence[int], **how: Any) -> list[Generation]:
-    return decode(method, Lanes("mars", {"mars": lane}), PROMPTS, budgets, fixed_length=True, **how)[0]
+def answers(method: Method, runner: ModelRunner, budgets: Sequence[int], **how: Any) -> list[Generation]:
+    return decode(method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **how)[0]
 
 
 def commits(generations: Sequence[Generation]) -> list[list[int]]:
@@ -44,7 +44,7 @@ def commits(generations: Sequence[Generation]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def source() -> Lane:
+def source() -> ModelRunner:
     """A model that is sure of six tokens in ten."""
     torch.manual_seed(0)
     return scripted_lane(torch.randint(0, 36, (len(PROMPTS), 80)), torch.rand(len(PROMPTS), 80) < 0.6)
@@ -63,43 +63,47 @@ def source() -> Lane:
     ids=str,
 )
 def test_a_replay_commits_what_the_run_did(
-    options: dict[str, Any], source: Lane, make_lane: Callable[..., Lane]
+    options: dict[str, Any], source: ModelRunner, make_runner: Callable[..., ModelRunner]
 ) -> None:
     """On another model's weights, forward by forward; a block's fills and waits, dropped from scripts, come back."""
     method = METHODS["mars"](**options)
     told = answers(method, source, [30, 12, 25, 30, 7])
-    replayed = answers(Scripted(method, commits(told), CPU), make_lane(seed=3), [len(g.token_ids) for g in told])
+    replayed = answers(Scripted(method, commits(told), CPU), make_runner(seed=3), [len(g.token_ids) for g in told])
     assert commits(replayed) == commits(told)
     assert max(map(max, commits(told))) > 1 or options["tau"] == 1
     assert [g.positions_fed for g in replayed] == [g.positions_fed for g in told]
 
 
-def test_a_script_follows_its_item_into_whatever_row(source: Lane, make_lane: Callable[..., Lane]) -> None:
+def test_a_script_follows_its_item_into_whatever_row(
+    source: ModelRunner, make_runner: Callable[..., ModelRunner]
+) -> None:
     """Two rows refilled from the queue, items in another order: each request takes its own script from the start."""
     method = METHODS["mars"](tau=0.9)
     told = answers(method, source, [30, 12, 25, 30, 7])
     replay, order = Scripted(method, commits(told), CPU), [3, 0, 4, 2, 1]
     for _ in range(2):  # the same object serves batch after batch
         replay.serve(order)
-        replayed = answers(replay, make_lane(seed=3), [len(told[i].token_ids) for i in order], rows=2)
+        replayed = answers(replay, make_runner(seed=3), [len(told[i].token_ids) for i in order], rows=2)
         assert commits(replayed) == [commits(told)[i] for i in order]
 
 
-def test_behind_its_script_a_row_commits_one_at_a_time(make_lane: Callable[..., Lane]) -> None:
+def test_behind_its_script_a_row_commits_one_at_a_time(make_runner: Callable[..., ModelRunner]) -> None:
     """And never more than its method could: a 9 is no more than the window."""
     replay = Scripted(METHODS["mars"](tau=0.5), [[2, 9], [3], [], [0, 2, 0, 2], [1]], CPU)
     expected = [[2, 4, 1, 1], [3, 1, 1, 1, 1, 1], [1] * 8, [2, 2, 1, 1, 1, 1], [1] * 8]
-    assert commits(answers(replay, make_lane(), [8] * 5)) == expected
+    assert commits(answers(replay, make_runner(), [8] * 5)) == expected
 
 
-def test_being_sure_costs_what_it_costs(make_lane: Callable[..., Lane], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_being_sure_costs_what_it_costs(
+    make_runner: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The confidence of every forward is computed and thrown away; without that the speed would be too good."""
-    from mtbench.decoding.method import Judged
+    from mtbench.decoding.method import TargetOutput
 
     asked: list[float] = []
-    real = Judged.sure
-    monkeypatch.setattr(Judged, "sure", lambda self, *a: asked.append(1) or real(self, *a))  # type: ignore[func-returns-value]
-    generations = answers(Scripted(METHODS["mars"](tau=0.5), [[4, 4]] * 5, CPU), make_lane(), [8] * 5)
+    real = TargetOutput.sure
+    monkeypatch.setattr(TargetOutput, "sure", lambda self, *a: asked.append(1) or real(self, *a))  # type: ignore[func-returns-value]
+    generations = answers(Scripted(METHODS["mars"](tau=0.5), [[4, 4]] * 5, CPU), make_runner(), [8] * 5)
     assert commits(generations) == [[4, 4]] * 5
     assert len(asked) == 2
 

@@ -27,7 +27,7 @@ from mtbench.runs.executor import generate
 from mtbench.runs.plan import Request
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
-from mtbench.runs.workers import Bench, Died, Done, Failed, Task
+from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
 
 SHARED = "2 workers shared the machine"
 
@@ -60,10 +60,10 @@ def begun(path: Path, request: Request) -> RunDirectory:
 
 def finish(run: RunDirectory, **how: Any) -> Any:
     generate(run, Quiet(), **how)
-    return came_to(run)
+    return summarize(run)
 
 
-def came_to(run: RunDirectory) -> Any:
+def summarize(run: RunDirectory) -> Any:
     """What a clock does not decide, nor how many worked."""
     score(run)
     results = assemble(run)
@@ -142,17 +142,17 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every worker dies of a batch of these cells."""
     fatal: list[str] = []
 
-    class Mortal(Bench):
+    class Mortal(LocalWorker):
         def decode(self, task: Task) -> Done | Failed:
             if task.cell in fatal:
                 raise Died("worker 1 died (exit code -11)")
             return super().decode(task)
 
     @contextlib.contextmanager
-    def hire(lab: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[Bench]]:
-        yield [Mortal(lab, cells)]
+    def start_workers(pool: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[LocalWorker]]:
+        yield [Mortal(pool, cells)]
 
-    monkeypatch.setattr(generating, "hire", hire)
+    monkeypatch.setattr(generating, "hire", start_workers)
     return fatal
 
 

@@ -13,9 +13,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from mtbench.models.attention import ATTENTION
 from mtbench.training import linear_cross_entropy
 from mtbench.training.evaluation import EDGES, calibration, evaluate
-from mtbench.training.loss import learns
+from mtbench.training.loss import attach_loss
 from mtbench.training.objectives import Mars, Medusa, Objective, Special
-from mtbench.training.packing import Example, Laid
+from mtbench.training.packing import Example, TrainingSequence
 from mtbench.training.schedule import Schedule
 
 MASK, END, VOCABULARY = 20, 21, 24
@@ -54,7 +54,7 @@ def model() -> Any:
     return Qwen2ForCausalLM(config).eval()
 
 
-def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[Laid, Tensor]]:
+def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[TrainingSequence, Tensor]]:
     """Each conversation as laid, and the distribution of each of its predictions: one forward by transformers' own."""
     for turn in range(len(examples)):
         laid = schedule(objective, examples)._lay(turn)
@@ -96,7 +96,7 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
         confidence += probabilities.amax(1).tolist()
 
     trained.set_attn_implementation(ATTENTION)
-    learns(trained, objective)
+    attach_loss(trained, objective)
     found = evaluate(trained, schedule(objective, examples, **shape), torch.device("cpu"))
 
     assert found["conversations"] == 7

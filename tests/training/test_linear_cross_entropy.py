@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import mtbench.training.linear_cross_entropy as module
-from mtbench.training.linear_cross_entropy import Taught, chunks, linear_cross_entropy
+from mtbench.training.linear_cross_entropy import TeacherOutput, chunks, linear_cross_entropy
 
 N, H, V, PARTS = 11, 5, 13, 3
 
@@ -26,19 +26,21 @@ def tensors(dtype: torch.dtype = torch.float64, n: int = N, v: int = V) -> dict[
     }
 
 
-def a_teacher(dtype: torch.dtype = torch.float64) -> Taught:
+def a_teacher(dtype: torch.dtype = torch.float64) -> TeacherOutput:
     """Wider than the student: 7 to its 5."""
     torch.manual_seed(1)
     return torch.randn(N, 7, dtype=dtype), torch.randn(V, 7, dtype=dtype)
 
 
-def plain(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, taught: Taught | None = None) -> Tensor:
+def plain(
+    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, teacher_output: TeacherOutput | None = None
+) -> Tensor:
     """The parts of the loss, (P,), as one would write them down."""
     logits = hidden @ head.T
-    if taught is None:
+    if teacher_output is None:
         each = cross_entropy(logits, target, reduction="none")
     else:
-        told = (taught[0] @ taught[1].T).log_softmax(1)
+        told = (teacher_output[0] @ teacher_output[1].T).log_softmax(1)
         each = kl_div(logits.log_softmax(1), told, reduction="none", log_target=True).sum(1)
     return each @ weight
 
@@ -47,16 +49,16 @@ def with_gradients(loss: Tensor, *of: Tensor) -> list[Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, of)]
 
 
-@pytest.mark.parametrize("taught", [None, a_teacher()], ids=["text", "teacher"])
+@pytest.mark.parametrize("teacher_output", [None, a_teacher()], ids=["text", "teacher"])
 @pytest.mark.parametrize("chunk", [1, 2 * V, 4 * V + 1, N * V, 1 << 26])
 def test_loss_parts_and_gradients_are_those_of_all_logits_at_once(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, taught: Taught | None
+    monkeypatch: pytest.MonkeyPatch, chunk: int, teacher_output: TeacherOutput | None
 ) -> None:
     """In float64 to 1e-9, however many predictions are taken at a time; a factor behind the loss counts too."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     given = tensors()
-    total, parts = linear_cross_entropy(**given, taught=taught)
-    expected = plain(**given, taught=taught)
+    total, parts = linear_cross_entropy(**given, teacher_output=teacher_output)
+    expected = plain(**given, teacher_output=teacher_output)
     torch.testing.assert_close(parts, expected.detach(), rtol=1e-9, atol=1e-9)
     found = with_gradients(3 * total, given["hidden"], given["head"])
     for ours, theirs in zip(found, with_gradients(3 * expected.sum(), given["hidden"], given["head"]), strict=True):
@@ -83,13 +85,13 @@ def test_predictions_of_weight_0_change_nothing() -> None:
         assert not any(t.any() for t in (total, parts, *gradients))
 
 
-@pytest.mark.parametrize("taught", [None, a_teacher(torch.float32)], ids=["text", "teacher"])
-def test_under_autocast_products_are_bfloat16_and_sums_float32(taught: Taught | None) -> None:
+@pytest.mark.parametrize("teacher_output", [None, a_teacher(torch.float32)], ids=["text", "teacher"])
+def test_under_autocast_products_are_bfloat16_and_sums_float32(teacher_output: TeacherOutput | None) -> None:
     """The loss is near that of float32, and gradients come in the type of what they belong to."""
     given = tensors(torch.float32)
-    expected = with_gradients(plain(**given, taught=taught).sum(), given["hidden"], given["head"])
+    expected = with_gradients(plain(**given, teacher_output=teacher_output).sum(), given["hidden"], given["head"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        total, parts = linear_cross_entropy(**given, taught=taught)
+        total, parts = linear_cross_entropy(**given, teacher_output=teacher_output)
     assert total.dtype == parts.dtype == torch.float32
     for ours, theirs in zip(with_gradients(total, given["hidden"], given["head"]), expected, strict=True):
         assert ours.dtype == torch.float32
@@ -112,15 +114,19 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("taught", [False, True])
-def test_no_tensor_of_predictions_times_vocabulary_exists(monkeypatch: pytest.MonkeyPatch, taught: bool) -> None:
+@pytest.mark.parametrize("teacher_output", [False, True])
+def test_no_tensor_of_predictions_times_vocabulary_exists(
+    monkeypatch: pytest.MonkeyPatch, teacher_output: bool
+) -> None:
     """Nothing larger than a chunk, the head, or the hidden states, forward and backward."""
     n, v = 200, 50
     monkeypatch.setattr(module, "CHUNK", 20 * v)
     given = tensors(n=n, v=v)
-    teacher = (torch.randn(n, H, dtype=torch.float64), torch.randn(v, H, dtype=torch.float64)) if taught else None
+    teacher = (
+        (torch.randn(n, H, dtype=torch.float64), torch.randn(v, H, dtype=torch.float64)) if teacher_output else None
+    )
     with Largest() as largest:
-        linear_cross_entropy(**given, taught=teacher)[0].backward()
+        linear_cross_entropy(**given, teacher_output=teacher)[0].backward()
     assert n * H <= largest.elements == 20 * v
     assert all(given[name].grad is not None for name in ("hidden", "head"))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.models.attention import ATTENTION
-from mtbench.training.loss import hidden_states, taught
+from mtbench.training.loss import hidden_states, teacher_output
 from mtbench.training.objectives import (
     LEAST_TIME,
     OBJECTIVES,
@@ -26,7 +26,7 @@ from mtbench.training.objectives import (
     Special,
     losses,
 )
-from mtbench.training.packing import Example, Laid, Sees, pack
+from mtbench.training.packing import AttentionMask, Example, TrainingSequence, pack
 
 VOCAB, MASK, END = 23, 20, 21
 BLOCKS = (2, 3, 4, 8, 16)
@@ -73,14 +73,14 @@ def conversations(seed: int) -> list[Example]:
     return examples
 
 
-def laid_out(objective: Objective, seed: int) -> list[Laid]:
-    return [objective.lay(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations(seed))]
+def laid_out(objective: Objective, seed: int) -> list[TrainingSequence]:
+    return [objective.build(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations(seed))]
 
 
-def ours(model: Any, objective: Objective, laid: list[Laid], teacher: Any = None) -> Tensor:
+def ours(model: Any, objective: Objective, laid: list[TrainingSequence], teacher: Any = None) -> Tensor:
     """The loss as training has it: two rows, the first with two conversations, padding behind all of them."""
     batch = pack([laid[:2], laid[2:3], laid[3:]], sum(len(one.ids) for one in laid[:3]), len(objective.parts))
-    found = losses(objective, model, hidden_states(model, batch), batch, taught(teacher, batch))
+    found = losses(objective, model, hidden_states(model, batch), batch, teacher_output(teacher, batch))
     torch.testing.assert_close(found.parts.sum(), found.total.detach())
     return found.total
 
@@ -191,7 +191,7 @@ def test_a_random_offset_moves_where_blocks_begin(model: Any, layout: Any) -> No
     wanted = [by_hand(shift).item() for shift in range(3)]
     found = set()
     for seed in range(20):
-        laid = mars.lay(example, SPECIAL, torch.Generator().manual_seed(seed))
+        laid = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
         batch = pack([[laid]], len(laid.ids), 2)
         loss = losses(mars, model, hidden_states(model, batch), batch).total.item()
         found.add(min(range(3), key=lambda shift: abs(wanted[shift] - loss)))
@@ -207,7 +207,7 @@ def test_the_timestep_weight_is_one_over_a_time_per_conversation(model: Any) -> 
         assert ratio.min() == ratio.max()
         assert 1 <= ratio.min() <= 1 / LEAST_TIME
     many = [
-        weighted.lay(conversations(0)[1], SPECIAL, torch.Generator().manual_seed(i)).weight[0, 0] for i in range(999)
+        weighted.build(conversations(0)[1], SPECIAL, torch.Generator().manual_seed(i)).weight[0, 0] for i in range(999)
     ]
     times = 1 / torch.stack(many) * many_share(conversations(0)[1])
     assert abs(times.mean() - 0.5) < 0.05
@@ -215,7 +215,7 @@ def test_the_timestep_weight_is_one_over_a_time_per_conversation(model: Any) -> 
 
 def many_share(example: Example) -> float:
     """The weight of a prediction before the time."""
-    return float(Mars(ar_weight=0.0).lay(example, SPECIAL, torch.Generator()).weight[0, 0])
+    return float(Mars(ar_weight=0.0).build(example, SPECIAL, torch.Generator()).weight[0, 0])
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -305,9 +305,9 @@ def test_medusa_heads_begin_as_the_targets_own(model: Any) -> None:
 # Who sees whom, by counting.
 
 
-def seen(laid: Laid) -> Tensor:
+def seen(laid: TrainingSequence) -> Tensor:
     """(T, T) of bool."""
-    return Sees(pack([[laid]], len(laid.ids), laid.weight.shape[1])).dense()[0]
+    return AttentionMask(pack([[laid]], len(laid.ids), laid.weight.shape[1])).dense()[0]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -315,7 +315,7 @@ def seen(laid: Laid) -> Tensor:
 def test_a_mask_of_the_release_sees_its_block_so_far_and_all_clean_blocks_before(block: int, prompt: int) -> None:
     """Equation 2 of the paper, position by position; the prompt's part of its own block is seen in the clean stream."""
     length = prompt + 3 * block + 1
-    laid = Mars(block_size=block).lay(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    laid = Mars(block_size=block).build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
     sees = seen(laid)
     for q, k in [(q, k) for q in range(len(laid.ids)) for k in range(len(laid.ids))]:
         i, j = int(laid.place[q]), int(laid.place[k])
@@ -338,7 +338,7 @@ def test_targets_of_the_release_lie_as_far_ahead_as_its_shift_makes_them(block: 
     """Offset o of a block is o + 1 tokens ahead, its first token B + 1: from the last mask of the block before."""
     prompt, length = 2 * block, 5 * block
     mars = Mars(block_size=block, ar_weight=0.0)
-    laid = mars.lay(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    laid = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
     by_target = {int(laid.place[at]) + 1: int(ahead) for at, ahead in zip(laid.at, laid.ahead, strict=True)}
     assert by_target == {t: 1 if t == prompt else (t - 1) % block + 2 for t in range(prompt, length)}
 
@@ -348,7 +348,7 @@ def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(b
     """What makes equations 4 and 6 true: 1/B of the masked loss is next-token prediction, and no mask is fed for it."""
     prompt, length = 7, 7 + 3 * block
     mars = Mars(block_size=block, layout="anchored", ar_weight=0.0)
-    laid = mars.lay(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    laid = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
     assert sorted(laid.ahead.tolist()) == sorted([*range(1, block + 1)] * 3)
     assert (laid.segment > 0).sum() == 3 * (block - 1)
     noisy = seen(laid)[laid.segment > 0]
@@ -359,7 +359,7 @@ def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(b
 def test_block_diffusion_sees_its_block_both_ways(block: int) -> None:
     """A noisy token sees all of its block and the clean ones before; a clean token all of its block."""
     objective = BlockDiffusion(block_size=block)
-    laid = objective.lay(
+    laid = objective.build(
         Example(torch.arange(2 * block + 3) % 19, block + 1), SPECIAL, torch.Generator().manual_seed(3)
     )
     begin = laid.place // block * block
@@ -379,7 +379,7 @@ def test_what_is_laid_is_sound(name: str, prompt: int, answer: int, seed: int) -
     }
     for objective in kinds.get(name, lambda: [OBJECTIVES[name]()])():
         example = Example(torch.arange(prompt + answer) % 19, prompt)
-        laid = objective.lay(example, SPECIAL, torch.Generator().manual_seed(seed))
+        laid = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
         assert len({len(column) for column in laid[:5]}) == 1
         assert len({len(column) for column in laid[5:]}) == 1
         assert laid.weight.shape[1] == len(objective.parts)

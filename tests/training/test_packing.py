@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config
 
 from mtbench.models.attention import ATTENTION
 from mtbench.training.objectives import Ar, BlockDiffusion, Mars, Medusa, Objective, Special
-from mtbench.training.packing import Example, Laid, Packed, Sees, attend_blocks, pack
+from mtbench.training.packing import AttentionMask, Example, Packed, TrainingSequence, attend_blocks, pack
 
 TILE = 128  # of FlexAttention
 OBJECTIVES = (Ar(), Mars(), Mars(block_size=3, layout="anchored", random_offset=True), BlockDiffusion(), Medusa())
@@ -32,13 +32,13 @@ def packed(objective: Objective, seed: int = 0, *, rows: int = 2, length: int = 
     """Random conversations, as many to a row as fit; the last row is half empty."""
     rng = Random(seed)
     random = torch.Generator().manual_seed(seed)
-    filled: list[list[Laid]] = [[] for _ in range(rows)]
+    filled: list[list[TrainingSequence]] = [[] for _ in range(rows)]
     for row in filled:
         room = length if row is not filled[-1] else length // 2
         while True:
             tokens = rng.randrange(20, 60)
             ids = torch.tensor([rng.randrange(20) for _ in range(tokens)])
-            laid = objective.lay(Example(ids, rng.randrange(1, tokens // 2)), Special(MASK, 1), random)
+            laid = objective.build(Example(ids, rng.randrange(1, tokens // 2)), Special(MASK, 1), random)
             room -= len(laid.ids)
             if room < 0:
                 break
@@ -56,7 +56,7 @@ def tiles(seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("window", [None, 9])
 def test_a_tile_is_worked_on_where_somebody_sees_somebody(objective: Objective, window: int | None) -> None:
     """And is asked pair by pair only where not everybody sees everybody."""
-    sees = Sees(packed(objective, length=4 * TILE))
+    sees = AttentionMask(packed(objective, length=4 * TILE))
     dense, blocks = tiles(sees.dense(window)), sees.blocks(window)
     assert torch.equal(blocks.to_dense().squeeze(1).bool(), dense.any(-1))
     assert torch.equal(blocks.full_kv_num_blocks.squeeze(1), dense.all(-1).sum(-1))
@@ -77,7 +77,7 @@ def test_in_tiles_attention_is_what_it_is_position_by_position(
     for tensor in fed:
         tensor.requires_grad_()
     weight = torch.randn(rows, length, 4, 8, dtype=torch.float64)
-    sees = Sees(batch).prepare([window], 2, torch.float64)
+    sees = AttentionMask(batch).prepare([window], 2, torch.float64)
 
     def told(out: Tensor) -> tuple[Tensor, ...]:
         return out, *torch.autograd.grad((out * weight).sum(), fed)
@@ -87,7 +87,7 @@ def test_in_tiles_attention_is_what_it_is_position_by_position(
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
-class Tiled(Sees):
+class Tiled(AttentionMask):
     """Sight as a GPU has it, on a CPU."""
 
     def prepare(self, sliding_windows: Iterable[int | None], group: int, dtype: torch.dtype) -> "Tiled":
@@ -108,14 +108,14 @@ def test_compiled_layers_take_every_batch_of_a_shape_and_learn_the_same(config: 
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     batches = [packed(Mars(), seed) for seed in range(2)]
 
-    def gradients(kind: type[Sees], batch: Packed) -> list[Tensor]:
+    def gradients(kind: type[AttentionMask], batch: Packed) -> list[Tensor]:
         model.zero_grad()
-        sight = kind(batch).prepare({None, getattr(config, "sliding_window", None)}, 2, model.dtype)
-        out = model.base_model(input_ids=batch.ids, position_ids=batch.place, use_cache=False, feed=sight)
+        attention_mask = kind(batch).prepare({None, getattr(config, "sliding_window", None)}, 2, model.dtype)
+        out = model.base_model(input_ids=batch.ids, position_ids=batch.place, use_cache=False, metadata=attention_mask)
         out.last_hidden_state.flatten(0, 1)[batch.at].square().mean().backward()
         return [parameter.grad for parameter in model.base_model.parameters()]
 
-    expected = [gradients(Sees, batch) for batch in batches]
+    expected = [gradients(AttentionMask, batch) for batch in batches]
     for layer in model.base_model.layers:
         layer.compile(dynamic=False, fullgraph=True, backend="aot_eager")
     counters.clear()

@@ -75,7 +75,7 @@ def test_a_conversation_is_never_fed_more_tokens_than_its_size(
 ) -> None:
     """So what is packed by size fits. The size grows with the length and shrinks with the prompt."""
     size = objective.size(len(example.ids), example.prompt)
-    assert len(objective.lay(example, SPECIAL, dice(0, turn)).ids) <= size <= objective.size(40, 0)
+    assert len(objective.build(example, SPECIAL, dice(0, turn)).ids) <= size <= objective.size(40, 0)
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))

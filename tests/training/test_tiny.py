@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding.loop import decode
-from mtbench.decoding.method import Lanes
+from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
-from mtbench.models.runner import Lane
+from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import Plan, Request
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
@@ -34,8 +34,8 @@ def plan_of(limit: int) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def exact_lane() -> Lane:
-    return Lane(load(family("tiny").checkpoint("mars"), dtype=torch.float64))
+def exact_lane() -> ModelRunner:
+    return ModelRunner(load(family("tiny").checkpoint("mars"), dtype=torch.float64))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(("size", "tau"), [(4, 0.95), (4, 0.6), (2, 0.8), (7, 0.5), (4, 1.0)])
 def test_on_trained_weights_cursor_and_none_are_a_recomputation(
-    exact_lane: Lane, prompts: list[list[int]], size: int, tau: float
+    exact_lane: ModelRunner, prompts: list[list[int]], size: int, tau: float
 ) -> None:
     """In float64, ragged prompts of real length: tokens, commits and forwards agree with the naive reference."""
     checkpoint = exact_lane.checkpoint
@@ -63,7 +63,7 @@ def test_on_trained_weights_cursor_and_none_are_a_recomputation(
     want = [naive.mars(logits, p, BUDGET, end, mask=mask, size=size, tau=tau, metric="probability") for p in prompts]
     for cache in ("cursor", "none"):
         method = METHODS["mars"](tau=tau, block_size=size, cache=cache)
-        got, _ = decode(method, Lanes("mars", {"mars": exact_lane}), prompts, BUDGET)
+        got, _ = decode(method, ModelRunners("mars", {"mars": exact_lane}), prompts, BUDGET)
         assert [(g.token_ids, g.commits) for g in got] == want
 
 
@@ -112,7 +112,7 @@ def profile() -> dict[str, tuple[list[Generation], dict[str, float]]]:
     plan = plan_of(ITEMS)
     suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
     order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))
-    lanes = {role: Lane(load(family("tiny").checkpoint(role))) for role in ("ar", "mars")}
+    runners = {role: ModelRunner(load(family("tiny").checkpoint(role))) for role in ("ar", "mars")}
     arms: dict[str, Any] = {"ar": ("ar", METHODS["ar"]())}
     arms |= {f"mars {tau}": ("mars", METHODS["mars"](tau=tau)) for tau in (1.0, *TAUS)}
     found = {}
@@ -121,7 +121,9 @@ def profile() -> dict[str, tuple[list[Generation], dict[str, float]]]:
         for begin in range(0, len(order), 64):
             batch = order[begin : begin + 64]
             prompts = [items[i].prompt_ids for i in batch]
-            generations, _ = decode(method, Lanes(role, {role: lanes[role]}), prompts, plan.suites[0].max_new_tokens)
+            generations, _ = decode(
+                method, ModelRunners(role, {role: runners[role]}), prompts, plan.suites[0].max_new_tokens
+            )
             answers |= dict(zip(batch, generations, strict=True))
         texts = {items[i].item: g.text for i, g in answers.items()}
         found[name] = ([answers[i] for i in range(len(items))], suite.score(texts))
@@ -163,18 +165,18 @@ def test_the_embedded_family_behaves_like_a_real_one(profile: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_is_as_fast_as_itself(exact_lane: Lane) -> None:
+def test_an_arm_is_as_fast_as_itself(exact_lane: ModelRunner) -> None:
     """Forty short A/A runs call one copy faster than the other at most five times; swapped labels reject 3–7 %."""
-    lane = Lane(load(family("tiny").checkpoint("ar")))
+    runner = ModelRunner(load(family("tiny").checkpoint("ar")))
     torch.set_num_threads(1)
     prompts = [i.prompt_ids for i in plan_of(12).suites[0].items]
-    lanes, method, rejected, walls = Lanes("ar", {"ar": lane}), METHODS["ar"](), 0, [[], []]  # type: ignore[var-annotated]
+    runners, method, rejected, walls = ModelRunners("ar", {"ar": runner}), METHODS["ar"](), 0, [[], []]  # type: ignore[var-annotated]
     shuffler = random.Random(0)
     for _ in range(40):
         run: list[list[float]] = [[], []]
         for prompt in prompts:
             for copy in shuffler.sample((0, 1), 2):
-                run[copy].append(decode(method, lanes, [prompt], BUDGET)[1].wall_s)
+                run[copy].append(decode(method, runners, [prompt], BUDGET)[1].wall_s)
         ratio = ratio_of_totals([run[0]], [run[1]])
         assert ratio.ci_low is not None
         assert ratio.ci_high is not None

@@ -518,9 +518,9 @@ def test_a_loss_that_is_no_number_stops_with_step_rate_and_conversations(
     schedule = plan(base, rows, Ar(), settings)
     poisonous = schedule.conversations(2)[1]
     text = schedule.examples[poisonous].ids
-    lay = Ar.lay
+    lay = Ar.build
 
-    def poisoned(self: Ar, example: packing.Example, *rest: Any) -> packing.Laid:
+    def poisoned(self: Ar, example: packing.Example, *rest: Any) -> packing.TrainingSequence:
         laid = lay(self, example, *rest)
         return laid._replace(weight=laid.weight * value) if torch.equal(example.ids, text) else laid
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import NONE, Commit, Judged, Lanes, Method, Rows, State, Window
+from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.options import option
@@ -25,19 +25,19 @@ class Bigram(Method):
 
     roles = ("ar",)
     claims = "lossless"
-    showcase = ("bigram",)
+    default_arms = ("bigram",)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.drafts, commits=self.drafts + 1)
 
-    def start(self, rows: Rows, lanes: Lanes) -> State:
-        words = lanes.target.checkpoint.vocabulary
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        words = runners.target.checkpoint.vocabulary
         return {
             "place": torch.zeros(len(rows.known), words, dtype=torch.long, device=rows.known.device),
             "offered": torch.zeros_like(rows.known),
         }
 
-    def guess(self, state: State, rows: Rows, lanes: Lanes) -> Tensor:
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         """(R, K). `place` (R, V) is where each token stood last, with another behind it, counted from 1; 0: nowhere."""
         slot = torch.arange(1, rows.tokens.shape[1] + 1, device=rows.tokens.device)
         followed = torch.where(slot < rows.known[:, None], slot, 0)
@@ -49,11 +49,13 @@ class Bigram(Method):
             token = rows.tokens.gather(1, behind)
             drafts.append(token)
             seen.append(behind > 0)
-        state["offered"].copy_(sampling.leading(torch.cat(seen, 1)))
+        state["offered"].copy_(sampling.prefix_length(torch.cat(seen, 1)))
         return torch.cat(drafts, 1)
 
-    def accept(self, state: State, rows: Rows, judged: Judged) -> Commit:
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         """The drafts that the model would have chosen itself, and its own choice behind them."""
         column = torch.arange(self.drafts, device=rows.known.device)
-        agreed = sampling.leading(judged.agrees(judged.guess.masked_fill(column >= state["offered"][:, None], NONE)))
-        return Commit(judged.choice, count=agreed + 1, kept=agreed, offered=state["offered"])
+        agreed = sampling.prefix_length(
+            output.agrees(output.guess.masked_fill(column >= state["offered"][:, None], NONE))
+        )
+        return Commit(output.choice, count=agreed + 1, kept=agreed, offered=state["offered"])
