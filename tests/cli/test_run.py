@@ -401,7 +401,7 @@ def test_a_scheduler_interrupts_as_a_user_does(
     code, error = say(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(tmp_path / "run"))
     said = error.splitlines()[-1]
     again = f"what was complete is kept, `mtbench run -o {tmp_path / 'run'} --resume` goes on"
-    assert (code, said) == (130, f"interrupted; {again if where.startswith('generate') else 'nothing was begun'}")
+    assert (code, said) == (130, f"interrupted; {again if where.endswith('.generate') else 'nothing was begun'}")
 
 
 def test_a_dry_run_refuses_what_the_run_would(
