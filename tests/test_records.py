@@ -117,11 +117,11 @@ def test_null_and_absent_are_two_things() -> None:
     assert "plain" not in dump(own)
     assert (own.plain, own.includes_engine) == (None, None)
     assert dump(other)["plain"] is None
-    with pytest.raises(UserError, match="includes_engine is null: input should be true"):
+    with pytest.raises(UserError, match="includes_engine is null: null is not allowed; leave the key out"):
         validate(dump(other) | {"includes_engine": None}, Speedup, "results.json")
     with pytest.raises(UserError, match="stage is null: null is not allowed; leave the key out"):
         validate({"cell": "a", "error": "b", "stage": None}, FailureLine, "failures.jsonl")
-    with pytest.raises(UserError, match="includes_engine and plain must be given together"):
+    with pytest.raises(UserError, match=r"includes_engine \(true\) and plain must be given together"):
         validate(dump(own) | {"plain": None}, Speedup, "results.json")
     part: dict[str, Any] = {"metric": "exact", "value": 1.0, "stderr": 0.1, "ci_low": 0.9, "ci_high": 1.0, "n": 2}
     assert list(dump(Accuracy(**part))) == list(part)

@@ -6,7 +6,7 @@ bounds are null where there are too few units. mtbench/statistics.py holds every
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from mtbench.decoding.method import Claims
 from mtbench.records import (
@@ -48,12 +48,6 @@ def _named(task: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(task.get("name"), str):
         raise ValueError("a task must have a name")
     return task
-
-
-def _true(value: object) -> object:
-    if value is not True:  # 1 == True, but 1 is no truth value
-        raise ValueError("input should be true")
-    return value
 
 
 TaskInfo = Annotated[
@@ -170,8 +164,10 @@ class Speedup(Sparse):
     factors: SpeedFactors | None = Field(
         description="factors of rate_ratio; null: nothing was measured, or an engine hides its counters"
     )
-    includes_engine: Annotated[Literal[True] | None, NotNull(), BeforeValidator(_true)] = Field(
-        None, description="true: the baseline ran by another engine; absent: by the same engine"
+    includes_engine: Annotated[bool | None, NotNull()] = Field(
+        None,
+        description="true: the baseline ran by another engine; absent: by the same engine",
+        json_schema_extra={"const": True},
     )
     plain: PlainSpeedup | None = Field(
         None,
@@ -181,8 +177,8 @@ class Speedup(Sparse):
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
-        if len(self.model_fields_set & {"includes_engine", "plain"}) == 1:
-            raise ValueError("includes_engine and plain must be given together")
+        if len(self.model_fields_set & {"includes_engine", "plain"}) == 1 or self.includes_engine is False:
+            raise ValueError("includes_engine (true) and plain must be given together")
         return self
 
 
