@@ -9,7 +9,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture or recomputation"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint slow clean
+.PHONY: run test lint slow schemas clean
 
 run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
 	$(BIN)/mtbench run --limit 300
@@ -29,6 +29,9 @@ lint: $(INSTALLED)
 
 slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow
+
+schemas: $(INSTALLED)  ## write the JSON Schemas of what is stored, from the records
+	$(BIN)/python -m mtbench.cli.schemas
 
 # torch goes first and exactly as pinned: an open range may bring gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt

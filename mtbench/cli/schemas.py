@@ -1,0 +1,91 @@
+"""`python -m mtbench.cli.schemas`: write mtbench/schemas/*.schema.json, the JSON Schemas of the records.
+
+The schemas are generated and never edited: change the records, then run `make schemas`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from mtbench.records import Record
+from mtbench.reproduce.record import Published, Reproduction
+from mtbench.results.record import Results
+from mtbench.runs.records import GenerationLine, Plan, TimingLine
+
+FOLDER = Path(__file__).parents[1] / "schemas"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
+    "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),
+    "plan": (Plan, "plan.json"),
+    "published": (Published, "A published table that `mtbench reproduce` runs"),
+    "reproduction": (Reproduction, "reproduction.json: published figures beside ours"),
+    "results": (Results, "results.json"),
+    "timing": (TimingLine, "A line of timings/<cell>.jsonl"),
+}
+
+
+class Generator(GenerateJsonSchema):
+    """Schemas without generated titles and defaults, in the order of the fields.
+
+    A nullable simple type is written as a list of types, and the keys of a mapping are always checked.
+    """
+
+    schema_dialect = DRAFT
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def sort(self, value: JsonSchemaValue, parent_key: str | None = None) -> JsonSchemaValue:
+        return value
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        inner = self.generate_inner(schema["schema"])
+        if isinstance(inner.get("type"), str) and not inner.keys() & {"enum", "const", "$ref"}:
+            return inner | {"type": [inner["type"], "null"]}
+        return super().nullable_schema(schema)
+
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        written = super().dict_schema(schema)
+        written.pop("patternProperties", None)
+        if "keys_schema" in schema:
+            keys = self.generate_inner(schema["keys_schema"])
+            keys.pop("type", None)  # every key is a string
+            written.pop("propertyNames", None)
+            written |= {"propertyNames": keys} if keys else {}
+        if "values_schema" in schema and (values := self.generate_inner(schema["values_schema"])):
+            written["additionalProperties"] = values
+        return written
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of a kind of document."""
+    record, title = SCHEMAS[kind]
+    written = record.model_json_schema(schema_generator=Generator)
+    parts = written.pop("$defs", {})
+    for part in (written, *parts.values()):
+        part.pop("title", None)
+        if "description" in part:
+            part["description"] = " ".join(part["description"].split())
+    head = {"$schema": DRAFT, "title": title, "description": written.pop("description")}
+    return head | written | ({"$defs": dict(sorted(parts.items()))} if parts else {})
+
+
+def text(kind: str) -> str:
+    """The file of a kind of document."""
+    return json.dumps(schema(kind), indent=1, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    """Write every schema."""
+    for kind in SCHEMAS:
+        (FOLDER / f"{kind}.schema.json").write_text(text(kind), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Records: the base class of what mtbench stores as JSON, how a file becomes records, and how records become JSON.
+
+The models themselves are in mtbench/runs/records.py (what a run writes), mtbench/results/record.py (results.json) and
+mtbench/reproduce/record.py (published tables and reproductions). The JSON Schemas in mtbench/schemas/ are generated
+from them (`make schemas`).
+
+A reader gets a record of the right shape or one UserError in one line, which names the file, the line of a JSONL file,
+the field, the value found and the values allowed. A JSON number stored as an integer is read as a float where a field
+holds a float; nothing else is converted.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
+
+from mtbench.errors import UserError
+
+RESTORE = "restore it or start a new run."
+APPEND_ONLY = "this file is append-only, so something else changed it. Restore it, or delete the run and start anew."
+LONGEST_VALUE = 60  # characters of a refused value that an error repeats
+
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Seconds = NonNegative
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, StringConstraints(min_length=1)]
+Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("input should be a number")
+    return value
+
+
+VersionOne = Annotated[Literal[1], BeforeValidator(_no_truth_value)]  # True == 1, but true is no version
+
+
+class NotNull:
+    """Mark of a field that may be absent from the file, and is None then, but may not be null in it."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_refuse_null, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        nullable: Any = schema
+        return handler(nullable["schema"]["schema"])
+
+
+def _refuse_null(value: Any) -> Any:
+    if value is None:
+        raise ValueError("null is not allowed; leave the key out")
+    return value
+
+
+class Record(BaseModel):
+    """A JSON object with a fixed set of keys. It cannot be changed once made.
+
+    A field without a default must be in the file. A field with a default may be absent from the file, and is always
+    written. Keys are written in the order of the fields.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def changed(self, **changes: Any) -> Self:
+        """A copy in which some fields have other values. The copy is validated."""
+        return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
+
+ROOT = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)  # of a record that is a mapping with free keys
+
+
+class Sparse(Record):
+    """A record that leaves out keys: a field with a default is written only if it was given."""
+
+    @model_serializer(mode="wrap")
+    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        fields, given = type(self).model_fields, self.model_fields_set
+        return {k: v for k, v in whole.items() if k in given or (k in fields and fields[k].is_required())}
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def dump(record: BaseModel) -> dict[str, Any]:
+    """The JSON object of a record: its keys in the order of the file."""
+    return record.model_dump()
+
+
+def read_json(path: Path, kind: type[M], advice: str = RESTORE) -> M:
+    """The record in a JSON file. `advice` ends the error message and says what the user can do.
+
+    Raises UserError if the file is missing, is not JSON, or holds another record.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; `mtbench run -o {path.parent} --resume` makes it.") from None
+    return parse(data, kind, str(path), advice)
+
+
+def read_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> list[M]:
+    """The records of a JSONL file, none if it is absent. A last line without its newline is torn and left out.
+
+    Raises UserError with the line's number for any other line that is not a record of this kind.
+    """
+    if not path.is_file():
+        return []
+    *whole, _torn = path.read_bytes().split(b"\n")
+    return [parse(line, kind, f"{path}, line {number}", advice) for number, line in enumerate(whole, start=1)]
+
+
+def parse(data: bytes | str, kind: type[M], where: str, advice: str = RESTORE) -> M:
+    """The record in some JSON text; `where` names the text in an error. NaN and infinities are not JSON."""
+    if not data:
+        raise UserError(f"{where}: empty line; {advice}")
+    try:
+        stored = from_json(data, allow_inf_nan=False)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error}); {advice}") from None
+    return validate(stored, kind, where, advice)
+
+
+def validate(stored: Any, kind: type[M], where: str, advice: str = RESTORE) -> M:
+    """The record of a parsed JSON value. Raises UserError in one line."""
+    try:
+        return kind.model_validate(stored)
+    except ValidationError as error:
+        raise refusal(error, where, advice) from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply; {advice}") from None
+
+
+def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserError:
+    """The first finding of a validation as one line: where, which field, what was found, what is allowed.
+
+    A wrong `schema_version` comes before everything else, since it explains the rest.
+    """
+    found = error.errors(include_url=False)
+    version = next((e for e in found if e["loc"] == ("schema_version",) and e["type"] == "literal_error"), None)
+    if version is not None:
+        known = version["ctx"]["expected"]
+        return UserError(f"{where} has schema version {_shown(version['input'])}; this mtbench reads {known}.")
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return UserError(f"{where}: {_finding(found[0])}{more}; {advice}")
+
+
+def field_path(location: Sequence[int | str]) -> str:
+    """A place in a record as it is written in code.
+
+    >>> field_path(("cells", 3, "speedup", 0, "verdict"))
+    'cells[3].speedup[0].verdict'
+    """
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]"]
+    return "".join(parts).removeprefix(".") or "the record"
+
+
+def _finding(error: ErrorDetails) -> str:
+    field, kind, value = field_path(error["loc"]), error["type"], _shown(error["input"])
+    if kind == "missing":
+        return f"{field} is missing"
+    if kind == "extra_forbidden":
+        return f"{field} is not known here; made by a newer mtbench?"
+    if kind == "literal_error":
+        return f"{field} is {value}, allowed: {error['ctx']['expected']}"
+    said = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return f"{field} is {value}: {said[:1].lower()}{said[1:]}"
+
+
+def _shown(value: Any) -> str:
+    """A value in one line of bounded length; of an object or an array only its kind."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "an array"
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"

@@ -1,0 +1,293 @@
+"""Records: what is read from files, how it is refused, and that what is written back is what was read."""
+
+import copy
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+
+from mtbench.cli.schemas import FOLDER, SCHEMAS, schema, text
+from mtbench.errors import UserError
+from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
+from mtbench.reproduce.record import Published
+from mtbench.results.record import Accuracy, Results, Speedup
+from mtbench.runs import plan as plans
+from mtbench.runs import records
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.records import (
+    EnergyRecord,
+    Environment,
+    FailureLine,
+    GenerationLine,
+    MemoryRecord,
+    Plan,
+    PreparationLine,
+    RescoringRecord,
+    Scores,
+    TimingLine,
+)
+
+STORED = Path(__file__).parents[1] / "reports" / "2026-11-21_tiny_cpu_methods"
+WHOLE: dict[str, type[BaseModel]] = {
+    "plan": Plan,
+    "results": Results,
+    "environment": Environment,
+    "energy": EnergyRecord,
+    "memory": MemoryRecord,
+    "scores": Scores,
+}
+LINES: dict[str, type[BaseModel]] = {
+    "generations/*": GenerationLine,
+    "timings/*": TimingLine,
+    "preparation": PreparationLine,
+    "failures": FailureLine,
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_document_of_a_run_comes_back_as_it_was(small_run: RunDirectory, kind: str) -> None:
+    """Every key, in its order, with its value."""
+    file = small_run.path / f"{kind}.json"
+    assert json.dumps(dump(read_json(file, WHOLE[kind]))) == json.dumps(json.loads(file.read_text()))
+
+
+def test_re_scored_tokens_come_back_as_they_were(small_run: RunDirectory) -> None:
+    found = list((small_run.path / "lossless").glob("*.json"))
+    assert found
+    for file in found:
+        assert json.dumps(dump(read_json(file, RescoringRecord))) == json.dumps(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_of_a_run_comes_back_as_it_was(small_run: RunDirectory, name: str) -> None:
+    for file in small_run.path.glob(f"{name}.jsonl"):
+        written = [json.dumps(dump(line)) + "\n" for line in read_lines(file, LINES[name])]
+        assert "".join(written) == file.read_text()
+
+
+@pytest.mark.parametrize("file", sorted((Path(str(files("mtbench"))) / "reproduce" / "published").glob("*.json")))
+def test_a_published_table_comes_back_as_it_was(file: Path) -> None:
+    assert json.dumps(dump(read_json(file, Published))) == json.dumps(json.loads(file.read_text()))
+
+
+def test_stored_results_come_back_as_they_were() -> None:
+    """A key that its mtbench did not write yet is not added."""
+    stored = json.loads((STORED / "results.json").read_text())
+    assert "accuracy_macro" not in stored["cells"][0]
+    assert json.dumps(dump(read_json(STORED / "results.json", Results))) == json.dumps(stored)
+
+
+def test_a_plan_is_the_plan_that_it_replaces(small_run: RunDirectory) -> None:
+    """The same file from either, also of an older plan, to which both add what it lacks."""
+    for file in (small_run.path / "plan.json", STORED / "plan.json"):
+        before, now = plans.Plan.from_json(json.loads(file.read_text())), read_json(file, Plan)
+        assert json.dumps(dump(now)) == json.dumps(before.to_json())
+        assert now.warnings() == before.warnings()
+        for old, new in zip(before.suites, now.suites, strict=True):
+            assert (new.digest(), new.room, new.prompt(1)) == (old.digest(), old.room, old.prompt(1))
+        now.refuse_unknown()
+    assert (records.BATCHINGS, records.PROTOCOLS) == (plans.BATCHINGS, plans.PROTOCOLS)
+    assert (records.MIN_BLOCKS, records.REFILLS, records.SCHEMA_VERSION) == (
+        plans.MIN_BLOCKS,
+        plans.REFILLS,
+        plans.SCHEMA_VERSION,
+    )
+
+
+def test_prompts_of_a_private_suite_are_never_written(small_run: RunDirectory) -> None:
+    plan = read_json(small_run.path / "plan.json", Plan)
+    suite = plan.suites[0].changed(withheld=plan.suites[0].digest())
+    assert suite.prompt(0)
+    stored = dump(plan.changed(suites=[suite]))["suites"][0]
+    assert [item["prompt_ids"] for item in stored["items"]] == [[]] * len(suite.items)
+
+
+def test_null_and_absent_are_two_things() -> None:
+    """A key that was given as null is written as null, a key that was not given is not written."""
+    ratio: dict[str, Any] = dict.fromkeys(
+        ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
+    )
+    own = Speedup(baseline="ar", verdict="same", **ratio)
+    other = Speedup(baseline="ar", verdict="same", **ratio, includes_engine=True, plain=None)
+    assert "plain" not in dump(own)
+    assert (own.plain, own.includes_engine) == (None, None)
+    assert dump(other)["plain"] is None
+    with pytest.raises(UserError, match="includes_engine is null: null is not allowed; leave the key out"):
+        validate(dump(other) | {"includes_engine": None}, Speedup, "results.json")
+    with pytest.raises(UserError, match="stage is null: null is not allowed; leave the key out"):
+        validate({"cell": "a", "error": "b", "stage": None}, FailureLine, "failures.jsonl")
+    with pytest.raises(UserError, match=r"includes_engine \(true\) and plain must be given together"):
+        validate(dump(own) | {"plain": None}, Speedup, "results.json")
+    part: dict[str, Any] = {"metric": "exact", "value": 1.0, "stderr": 0.1, "ci_low": 0.9, "ci_high": 1.0, "n": 2}
+    assert list(dump(Accuracy(**part))) == list(part)
+    assert list(dump(Accuracy(**part, tasks=2)))[1] == "tasks"
+
+
+class Inner(Sparse):
+    """For the messages."""
+
+    count: int = 0
+
+
+class Outer(Record):
+    """For the messages."""
+
+    name: str
+    parts: dict[str, list[Inner]]
+    free: dict[str, Any]
+
+
+GOOD: dict[str, Any] = {"name": "a", "parts": {}, "free": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": None}, "f: name is null: input should be a valid string; restore it or start a new run."),
+        ({"name": "x" * 99}, None),
+        ({"name": 1, "free": 1}, "f: name is 1: input should be a valid string (and 1 more); restore"),
+        (
+            {"parts": {"a": [{}, {"count": 1.5}]}},
+            "f: parts.a[1].count is 1.5: input should be a valid integer; restore",
+        ),
+        ({"parts": {"a": [{"count": "1"}]}}, "f: parts.a[0].count is '1': input should be a valid integer; restore"),
+        ({"soul": 1}, "f: soul is not known here; made by a newer mtbench?; restore"),
+        ({"free": [1]}, "f: free is an array: input should be a valid dictionary; restore"),
+    ],
+)
+def test_what_is_refused_is_said_in_one_line(change: dict[str, Any], message: str | None) -> None:
+    if message is None:
+        assert validate(GOOD | change, Outer, "f").name == change["name"]
+        return
+    with pytest.raises(UserError) as refused:
+        validate(GOOD | change, Outer, "f")
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"name": NaN, "parts": {}, "free": {}}',
+        '{"name": "a", "parts": {}, "free": {"a": [Infinity]}}',
+        '{"name": "a", "parts": {}, "free": {"a": ' + "[" * 5000 + "]" * 5000 + "}}",
+        "[" * 200_000,
+        "null",
+    ],
+)
+def test_what_is_no_record_is_refused_in_one_line(text: str) -> None:
+    """NaN and infinities are not JSON, wherever they stand; nesting ends in an error of the same kind."""
+    with pytest.raises(UserError, match=r"^some file: .*; restore it or start a new run\.$"):
+        parse(text, Outer, "some file")
+
+
+def test_a_file_names_itself(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"plan\.json is missing; `mtbench run -o .* --resume` makes it"):
+        read_json(tmp_path / "plan.json", Plan)
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(UserError, match=r"plan\.json: schema_version is missing \(and 4 more\); restore it"):
+        read_json(tmp_path / "plan.json", Plan)
+
+
+@pytest.mark.parametrize("kind", ["plan", "results"])
+def test_another_version_is_refused_before_anything_else(small_run: RunDirectory, kind: str) -> None:
+    stored = small_run.read_json(f"{kind}.json") | {"schema_version": 2, "new key": 1, "cells": 3}
+    with pytest.raises(UserError, match=f"^{kind}.json has schema version 2; this mtbench reads 1.$"):
+        validate(stored, WHOLE[kind], f"{kind}.json")
+
+
+def test_lines_follow_the_rules_of_a_file_that_is_only_appended_to(tmp_path: Path) -> None:
+    """An absent file has no lines; a torn last line is left out; any other broken line has its number."""
+    file = tmp_path / "failures.jsonl"
+    assert read_lines(file, FailureLine) == []
+    good = '{"cell": "a", "error": "b"}\n'
+    file.write_text(good + '{"cell": "b", "error": "b", "stage": "score"}\n' + '{"cell": "c", "err')
+    assert [dump(line) for line in read_lines(file, FailureLine)] == [
+        {"cell": "a", "error": "b"},
+        {"cell": "b", "error": "b", "stage": "score"},
+    ]
+    file.write_text(good + '{"cell": "c", "error": "d"}')
+    assert len(read_lines(file, FailureLine)) == 1
+    for broken in ("", '{"cell": "c", "err', "[]", "null", '{"cell": "c"}', '{"cell": "c", "error": 1}'):
+        file.write_text(good + broken + "\n" + good)
+        with pytest.raises(UserError, match=r"failures\.jsonl, line 2: .*; this file is append-only, so something"):
+            read_lines(file, FailureLine)
+
+
+def test_a_record_cannot_be_changed_but_copied(small_run: RunDirectory) -> None:
+    line = read_lines(next(small_run.path.glob("timings/*.jsonl")), TimingLine)[0]
+    with pytest.raises(ValueError, match="frozen"):
+        line.rows = 3  # type: ignore[misc]
+    assert line.changed(rows=3).rows == 3
+    with pytest.raises(ValueError, match="greater than or equal to 1"):
+        line.changed(rows=0)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_the_stored_schemas_are_those_of_the_records(kind: str) -> None:
+    assert (FOLDER / f"{kind}.schema.json").read_text(encoding="utf-8") == text(kind), "run `make schemas`"
+    Draft202012Validator.check_schema(schema(kind))
+
+
+def described(part: Any) -> Iterator[tuple[str, Any]]:
+    """Every property of a schema."""
+    for owner in (part, *part.get("$defs", {}).values()):
+        yield from owner.get("properties", {}).items()
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_field_is_described(kind: str) -> None:
+    assert [name for name, field in described(schema(kind)) if not field.get("description")] == []
+
+
+MUTANTS: tuple[Any, ...] = (None, True, "odd", -1, 1.5, [], {})
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The path of everything inside a document."""
+    inner: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["generation", "timing", "results"])
+def test_schema_and_record_refuse_the_same(small_run: RunDirectory, kind: str) -> None:
+    """A document with one value changed, one key dropped or one key added is refused by both or by neither.
+
+    But for whole numbers written as 1.0, which only JSON Schema calls integers.
+    """
+    if kind == "results":
+        document = small_run.read_json("results.json")
+        document["cells"] = document["cells"][-1:]
+        document["environment"]["sessions"] = []
+    else:
+        document = small_run.lines(next(small_run.path.glob(f"{kind}s/*mars*")).relative_to(small_run.path).as_posix())[
+            0
+        ]
+    check, record = Draft202012Validator(schema(kind)), SCHEMAS[kind][0]
+    for path in list(places(document)):
+        for mutant in (*MUTANTS, "drop", "add"):
+            changed = copy.deepcopy(document)
+            owner = changed
+            for key in path[:-1]:
+                owner = owner[key]
+            if mutant == "drop":
+                del owner[path[-1]]
+            elif mutant == "add" and isinstance(owner[path[-1]], dict):
+                owner[path[-1]]["no such key"] = True
+            else:
+                owner[path[-1]] = mutant
+            try:
+                record.model_validate(changed)
+                accepted = True
+            except ValueError:
+                accepted = False
+            assert check.is_valid(changed) == accepted, (path, mutant)
