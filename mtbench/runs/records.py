@@ -330,8 +330,8 @@ class TimingLine(Record):
     drafts: Count | None = Field(description="times an outside engine drafted, by its own count")
     drafted: Count | None = Field(description="tokens of those drafts, by the engine's own count")
     accepted: Count | None = Field(description="accepted tokens of those drafts, by the engine's own count")
-    clock_mhz: NonNegative | None = Field(description="clock of the GPU at the end, in MHz")
-    temperature_c: float | None = Field(description="temperature of the GPU at the end, in °C")
+    clock_mhz: Count | None = Field(description="clock of the GPU at the end, in MHz")
+    temperature_c: int | None = Field(description="temperature of the GPU at the end, in °C")
     power_w: NonNegative | None = Field(description="mean power of the GPU, in W")
     throttle: Count | None = Field(
         description="NVML's throttle reasons as bits: those at the end, slowdowns at the start and those between"
