@@ -24,7 +24,7 @@ from mtbench.decoding.output import Generation, Timing
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan, Request
+from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
@@ -157,7 +157,7 @@ def against_generate(found: Found, blocks: int) -> dict[str, Any]:
 def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
     """The embedded checkpoints at one batch size; prints the figures and returns them."""
     methods = AGAINST_GENERATE + MARS_AGAINST_AR
-    plan = make_plan(Request(method=methods, batch_size=(size,), limit=size * blocks))
+    plan = make_plan(RunRequest(method=methods, batch_size=(size,), limit=size * blocks))
     pool = ModelPool(plan.request)
     pool.load(plan.cells)
     found = measure(pool, plan, rounds, seed=size)
@@ -187,7 +187,7 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
 def qwen(blocks: int, rounds: int) -> dict[str, Any]:
     """Random weights of Qwen2.5-0.5B at batch size 1. Our prefill commits nothing: an answer is one forward more."""
     plan = make_plan(
-        Request(
+        RunRequest(
             suite=("synthetic:32x64",),
             weights="random:qwen2.5-0.5b",
             method=AGAINST_GENERATE,

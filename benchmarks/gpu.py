@@ -41,7 +41,7 @@ from mtbench.models.loading import DTYPES
 from mtbench.runs import energy, rescoring, simulation
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, Request
+from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.statistics import INCONCLUSIVE, Ratio
 
@@ -168,7 +168,7 @@ class Bench:
         if self.cpu:
             weights, size, prompt, new = TOY, min(size, 4), 24, 8
         return make_plan(
-            Request(
+            RunRequest(
                 suite=(f"synthetic:{prompt}x{new}",),
                 weights=weights,
                 method=methods,
@@ -378,7 +378,7 @@ def equality(bench: Bench) -> None:
     """
     engines = "engine=eager|graph|invariant"
     drafting = [f"{name}:on=mars,{engines}" for name in LOSSLESS]
-    request = Request(
+    request = RunRequest(
         method=(
             *(f"ar:on=mars,{engines}", f"mars:tau=1|0.8,{engines}", "mars:tau=0.8,cache=block,engine=eager|graph"),
             *(*drafting, f"ar:on=medusa,{engines}", f"medusa:{engines}"),

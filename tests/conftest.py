@@ -11,7 +11,7 @@ from whole import whole_run
 
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 
 LONGEST = {f"test_{name}" for name in ("run", "workers", "sandbox", "recipes", "reproduce", "offline", "report")}
 
@@ -67,7 +67,7 @@ def small_run(tmp_path_factory: pytest.TempPathFactory, hostile_checkpoint: Path
     folder = tmp_path_factory.mktemp("small")
     prompts = folder / "my prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"a a {'a ' * i}"}) + "\n" for i in range(7)))
-    request = Request(
+    request = RunRequest(
         suite=["arithmetic", f"prompts:{prompts}"],
         checkpoint={role: str(hostile_checkpoint) for role in ("ar", "mars")},
         method=["ar", "ar:on=mars", "mars:tau=1.0|0.3"],

@@ -24,7 +24,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.options import option
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -216,7 +216,7 @@ def test_what_is_not_broken_goes_on(installed: Callable[..., None], checkpoint: 
     """A run of our own methods, named or by showcase, does not mind a broken stranger."""
     installed("import no_such_module")
 
-    assert len(make_plan(Request(limit=2)).cells) > 4
+    assert len(make_plan(RunRequest(limit=2)).cells) > 4
     cells = finish(start(tmp_path / "run", asked(checkpoint, method=["ar"])))["cells"]
     assert [c["status"] for c in cells] == ["ok"]
     with pytest.raises(UserError, match=r"unknown method 'marz' .* Broken: good\.$"):
@@ -371,9 +371,9 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
     return add
 
 
-def asked(checkpoint: str, **changes: Any) -> Request:
+def asked(checkpoint: str, **changes: Any) -> RunRequest:
     given: dict[str, Any] = {"batch_size": (1,), "limit": 2, "rounds": 1, "max_new_tokens": 6}
-    return Request(checkpoint={"ar": checkpoint}, **{"method": ["ar", "odd"], **given, **changes})
+    return RunRequest(checkpoint={"ar": checkpoint}, **{"method": ["ar", "odd"], **given, **changes})
 
 
 @pytest.mark.parametrize("case", FAULTS)

@@ -11,12 +11,12 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Cell, Request
+from mtbench.runs.plan import Cell, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 
 
-def whole_run(folder: Path, request: Request) -> RunDirectory:
+def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     """As `mtbench run` makes it; its figures of peak memory are null."""
     plan = make_plan(request)
     run = begin_run(folder / "run", plan, ["mtbench", "run"])

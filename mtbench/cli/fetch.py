@@ -30,7 +30,7 @@ def fetch(
     from mtbench.evaluation.registry import SUITES
     from mtbench.models import families
     from mtbench.runs.bundle import write_bundle
-    from mtbench.runs.plan import Request
+    from mtbench.runs.plan import RunRequest
     from mtbench.runs.prompts import open_suite
 
     if no_checkpoints and role:
@@ -43,7 +43,7 @@ def fetch(
             "with `--family` or `--model`, or carry data alone with `--no-checkpoints`."
         )
     chosen = None if no_checkpoints else families.family(min(wanted), model, overrides)
-    request = Request(
+    request = RunRequest(
         suite=suite,
         data_dir=None if data_dir is None else str(data_dir.resolve()),
         offline=offline,

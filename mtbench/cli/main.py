@@ -32,7 +32,7 @@ from mtbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from mtbench.runs.directory import RunDirectory
-    from mtbench.runs.plan import Plan, Request
+    from mtbench.runs.plan import Plan, RunRequest
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser Typer brings
 INTERRUPTED = 130
@@ -175,7 +175,7 @@ def _complain(mistake: str) -> int:
     return 2
 
 
-def _start(request: "Request", directory: Path | None) -> "RunDirectory":
+def _start(request: "RunRequest", directory: Path | None) -> "RunDirectory":
     """A planned run. Nothing is written before the plan is known to be sound."""
     from mtbench.runs.planner import begin_run, make_plan
 
@@ -197,7 +197,7 @@ def _refuse_existing(path: Path) -> None:
         RunDirectory.create(path)
 
 
-def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "RunDirectory":
+def _resume(ctx: typer.Context, request: "RunRequest", directory: Path | None) -> "RunDirectory":
     """The run in `directory`, whose plan must agree with whatever was said again on the command line."""
     from mtbench.runs.directory import RunDirectory
     from mtbench.runs.plan import Plan
@@ -223,7 +223,7 @@ def _resume(ctx: typer.Context, request: "Request", directory: Path | None) -> "
     return opened
 
 
-def _restart(request: "Request", directory: Path) -> "RunDirectory":
+def _restart(request: "RunRequest", directory: Path) -> "RunDirectory":
     """A run that died before it had a plan holds nothing to keep: it starts anew."""
     from mtbench.runs.directory import RunDirectory
 
@@ -237,7 +237,7 @@ def _restart(request: "Request", directory: Path) -> "RunDirectory":
 
 
 def _finish(
-    opened: "RunDirectory", request: "Request", json_to: Path | None, workers: int | None, ray: str | None
+    opened: "RunDirectory", request: "RunRequest", json_to: Path | None, workers: int | None, ray: str | None
 ) -> Mapping[str, Any]:
     from mtbench.runs.score import due
     from mtbench.runs.score import score as score_run
@@ -281,7 +281,7 @@ def _report(opened: "RunDirectory", json_to: Path | None) -> Mapping[str, Any]:
     return results
 
 
-def _dry_run(request: "Request", directory: Path | None) -> None:
+def _dry_run(request: "RunRequest", directory: Path | None) -> None:
     from mtbench.report.terminal import plan_table
     from mtbench.runs.planner import make_plan
 

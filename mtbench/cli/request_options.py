@@ -12,7 +12,7 @@ from typer import Option
 from mtbench.errors import UserError
 
 if TYPE_CHECKING:
-    from mtbench.runs.plan import Request
+    from mtbench.runs.plan import RunRequest
 
 # Options that several commands take.
 DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
@@ -94,7 +94,7 @@ def options(
     ] = False,
     accuracy_margin: Annotated[float, Option("--accuracy-margin", help="0.02 means 2 points.")] = 0.02,
 ) -> None:
-    """Never called: its signature is the table. Names are `Request`'s fields, but for `time_budget` and `bundle`."""
+    """Never called: its signature is the table. Names are `RunRequest`'s fields, but for `time_budget` and `bundle`."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -107,11 +107,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def request_of(params: Mapping[str, Any]) -> "Request":
+def request_of(params: Mapping[str, Any]) -> "RunRequest":
     """What was asked for. Raises UserError for text that cannot be read."""
-    from mtbench.runs.plan import Request
+    from mtbench.runs.plan import RunRequest
 
-    asked = {f.name: params[f.name] for f in dataclasses.fields(Request) if f.name in params}
+    asked = {f.name: params[f.name] for f in dataclasses.fields(RunRequest) if f.name in params}
     asked |= {
         "checkpoint": dict(role_and_path(text) for text in params["checkpoint"]),
         "batch_size": whole_numbers(params["batch_size"]),
@@ -119,7 +119,7 @@ def request_of(params: Mapping[str, Any]) -> "Request":
         "time_budget_s": _seconds(params["time_budget"]),
         "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
     }
-    return Request(**asked if params["bundle"] is None else _bundled(params["bundle"], asked))
+    return RunRequest(**asked if params["bundle"] is None else _bundled(params["bundle"], asked))
 
 
 def _bundled(bundle: Path, asked: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress, generate
-from mtbench.runs.plan import PROTOCOLS, Plan, Request
+from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import due, score
 from mtbench.training.recipes import RECIPES
@@ -190,7 +190,7 @@ def suites_of(table: Published, asked: Asked) -> dict[str, str]:
 def _part(table: Published, asked: Asked, family: str) -> Part:
     rows = [row for row in table.rows if row.family == family or stands_in(table, asked)]
     suites = list(dict.fromkeys(suites_of(table, asked).values()))
-    request = Request(
+    request = RunRequest(
         suite=suites,
         family=family,
         checkpoint={**table.families.get(family, {}), **asked.checkpoint},
@@ -219,7 +219,7 @@ def _said(asked: Any, own: Any) -> Any:
     return own if asked is None else asked
 
 
-def _joined(plans: Sequence[Plan], request: Request) -> Plan | None:
+def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
     """One plan of those of single suites."""
     if not plans:
         return None
@@ -238,7 +238,7 @@ def arm_of(spec: str, engine: str) -> Arm:
     return parse_arms([spec], engine)[0]
 
 
-def _missing(specs: Sequence[str], request: Request) -> dict[str, str]:
+def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
     """Which arms cannot be run for want of a checkpoint, and why."""
     assert request.family is not None
     family = families.family(request.family, checkpoints=request.checkpoint)

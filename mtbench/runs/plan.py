@@ -32,7 +32,7 @@ REFILLS = 8  # prompts per slot of a refilled block, at least: its ends, where s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RunRequest:
     """What was asked for: the options of `mtbench run` and `mtbench plan`."""
 
     suite: Sequence[str] = ("arithmetic",)
@@ -180,7 +180,7 @@ class Plan:
                 )
             plan = cls(
                 schema_version=SCHEMA_VERSION,
-                request=dataclasses.asdict(_read(Request, data["request"])),
+                request=dataclasses.asdict(_read(RunRequest, data["request"])),
                 suites=[_read(SuitePlan, {**s, "items": [_read(Item, i) for i in s["items"]]}) for s in data["suites"]],
                 cells=[_read(Cell, c) for c in data["cells"]],
                 groups=[_read(Group, g) for g in data["groups"]],
@@ -249,7 +249,8 @@ def _read(kind: type[T], stored: Mapping[str, Any]) -> T:
     """One part of a stored plan. Raises UserError for a key too many, or one that no default stands in for."""
     if not isinstance(stored, Mapping):
         raise TypeError(stored)
-    what, fields = kind.__name__.lower(), {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    what = "request" if issubclass(kind, RunRequest) else kind.__name__.lower()
+    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if odd := sorted(set(stored) - set(fields)):
         raise UserError(
             f"plan.json: {odd[0]!r} of a {what} is not known here; made by a newer mtbench? Go on with that one, or "

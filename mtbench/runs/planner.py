@@ -20,7 +20,18 @@ from mtbench.models.loading import DTYPES, Inspected, inspect
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import BATCHINGS, PROTOCOLS, REFILLS, SCHEMA_VERSION, Cell, Group, Item, Plan, Request, SuitePlan
+from mtbench.runs.plan import (
+    BATCHINGS,
+    PROTOCOLS,
+    REFILLS,
+    SCHEMA_VERSION,
+    Cell,
+    Group,
+    Item,
+    Plan,
+    RunRequest,
+    SuitePlan,
+)
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.runs.simulation import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
 
@@ -29,7 +40,7 @@ MOST_GUESSES = 2048  # of a forward: no method gains by as many, and they would 
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
 
 
-def make_plan(request: Request) -> Plan:
+def make_plan(request: RunRequest) -> Plan:
     """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for whatever is wrong."""
     _check(request)
     suites, cells, groups = [], [], []
@@ -88,7 +99,7 @@ def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
     return run
 
 
-def _check(request: Request) -> None:
+def _check(request: RunRequest) -> None:
     for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
@@ -118,7 +129,7 @@ def _check(request: Request) -> None:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
 
-def _contestants(spec: str, request: Request, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
+def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
     """Who takes part in a suite. Raises UserError for whatever can be known before anything is fetched."""
     suite = SUITES[spec.partition(":")[0]]
     family = _family(request, suite)
@@ -139,7 +150,7 @@ def _contestants(spec: str, request: Request, acceptance: Acceptance | None) -> 
     return family, _arms(request, family)
 
 
-def _family(request: Request, suite: type[Suite]) -> Family:
+def _family(request: RunRequest, suite: type[Suite]) -> Family:
     """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
     methods = [METHODS[name] for name in METHODS]
     roles = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
@@ -148,7 +159,7 @@ def _family(request: Request, suite: type[Suite]) -> Family:
     )
 
 
-def _arms(request: Request, family: Family) -> list[Arm]:
+def _arms(request: RunRequest, family: Family) -> list[Arm]:
     """Those asked for; else every method's showcase, references first, as far as the family has the checkpoints.
 
     Raises UserError for an arm that drafts with its own target, or that cannot throw the dice all others throw.
@@ -192,7 +203,7 @@ def _plan_cell(
     inspected: Mapping[str, Inspected],
     size: int,
     batching: str,
-    request: Request,
+    request: RunRequest,
     acceptance: Acceptance | None,
 ) -> Cell:
     """The cell of `arm`, one of the `arms` of its group."""

@@ -14,10 +14,10 @@ from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, 
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Item, Plan, Request, SuitePlan
+from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan
 
 
-def open_suite(spec: str, request: Request | Mapping[str, Any]) -> Suite:
+def open_suite(spec: str, request: RunRequest | Mapping[str, Any]) -> Suite:
     """The suite `name:rest`, with its data source. Raises UserError."""
     asked = request if isinstance(request, Mapping) else dataclasses.asdict(request)
     name, _, rest = spec.partition(":")
@@ -34,7 +34,7 @@ def open_suite(spec: str, request: Request | Mapping[str, Any]) -> Suite:
     return suite
 
 
-def refuse_unknown_subtasks(request: Request) -> None:
+def refuse_unknown_subtasks(request: RunRequest) -> None:
     """Raise UserError for a subtask that none of the suites has; a suite with none of those named is asked whole."""
     known = dict.fromkeys(subtask for spec in request.suite for subtask in SUITES[spec.partition(":")[0]].subtasks)
     for subtask in request.subtask:
@@ -45,7 +45,7 @@ def refuse_unknown_subtasks(request: Request) -> None:
 
 
 def plan_suite(
-    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: Request
+    spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: RunRequest
 ) -> SuitePlan:
     """What the suite asks, in the checkpoints' tokens. Raises UserError if they do not read the same, or cannot."""
     tokenizer = checkpoints[0].tokenizer
@@ -88,7 +88,7 @@ def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
     are not those that were planned.
     """
     plan = Plan.from_json(run.read_json("plan.json"))
-    request = Request(**{**plan.request, **({"data_dir": data_dir} if data_dir else {})})
+    request = RunRequest(**{**plan.request, **({"data_dir": data_dir} if data_dir else {})})
     suites = []
     for suite in plan.suites:
         if suite.withheld is not None:

@@ -90,10 +90,10 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     from mtbench.decoding.method import ModelRunners
     from mtbench.models.loading import load
     from mtbench.registry import METHODS
-    from mtbench.runs.plan import Request
+    from mtbench.runs.plan import RunRequest
     from mtbench.runs.planner import make_plan, open_suite
 
-    request = Request(limit=ITEMS, batch_size=(1,), method=("ar",))
+    request = RunRequest(limit=ITEMS, batch_size=(1,), method=("ar",))
     plan = make_plan(request)
     suite, items = open_suite("arithmetic", plan.request), plan.suites[0].items
     order = sorted(range(len(items)), key=lambda i: len(items[i].prompt_ids))

@@ -10,21 +10,21 @@ import typer
 from mtbench.cli import main
 from mtbench.cli.request_options import options, request_of
 from mtbench.errors import UserError
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 
 DEFAULTS: dict[str, Any] = {name: p.default for name, p in inspect.signature(options).parameters.items()}
 
 
 def test_every_field_of_a_request_has_its_option() -> None:
     """None is forgotten, none says something that nobody reads; a bundle says where other fields' things are."""
-    fields = {f.name for f in dataclasses.fields(Request)}
+    fields = {f.name for f in dataclasses.fields(RunRequest)}
     assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == fields | {"bundle"}
 
 
 def test_nothing_said_is_a_requests_own_defaults() -> None:
     """The command line and the library start from the same run."""
-    request = Request()
-    for field in dataclasses.fields(Request):
+    request = RunRequest()
+    for field in dataclasses.fields(RunRequest):
         said, default = getattr(request_of(DEFAULTS), field.name), getattr(request, field.name)
         assert (tuple(said), tuple(default)) if isinstance(default, tuple) else (said, default), field.name
         assert (tuple(said) if isinstance(default, tuple) else said) == default, field.name

@@ -28,7 +28,7 @@ from mtbench.errors import UserError
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 
@@ -46,7 +46,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def request_for(checkpoints: dict[str, str], **changes: Any) -> Request:
+def request_for(checkpoints: dict[str, str], **changes: Any) -> RunRequest:
     asked: dict[str, Any] = {
         "checkpoint": checkpoints,
         "method": ARMS,
@@ -55,10 +55,10 @@ def request_for(checkpoints: dict[str, str], **changes: Any) -> Request:
         "rounds": 2,
         "max_new_tokens": 6,
     }
-    return Request(**(asked | changes))
+    return RunRequest(**(asked | changes))
 
 
-def start(path: Path, request: Request) -> RunDirectory:
+def start(path: Path, request: RunRequest) -> RunDirectory:
     return begin_run(path, make_plan(request), ["mtbench", "run"])
 
 

@@ -14,7 +14,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.multi_turn import QuestionSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Template
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
@@ -334,7 +334,8 @@ def test_all_questions_are_there() -> None:
 @real
 def test_all_conversations_fit_the_embedded_family() -> None:
     """Both turns and twice the whole budget have room in its context; every second turn knows its first."""
-    plan = make_plan(Request(suite=["mt-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True)).suites[0]
+    request = RunRequest(suite=["mt-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True)
+    plan = make_plan(request).suites[0]
 
     assert len(plan.items) == 160
     for item in plan.items:

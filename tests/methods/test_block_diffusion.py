@@ -26,7 +26,7 @@ from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
 from mtbench.options import build
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted
 
@@ -201,7 +201,7 @@ def test_a_prompt_shorter_than_a_block_is_refused(runner: ModelRunner, tmp_path:
         run(method(), runner, [[1] * 5, [1] * 3])
     asked = tmp_path / "mine.jsonl"
     asked.write_text("".join(json.dumps({"prompt": "a " * n}) + "\n" for n in (6, 3)))
-    request = Request(
+    request = RunRequest(
         suite=[f"prompts:{asked}"],
         checkpoint={"block_diffusion": str(save_small(tmp_path / "small"))},
         method=["block-diffusion"],
@@ -236,7 +236,7 @@ def test_the_surest_come_first() -> None:
 
 def test_scripted_acceptance_is_refused() -> None:
     """Leading runs say nothing of a block that is decided in any order; a replay would overstate its speed."""
-    request = Request(
+    request = RunRequest(
         suite=["synthetic:16x8"],
         weights="random:qwen2.5-0.5b",
         accept="0.8,0.5",

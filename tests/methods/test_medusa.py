@@ -23,7 +23,7 @@ from mtbench.errors import UserError
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted
 
@@ -185,9 +185,9 @@ def test_a_script_is_followed_whatever_the_heads_say(headed: ModelRunner, tree: 
 def test_what_has_no_heads_is_refused_by_name(how: dict[str, Any], said: str) -> None:
     """At planning, before a model is loaded, with what to do."""
     with pytest.raises(UserError, match=said):
-        make_plan(Request(limit=2, device="cpu", **how))
+        make_plan(RunRequest(limit=2, device="cpu", **how))
 
 
 def test_the_heads_are_those_it_was_trained_with() -> None:
-    plan = make_plan(Request(method=["medusa"], limit=2, device="cpu"))
+    plan = make_plan(RunRequest(method=["medusa"], limit=2, device="cpu"))
     assert next(cell for cell in plan.cells if cell.arm.startswith("medusa")).options == {"heads": 4, "tree": "1"}

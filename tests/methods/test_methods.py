@@ -10,7 +10,7 @@ from whole import whole_run
 
 from mtbench.decoding.registry import METHODS
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 
 NEW = 24
 ARMS = (
@@ -25,7 +25,7 @@ ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    request = Request(
+    request = RunRequest(
         method=ARMS, batch_size=(3,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
     )
     return whole_run(tmp_path_factory.mktemp("methods"), request)

@@ -28,7 +28,7 @@ from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Plan, Request
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
@@ -253,7 +253,7 @@ def test_server_sent_events_are_read_as_they_are_written() -> None:
     assert list(events(iter(lines))) == [{"a": 1}, {"b": ": [DONE]"}]
 
 
-def request_for(folder: Path, url: str, **changes: Any) -> Request:
+def request_for(folder: Path, url: str, **changes: Any) -> RunRequest:
     asked: dict[str, Any] = {
         "checkpoint": {"ar": str(folder)},
         "method": ["ar", f"openai:url={url}"],
@@ -263,7 +263,7 @@ def request_for(folder: Path, url: str, **changes: Any) -> Request:
         "max_new_tokens": 6,
         "device": "cpu",
     }
-    return Request(**(asked | changes))
+    return RunRequest(**(asked | changes))
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def same_model(folder: Path) -> Iterator[Service]:
         yield it
 
 
-def finish(folder: Path, request: Request) -> tuple[RunDirectory, dict[str, Any]]:
+def finish(folder: Path, request: RunRequest) -> tuple[RunDirectory, dict[str, Any]]:
     run = RunDirectory.create(folder)
     run.write_json("environment.json", {"command": ["mtbench", "run"]})
     plan = make_plan(request)

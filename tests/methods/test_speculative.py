@@ -30,7 +30,7 @@ from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import prepare
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 
 PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31], [4, 4, 4]]
@@ -394,7 +394,7 @@ def test_what_cannot_draft_is_refused_by_name(spec: str, said: str, tmp_path: An
     """At planning, before a model is loaded."""
     monkeypatch.setattr("mtbench.models.loading.find_mask", lambda *_: 5 if spec.startswith("mars") else None)
     with pytest.raises(UserError, match=said):
-        make_plan(Request(method=[spec], limit=2, device="cpu"))
+        make_plan(RunRequest(method=[spec], limit=2, device="cpu"))
 
 
 def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
@@ -414,11 +414,11 @@ def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
 )
 def test_what_would_mislead_or_never_end_is_refused(spec: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        make_plan(Request(method=[spec], limit=2, device="cpu"))
+        make_plan(RunRequest(method=[spec], limit=2, device="cpu"))
 
 
 def test_masks_on_a_checkpoint_that_never_saw_any_are_flagged() -> None:
-    cells = make_plan(Request(method=["mars:on=ar,tau=0.9", "mars:tau=0.9"], limit=2, device="cpu")).cells
+    cells = make_plan(RunRequest(method=["mars:on=ar,tau=0.9", "mars:tau=0.9"], limit=2, device="cpu")).cells
     assert [any("feeds masks" in flag for flag in c.flags) for c in cells] == [True, False] * 2
 
 
@@ -433,4 +433,4 @@ def test_a_checkpoint_with_other_ids_for_the_same_words_is_refused(tmp_path: Pat
     file.write_text(json.dumps(stored))
     roles = {"ar": str(tmp_path / "one"), "draft": str(tmp_path / "other")}
     with pytest.raises(UserError, match=r"different ids for '[yz]'"):
-        make_plan(Request(checkpoint=roles, method=["speculative"], limit=1, max_new_tokens=4, device="cpu"))
+        make_plan(RunRequest(checkpoint=roles, method=["speculative"], limit=1, max_new_tokens=4, device="cpu"))

@@ -25,7 +25,7 @@ from mtbench.reproduce.beside import compare
 from mtbench.reproduce.published import Asked, Part, Published, PublishedRow, lay_out, names, published
 from mtbench.results.samples import read
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.plan import Cell, Request
+from mtbench.runs.plan import Cell, RunRequest
 
 MINIATURE: dict[str, Any] = {
     "family": "tiny",
@@ -262,7 +262,7 @@ def test_what_has_no_checkpoint_says_how_to_get_one() -> None:
     small = Asked(name="", family="qwen2.5-0.5b", offline=True)
     with pytest.raises(UserError, match=r"nothing of mars-table-2 can be run here: "):
         lay_out(published("mars-table-2"), small)
-    missing = reproduction._missing(["ar:on=ar_long"], Request(family="qwen2.5-0.5b", offline=True))
+    missing = reproduction._missing(["ar:on=ar_long"], RunRequest(family="qwen2.5-0.5b", offline=True))
     assert missing["ar:on=ar_long"].endswith("`mtbench train --recipe mars-qwen2.5-0.5b --only ar_long`")
 
 

@@ -23,7 +23,7 @@ from mtbench.results.samples import Measured, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Cell, Plan, Request
+from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
@@ -36,9 +36,9 @@ HIDDEN = (
 
 
 @pytest.fixture(scope="module")
-def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
+def request_(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
     root = tmp_path_factory.mktemp("checkpoints")
-    return Request(
+    return RunRequest(
         checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
         method=["ar", "ar:on=mars", "mars:tau=0.3", "hf-generate", "hf-generate:cache=static"],
         batch_size=(1, 2, 3),
@@ -51,7 +51,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
 
 
 @pytest.fixture(scope="module")
-def run(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def run(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The whole of it, but for the pass for peak memory."""
     plan = make_plan(request_)
     run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
@@ -75,7 +75,7 @@ def cells_of(results: Any, batch_size: int, batching: str = "static") -> dict[st
     return {c["arm"]: c for c in found}
 
 
-def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: Request) -> None:
+def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: RunRequest) -> None:
     """All items once, blocks alike in size, none under 8R; no such group for one slot, nor for a loop not ours."""
     groups = make_plan(request_).groups
     assert [(g.batch_size, g.batching) for g in groups] == [
@@ -92,7 +92,7 @@ def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: Request) ->
     assert groups[4].cells[2] == "arithmetic.mars-tau0.3.mars.graph.refill.b3"
 
 
-def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Request) -> None:
+def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: RunRequest) -> None:
     """6 blocks of 8R; and that an outside engine has no refill."""
     said = make_plan(request_).warnings()
     assert (
@@ -103,13 +103,13 @@ def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Re
     assert said[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
 
 
-def test_refill_of_single_slots_alone_is_refused(request_: Request) -> None:
+def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
     """Nothing would be left to run."""
     asked = {name: getattr(request_, name) for name in request_.__dataclass_fields__}
     with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
-        make_plan(Request(**asked | {"batching": ("refill",), "batch_size": (1,)}))
+        make_plan(RunRequest(**asked | {"batching": ("refill",), "batch_size": (1,)}))
     with pytest.raises(UserError, match="unknown batching 'refil'"):
-        make_plan(Request(**asked | {"batching": ("refil",)}))
+        make_plan(RunRequest(**asked | {"batching": ("refil",)}))
 
 
 def test_all_that_was_planned_is_measured(results: Any) -> None:

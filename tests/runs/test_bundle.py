@@ -21,7 +21,7 @@ from mtbench.evaluation.suite import Suite
 from mtbench.models import families
 from mtbench.models.families import FAMILIES, RECORD, Family
 from mtbench.runs.bundle import LIST, SCHEMA_VERSION, open_bundle, write_bundle
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
 
@@ -54,7 +54,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def opened(*specs: str, data_dir: Path | None = None) -> dict[str, Suite]:
-    asked = Request(suite=list(specs), data_dir=None if data_dir is None else str(data_dir), offline=True)
+    asked = RunRequest(suite=list(specs), data_dir=None if data_dir is None else str(data_dir), offline=True)
     return {spec: open_suite(spec, asked) for spec in specs}
 
 
@@ -329,7 +329,7 @@ def test_a_newer_bundle_asks_for_a_newer_mtbench(tmp_path: Path) -> None:
 # --- On the command line ------------------------------------------------------------------------------------------
 
 
-def ask(**said: Any) -> Request:
+def ask(**said: Any) -> RunRequest:
     """A request as the command line makes it."""
     defaults = {name: p.default for name, p in inspect.signature(options).parameters.items()}
     return request_of({**defaults, **said})
@@ -339,7 +339,7 @@ def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data
     """Plans alike, but for where things lie, with what was carried and with what it was carried from."""
     path = bundle(tmp_path / "x.tar", data, weights)
     carried = make_plan(ask(suite=["mt-bench"], bundle=path, offline=True, method=["ar", "mars"], max_new_tokens=8))
-    own = Request(
+    own = RunRequest(
         suite=["mt-bench"],
         data_dir=str(data),
         offline=True,

@@ -133,13 +133,13 @@ def test_every_suite_is_here_or_said_not_to_be() -> None:
 
 PLAN_AND_SCORE = """
 import sys
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.prompts import open_suite
 from mtbench.runs.planner import make_plan
 from mtbench.evaluation.registry import SUITES
 
 for name in sys.argv[2:]:
-    asked = Request(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,
+    asked = RunRequest(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,
                     max_new_tokens=4, data_dir=sys.argv[1], offline=True, skip_unscorable=True)
     items = [item.item for item in make_plan(asked).suites[0].items]
     suite = open_suite(name, asked)

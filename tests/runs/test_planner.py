@@ -17,7 +17,7 @@ from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Plan, Request
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.score import before, score
@@ -79,7 +79,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def begun(path: Path, checkpoints: dict[str, str], **asked: Any) -> RunDirectory:
-    request = Request(checkpoint=checkpoints, method=ARMS, rounds=1, **asked)
+    request = RunRequest(checkpoint=checkpoints, method=ARMS, rounds=1, **asked)
     plan = make_plan(request)
     run = begin_run(path, plan, ["mtbench", "run"])
     run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
@@ -132,7 +132,7 @@ def test_an_interrupted_conversation_goes_on_where_it_was(checkpoints: dict[str,
 
 def test_room_is_for_a_whole_conversation(checkpoints: dict[str, str]) -> None:
     """What all turns and answers take must fit the context; it is refused before anything runs."""
-    request = Request(suite=("talk",), checkpoint=checkpoints, method=("ar",), max_new_tokens=340)
+    request = RunRequest(suite=("talk",), checkpoint=checkpoints, method=("ar",), max_new_tokens=340)
     suite = make_plan(dataclasses.replace(request, max_new_tokens=300)).suites[0]
 
     assert suite.room == max(3 * 300 + 4 + 2 + 3, 2 * 300 + 3 + 2)
@@ -147,7 +147,7 @@ def test_a_turn_that_follows_nothing_is_the_suites_fault(
     lost = [Prompt(item="talk/0/1", text="b", follows="talk/0/0")]
     monkeypatch.setattr(Talk, "prompts", lambda *_: lost)
     with pytest.raises(UserError, match="suite 'talk' broke: ValueError: a prompt follows 'talk/0/0', which is none"):
-        make_plan(Request(suite=("talk",), checkpoint=checkpoints))
+        make_plan(RunRequest(suite=("talk",), checkpoint=checkpoints))
 
 
 # --- questions that are not spread --------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_subtasks_are_those_of_any_suite_and_the_others_are_said_to_be_whole(
 ) -> None:
     """A name that no suite knows is refused with the choices."""
     monkeypatch.setattr(Riddle, "subtasks", ("riddle", "other"))
-    request = Request(suite=("riddle", "talk"), subtask=("riddle",), checkpoint=checkpoints, method=("ar",))
+    request = RunRequest(suite=("riddle", "talk"), subtask=("riddle",), checkpoint=checkpoints, method=("ar",))
 
     assert "talk: asked whole, for --subtask names nothing of it" in make_plan(request).warnings()
     with pytest.raises(UserError, match=r"'ridle'.*riddle.*other"):

@@ -24,7 +24,7 @@ from mtbench.runs import peak_memory, rescoring
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Request, SuitePlan
+from mtbench.runs.plan import Cell, RunRequest, SuitePlan
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
 BUDGET = 12
@@ -53,7 +53,7 @@ def run_with(engine: type[Graph], folder: Path, monkeypatch: pytest.MonkeyPatch)
     """By arm, the grade and how many of the items have the very tokens it promises, where `engine` is called graph."""
     monkeypatch.setitem(ENGINES, "graph", engine)
     monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
-    request = Request(
+    request = RunRequest(
         checkpoint={"ar": str(save_small(folder / "model", 1)), "mars": str(folder / "model")},
         method=["ar:engine=eager|graph", "ar:engine=graph,on=mars", "mars:engine=graph,tau=1"],
         limit=3,
@@ -195,7 +195,7 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
 def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lossless arms are exact to sampled `ar`; the page tells how tokens were chosen."""
     monkeypatch.setattr(peak_memory, "measure", lambda *_: None)
-    request = Request(
+    request = RunRequest(
         checkpoint={"ar": str(save_small(tmp_path / "model", 1)), "draft": str(save_small(tmp_path / "draft", 2))},
         method=["ar", "speculative", "speculative:verify=rejection"],
         limit=3,

@@ -27,7 +27,7 @@ from mtbench.report.progress import RunProgress
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Plan, Request
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted, draw, scripted
 
@@ -139,7 +139,7 @@ def plan(**changes: Any) -> Plan:
         "batch_size": (2,),
         "limit": 5,
     }
-    return make_plan(Request(**(asked | changes)))
+    return make_plan(RunRequest(**(asked | changes)))
 
 
 def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[list[int] | None]]) -> str:

@@ -24,7 +24,7 @@ from mtbench.results.aggregate import assemble
 from mtbench.runs import executor as generating
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Request
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
@@ -38,9 +38,9 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
+def request_(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
     root = tmp_path_factory.mktemp("checkpoints")
-    return Request(
+    return RunRequest(
         checkpoint={"ar": str(save_small(root / "ar", 1)), "mars": str(save_small(root / "mars", 2))},
         method=("ar", "mars:tau=0.3"),
         batch_size=(2,),
@@ -50,7 +50,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> Request:
     )
 
 
-def begun(path: Path, request: Request) -> RunDirectory:
+def begun(path: Path, request: RunRequest) -> RunDirectory:
     """A run that leaves out the pass for peak memory, a process per cell."""
     plan = make_plan(request)
     run = begin_run(path, plan, ["mtbench", "run"])
@@ -73,11 +73,11 @@ def summarize(run: RunDirectory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def alone(request_: Request, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def alone(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finish(begun(tmp_path_factory.mktemp("runs") / "alone", request_))
 
 
-def test_two_workers_give_the_figures_of_one(request_: Request, alone: Any, tmp_path: Path) -> None:
+def test_two_workers_give_the_figures_of_one(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """Both decode, and the results say that they shared a machine."""
     run = begun(tmp_path / "run", request_)
 
@@ -89,7 +89,7 @@ def test_two_workers_give_the_figures_of_one(request_: Request, alone: Any, tmp_
     assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
 
 
-def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: Request, alone: Any, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """Another takes its place, in a session of its own; every block is there once."""
     run = begun(tmp_path / "run", request_)
 
@@ -108,7 +108,7 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: Request, 
 
 
 @pytest.mark.slow
-def test_killed_outright_with_its_workers_a_run_goes_on(request_: Request, alone: Any, tmp_path: Path) -> None:
+def test_killed_outright_with_its_workers_a_run_goes_on(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """SIGKILL of the process that writes: its workers end too, and one process finishes what is missing."""
     run = begun(tmp_path / "run", request_)
     command = [sys.executable, "-m", "mtbench", "generate", str(run.path), "--workers=2"]
@@ -157,7 +157,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_batch_that_kills_two_workers_costs_its_cell(
-    request_: Request, alone: Any, tmp_path: Path, mortal: list[str]
+    request_: RunRequest, alone: Any, tmp_path: Path, mortal: list[str]
 ) -> None:
     """The others' figures are what they were."""
     run = begun(tmp_path / "run", request_)
@@ -171,7 +171,7 @@ def test_a_batch_that_kills_two_workers_costs_its_cell(
     assert all(cells[name]["tokens"] == whole[name]["tokens"] for name in cells.keys() - {fatal})
 
 
-def test_an_interruption_ends_the_workers(request_: Request, alone: Any, tmp_path: Path) -> None:
+def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """What they had finished is kept, and the run goes on."""
     run = begun(tmp_path / "run", request_)
     with pytest.raises(KeyboardInterrupt):
@@ -181,7 +181,7 @@ def test_an_interruption_ends_the_workers(request_: Request, alone: Any, tmp_pat
     assert finish(run) == alone
 
 
-def test_a_ray_cluster_gives_the_figures_of_one(request_: Request, alone: Any, tmp_path: Path) -> None:
+def test_a_ray_cluster_gives_the_figures_of_one(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """A local one, with two actors."""
     assert finish(begun(tmp_path / "run", request_), workers=2, ray="local") == alone
 
@@ -198,7 +198,7 @@ def test_a_ray_cluster_gives_the_figures_of_one(request_: Request, alone: Any, t
     ],
     ids=["none", "too many", "not said", "no cluster"],
 )
-def test_workers_that_cannot_be_had_are_refused(request_: Request, tmp_path: Path, how: Any, says: str) -> None:
+def test_workers_that_cannot_be_had_are_refused(request_: RunRequest, tmp_path: Path, how: Any, says: str) -> None:
     """In one line, before anything is decoded."""
     run = begun(tmp_path / "run", request_)
     with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):

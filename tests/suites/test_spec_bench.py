@@ -23,7 +23,7 @@ from test_run import finish, start
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
-from mtbench.runs.plan import REFILLS, Item, Request
+from mtbench.runs.plan import REFILLS, Item, RunRequest
 from mtbench.runs.planner import _blocks, make_plan
 
 KINDS = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
@@ -203,7 +203,7 @@ def test_one_task_alone_is_shuffled_and_cut(batching: str, sizes: list[int]) -> 
 def run_on(folder: Path, path: Path, **changes: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {"suite": ["spec-bench"], "family": "tiny", "method": ["ar", "ar:engine=eager"]}
     asked |= {"limit": 1, "rounds": 1, "batch_size": (2,), "max_new_tokens": 4, "data_dir": str(folder)}
-    return finish(start(path, Request(**asked | changes)))
+    return finish(start(path, RunRequest(**asked | changes)))
 
 
 def test_it_runs_from_questions_to_results(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_all_questions_are_there() -> None:
 @real
 def test_all_questions_fit_the_embedded_family() -> None:
     """The longest prompt and the whole budget have room in its context; kinds are apart at both batch sizes."""
-    plan = make_plan(Request(suite=["spec-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True))
+    plan = make_plan(RunRequest(suite=["spec-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True))
     tasks = [item.item.split("/")[0] for item in plan.suites[0].items]
 
     assert [len(group.blocks) for group in plan.groups] == [24, 60]

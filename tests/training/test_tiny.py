@@ -18,7 +18,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import Plan, Request
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
 from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
@@ -30,7 +30,7 @@ BUDGET = 48
 
 
 def plan_of(limit: int) -> Plan:
-    return make_plan(Request(limit=limit, batch_size=(1,), method=("ar", "mars")))
+    return make_plan(RunRequest(limit=limit, batch_size=(1,), method=("ar", "mars")))
 
 
 @pytest.fixture(scope="module")
