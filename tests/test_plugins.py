@@ -137,7 +137,7 @@ BROKEN = {
     "no dataclass": (GOOD.replace("@dataclass(frozen=True, kw_only=True)", ""), "Good is no @dataclass"),
     "no method": (GOOD.replace("(Method)", ""), "Good is no mtbench.decoding.method.Method"),
     "no roles": (GOOD.replace('("ar",)', "()"), "Good.roles is ()"),
-    "showcase": (GOOD + "    showcase = ('good:k=3',)\n", "unknown option of good 'k'"),
+    "default arms": (GOOD + "    default_arms = ('good:k=3',)\n", "unknown option of good 'k'"),
 }
 
 
@@ -213,7 +213,7 @@ def test_a_suite_that_breaks_is_listed_with_its_reason(
 
 
 def test_what_is_not_broken_goes_on(installed: Callable[..., None], checkpoint: str, tmp_path: Path) -> None:
-    """A run of our own methods, named or by showcase, does not mind a broken stranger."""
+    """A run of our own methods, named or by default, does not mind a broken stranger."""
     installed("import no_such_module")
 
     assert len(make_plan(RunRequest(limit=2)).cells) > 4
@@ -249,8 +249,8 @@ class Sound(Method):
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Any:
         return torch.ones_like(rows.tokens[:, :2])
 
-    def accept(self, state: State, rows: Rows, judged: TargetOutput) -> Any:
-        return Commit(judged.choice, torch.ones_like(rows.known), torch.zeros_like(rows.known))
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Any:
+        return Commit(output.choice, torch.ones_like(rows.known), torch.zeros_like(rows.known))
 
 
 def like(rows: Rows, *shape: int, value: float = 1, dtype: torch.dtype = torch.long) -> torch.Tensor:
@@ -260,8 +260,8 @@ def like(rows: Rows, *shape: int, value: float = 1, dtype: torch.dtype = torch.l
 def commits(**parts: Callable[[Rows], Any]) -> Callable[..., Any]:
     """An accept that returns what is right, but for some parts."""
 
-    def accept(self: Method, state: State, rows: Rows, judged: TargetOutput) -> Any:
-        right: dict[str, Any] = {"tokens": judged.choice, "count": like(rows), "kept": like(rows, value=0)}
+    def accept(self: Method, state: State, rows: Rows, output: TargetOutput) -> Any:
+        right: dict[str, Any] = {"tokens": output.choice, "count": like(rows), "kept": like(rows, value=0)}
         return Commit(**right | {name: part(rows) for name, part in parts.items()})
 
     return accept
@@ -286,17 +286,17 @@ def window(**parts: Any) -> Callable[..., Any]:
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # of shape or type
     "guess too wide": (
-        {"guess": lambda self, state, rows, runners: like(rows, 3)},
-        "odd: guess() is of shape (1, 3) and torch.int64, not (1, 2) and torch.int64",
+        {"propose": lambda self, state, rows, runners: like(rows, 3)},
+        "odd: propose() is of shape (1, 3) and torch.int64, not (1, 2) and torch.int64",
     ),
     "guess of floats": (
-        {"guess": lambda self, state, rows, runners: like(rows, 2, dtype=torch.float32)},
-        "odd: guess() is of shape (1, 2) and torch.float32",
+        {"propose": lambda self, state, rows, runners: like(rows, 2, dtype=torch.float32)},
+        "odd: propose() is of shape (1, 2) and torch.float32",
     ),
-    "guess of nothing": ({"guess": lambda *_: None}, "odd: guess() is None, not a tensor of shape (1, 2)"),
+    "guess of nothing": ({"propose": lambda *_: None}, "odd: propose() is None, not a tensor of shape (1, 2)"),
     "guess of no word": (
-        {"guess": lambda self, state, rows, runners: like(rows, 2, value=VOCABULARY)},
-        f"odd: guess() has {VOCABULARY}, which is not from 0 to {VOCABULARY - 1}",
+        {"propose": lambda self, state, rows, runners: like(rows, 2, value=VOCABULARY)},
+        f"odd: propose() has {VOCABULARY}, which is not from 0 to {VOCABULARY - 1}",
     ),
     "accept of nothing": ({"accept": lambda *_: None}, "odd: accept() returned None, not a Commit"),
     "tokens too narrow": (
@@ -336,7 +336,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "never commits": ({"accept": commits(count=lambda rows: like(rows, value=0))}, "odd made 21 forwards for 6 tokens"),
     # raises
     "start raises": ({"start": raises}, "RuntimeError: this is broken (in raises, line "),
-    "guess raises": ({"guess": raises}, "RuntimeError: this is broken (in raises, line "),
+    "guess raises": ({"propose": raises}, "RuntimeError: this is broken (in raises, line "),
     "accept raises": ({"accept": raises}, "RuntimeError: this is broken (in raises, line "),
     "accept exits": ({"accept": exits}, "SystemExit: 3 (in exits, line "),
     "accept refuses": ({"accept": refuses}, "odd needs another checkpoint. (in refuses, line "),
@@ -406,7 +406,7 @@ def test_a_method_that_does_not_stop_is_stopped(
 ) -> None:
     """Whatever it commits behind its budget or an end token is cut by the loop."""
     endless = {"claims": "lossy", "accept": commits(count=lambda rows: like(rows, value=3))}
-    enter(endless | {"guess": lambda self, state, rows, runners: like(rows, 2)})
+    enter(endless | {"propose": lambda self, state, rows, runners: like(rows, 2)})
     run = start(tmp_path / "run", asked(checkpoint, fixed_length=True, max_new_tokens=7))
 
     assert [c["tokens"] for c in finish(run)["cells"]] == [14, 14]

@@ -75,9 +75,9 @@ def _check_window(window: Window) -> None:
 
 def check_proposal(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
     """Raise Faulty unless `propose` is (R, G) token ids; `look`: read them too."""
-    _check(f"{method.name}: guess()", guess, (rows, window.guesses), torch.long)
+    _check(f"{method.name}: propose()", guess, (rows, window.guesses), torch.long)
     if look:
-        _check_values(method, "guess()", guess.flatten().tolist(), vocabulary - 1)
+        _check_values(method, "propose()", guess.flatten().tolist(), vocabulary - 1)
 
 
 def check_commit(commit: Commit, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:

@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mtbench import records
 from mtbench.errors import UserError
+from mtbench.records import M
 
 Record = dict[str, Any]
 
@@ -66,6 +68,17 @@ class RunDirectory:
             raise UserError(f"{self.path / name} is missing; `mtbench run -o {self.path} --resume` makes it.") from None
         except ValueError as error:
             raise UserError(f"{self.path / name} is not JSON ({error}); restore it or start a new run.") from None
+
+    def read(self, name: str, kind: type[M]) -> M:
+        """Read a JSON file as a record. Raises UserError if the file is missing or is not such a record."""
+        return records.read_json(self.path / name, kind)
+
+    def read_lines(self, name: str, kind: type[M]) -> list[M]:
+        """Read a JSONL file as records: none if it is absent, without a torn last line.
+
+        Raises UserError with the number of the first line that is not such a record.
+        """
+        return records.read_lines(self.path / name, kind)
 
     def write_json(self, name: str, data: Any, *, indent: int | None = 1) -> None:
         """For people to read; without an indent, for what is too much to be read, and ten times as fast."""

@@ -17,11 +17,12 @@ from pydantic import Field, RootModel, SerializerFunctionWrapHandler, model_seri
 from mtbench.decoding.arms import ENGINES
 from mtbench.decoding.method import Claims
 from mtbench.decoding.output import FinishReason
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
 from mtbench.models.loading import DTYPES
 from mtbench.options import options_of
 from mtbench.records import ROOT, Count, NonNegative, NotNull, Record, Seconds, Share, Size, Sparse, VersionOne
-from mtbench.registry import METHODS, SUITES
 
 Batching = Literal["static", "refill"]
 Length = Literal["natural", "fixed"]
@@ -40,7 +41,7 @@ CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refil
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-class Request(Record):
+class RunRequest(Record):
     """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
 
     suite: Sequence[str] = Field(("arithmetic",), description="suites, each as name or name:rest")
@@ -206,7 +207,7 @@ class Plan(Record):
     """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""
 
     schema_version: VersionOne = Field(description="version of this format")
-    request: Request = Field(description="options of `mtbench run` as asked for")
+    request: RunRequest = Field(description="options of `mtbench run` as asked for")
     suites: list[SuitePlan] = Field(description="suites with their prompts")
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")
