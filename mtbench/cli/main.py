@@ -1,7 +1,5 @@
 """The command line. Exit codes: 0 every cell is ok, 2 a mistake, a missing thing or a failed cell."""
 
-import dataclasses
-import json
 import signal
 import sys
 import time
@@ -200,7 +198,7 @@ def _refuse_existing(path: Path) -> None:
 def _resume(ctx: typer.Context, request: "RunRequest", directory: Path | None) -> "RunDirectory":
     """The run in `directory`, whose plan must agree with whatever was said again on the command line."""
     from mtbench.runs.directory import RunDirectory
-    from mtbench.runs.plan import Plan
+    from mtbench.runs.plan import read_plan
 
     if directory is None:
         raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
@@ -208,8 +206,7 @@ def _resume(ctx: typer.Context, request: "RunRequest", directory: Path | None) -
         return _restart(request, directory)
     opened = RunDirectory.open(directory)
     session.begun.append(directory)
-    stored = Plan.from_json(opened.read_json("plan.json")).request
-    planned, asked = (json.loads(json.dumps(r)) for r in (stored, dataclasses.asdict(request)))  # lists, not tuples
+    planned, asked = (one.model_dump(mode="json") for one in (read_plan(opened).request, request))
     names = {"time_budget": "time_budget_s"}
     for name in ctx.params:
         field = names.get(name, name)

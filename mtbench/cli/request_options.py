@@ -1,6 +1,5 @@
 """The options of a request, declared once: `mtbench run` and `mtbench plan` take them all."""
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -111,7 +110,7 @@ def request_of(params: Mapping[str, Any]) -> "RunRequest":
     """What was asked for. Raises UserError for text that cannot be read."""
     from mtbench.runs.plan import RunRequest
 
-    asked = {f.name: params[f.name] for f in dataclasses.fields(RunRequest) if f.name in params}
+    asked = {name: params[name] for name in RunRequest.model_fields if name in params}
     asked |= {
         "checkpoint": dict(role_and_path(text) for text in params["checkpoint"]),
         "batch_size": whole_numbers(params["batch_size"]),

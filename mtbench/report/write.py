@@ -20,7 +20,7 @@ from mtbench.report.generation_viewer import ITEMS, suite_name, viewer
 from mtbench.report.tables import Cell, Table
 from mtbench.report.terminal import batches, disclaimers, simulations
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Plan
+from mtbench.runs.plan import read_plan
 
 THEME = {  # the figures' colours, as the page's, so that they follow its light and dark
     figures.INK: "var(--ink)",
@@ -82,7 +82,7 @@ class Section:
 
 def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
     """Write everything people look at; the path of report.html."""
-    plan = Plan.from_json(run.read_json("plan.json"))
+    plan = read_plan(run)
     numbers = {arm: i for i, arm in enumerate(dict.fromkeys(c["arm"] for c in results["cells"]), start=1)}
     sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
     for section in sections:

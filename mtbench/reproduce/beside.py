@@ -93,8 +93,8 @@ class _Opened:
             "family": self.part.family,
             "folder": self.part.folder if ran else None,
             "machine": {**told, "gpu": gpu and gpu["name"]},
-            "engine": self.part.plan.request["engine"] if self.part.plan else None,
-            "batch_sizes": list(self.part.plan.request["batch_size"]) if self.part.plan else [],
+            "engine": self.part.plan.request.engine if self.part.plan else None,
+            "batch_sizes": list(self.part.plan.request.batch_size) if self.part.plan else [],
             "checkpoints": checkpoints,
             "demonstration": any(one.cell.demonstration for one, _ in self.cells.values()),
             "missing": [{"arm": arm, "why": why} for arm, why in self.part.missing.items()],
@@ -112,10 +112,10 @@ class _Opened:
             return self.part.closed[suite]
         assert self.part.plan is not None
         request = self.part.plan.request
-        size = batch_size or max(request["batch_size"])
-        if size not in request["batch_size"]:
+        size = batch_size or max(request.batch_size)
+        if size not in request.batch_size:
             return f"batch size {size} was not asked for; leave `--batch-size` out"
-        place = suite, str(arm_of(spec, request["engine"])), size
+        place = suite, str(arm_of(spec, request.engine)), size
         if place not in self.cells:
             return "failed: its run did not come to results; `--resume` goes on"
         one, record = self.cells[place]

@@ -29,7 +29,7 @@ from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress, generate
-from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
+from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import due, score
 from mtbench.training.recipes import RECIPES
@@ -204,11 +204,11 @@ def _part(table: Published, asked: Asked, family: str) -> Part:
     specs = specs_of(rows)
     missing = _missing(specs, request)
     methods = {str(arm_of(spec, request.engine)): spec for spec in reversed(specs) if spec not in missing}
-    chosen = dataclasses.replace(request, method=[spec for spec in specs if spec in methods.values()])
+    chosen = request.changed(method=[spec for spec in specs if spec in methods.values()])
     plans, closed = [], {}
     for suite in suites if chosen.method else ():
         try:
-            plans.append(make_plan(dataclasses.replace(chosen, suite=[suite])))
+            plans.append(make_plan(chosen.changed(suite=[suite])))
         except UserError as error:
             closed[suite] = str(error)
     return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
@@ -224,9 +224,8 @@ def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
     if not plans:
         return None
     suites = [suite for plan in plans for suite in plan.suites]
-    return dataclasses.replace(
-        plans[0],
-        request=dataclasses.asdict(dataclasses.replace(request, suite=[suite.suite for suite in suites])),
+    return plans[0].changed(
+        request=request.changed(suite=[suite.suite for suite in suites]),
         suites=suites,
         cells=[cell for plan in plans for cell in plan.cells],
         groups=[group for plan in plans for group in plan.groups],
@@ -325,7 +324,7 @@ def reopen(folder: Path) -> tuple[Asked, list[Part]]:
     parts = []
     for kept in stored["parts"]:
         run = RunDirectory(folder / safe(kept["family"]))
-        plan = Plan.from_json(run.read_json("plan.json")) if run.has("plan.json") else None
+        plan = read_plan(run) if run.has("plan.json") else None
         parts.append(Part(plan=plan, **kept))
     return Asked(**stored["asked"]), parts
 

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from mtbench.records import Count, NotNull, Record, Size, Sparse, Text, VersionOne
 from mtbench.reproduce.agreement import WORDS, Word
-from mtbench.runs.records import Protocol
+from mtbench.runs.plan import Protocol
 
 SCHEMA_VERSION = 1
 AVERAGE = "average"  # in place of a benchmark: the unweighted mean of all of them

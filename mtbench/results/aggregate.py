@@ -15,6 +15,7 @@ from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.hardware.machine import POWER_CAP
 from mtbench.options import decoding_options
+from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.comparisons import compare, floor, stops_paying
 from mtbench.results.roofline import fraction
@@ -22,7 +23,7 @@ from mtbench.results.samples import Measured, read, served
 from mtbench.results.subtasks import by_task, summarize
 from mtbench.runs import energy, rescoring
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.plan import SCHEMA_VERSION, Group, Plan
+from mtbench.runs.plan import SCHEMA_VERSION, Group, Plan, read_plan
 
 MOST_OF = 0.75  # of a batch's rows: with fewer it is another batch size that was measured
 ACCURACY_FLOOR = 0.05  # beneath it, speed is the speed of wrong answers
@@ -30,12 +31,12 @@ ACCURACY_FLOOR = 0.05  # beneath it, speed is the speed of wrong answers
 
 def assemble(run: RunDirectory) -> Record:
     """Read the run, write results.json and return it. Written even where cells failed."""
-    plan = Plan.from_json(run.read_json("plan.json"))
+    plan = read_plan(run)
     environment = run.read_json("environment.json")
     measured = read(run, plan)
     memory = run.read_json("memory.json") if run.has("memory.json") else {}
     joules = run.read_json("energy.json") if run.has("energy.json") else {}
-    margin, digest = plan.request["accuracy_margin"], run.sha256("plan.json")
+    margin, digest = plan.request.accuracy_margin, run.sha256("plan.json")
     sessions = environment.get("sessions", [])
     session = (sessions or [{}])[-1]
     cells = []
@@ -57,8 +58,8 @@ def assemble(run: RunDirectory) -> Record:
         "run_id": digest[:12],
         "command": environment["command"],
         "environment": {**environment, "idle_power_w": joules.get("idle_power_w")},
-        "seed": plan.request["seed"],
-        "temperature": plan.request["temperature"],
+        "seed": plan.request.seed,
+        "temperature": plan.request.temperature,
         "plan_sha256": digest,
         "statistics": {
             "method": "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); "
@@ -109,7 +110,7 @@ def _cell_record(
         "checkpoints": cell.checkpoints,
         "dtype": session.get("dtype"),
         "device": session.get("device"),
-        "simulated": cell.simulated,
+        "simulated": None if cell.simulated is None else dump(cell.simulated),
         "demonstration": cell.demonstration,
         "batch_size": cell.batch_size,
         "length": cell.length,

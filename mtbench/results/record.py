@@ -22,7 +22,8 @@ from mtbench.records import (
     Sparse,
     VersionOne,
 )
-from mtbench.runs.records import CELL_ID, CHECKPOINTS, Batching, Environment, Grade, Length, Simulated
+from mtbench.runs.plan import CELL_ID, CHECKPOINTS, Batching, Length, Simulated
+from mtbench.runs.records import Environment, Grade
 
 SCHEMA_VERSION = 1
 

@@ -24,7 +24,7 @@ from mtbench.errors import UserError
 from mtbench.runs import energy, peak_memory, rescoring
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.model_pool import ModelPool, resolve_device
-from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
+from mtbench.runs.plan import Cell, Group, Plan, RunRequest, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers, undisturbed
 
@@ -58,7 +58,7 @@ def generate(
     plan = open_plan(run, data_dir)
     alone = ray is None and workers in (None, 1)
     pool = ModelPool(plan.request) if alone else None
-    budget_s = plan.request["time_budget_s"] if time_budget_s is None else time_budget_s
+    budget_s = plan.request.time_budget_s if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
     broken = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
@@ -101,10 +101,9 @@ def _untimed_apart(
 ) -> None:
     """The same in a process of its own: who hands out work to GPUs must never be seen on one."""
     sessions = run.read_json("environment.json").get("sessions", [])
-    there, request = sessions[0]["device"] if sessions else None, {**plan.request, "device": "auto"}
-    here = resolve_device("auto")
-    if there == "cpu":
-        request["device"] = here = "cpu"
+    there = sessions[0]["device"] if sessions else None
+    here = "cpu" if there == "cpu" else resolve_device("auto")
+    request = plan.request.changed(device=here)
     if there != here:
         note(f"decoded on {there}, and here is {here}: answers are not re-scored, nor memory measured")
         return
@@ -128,7 +127,7 @@ def _untimed_apart(
 
 
 def _untimed_in_child(
-    path: str, plan: Plan, request: Mapping[str, Any], failed: set[str], tell: Connection, deadline: float
+    path: str, plan: Plan, request: RunRequest, failed: set[str], tell: Connection, deadline: float
 ) -> None:
     _untimed(RunDirectory(Path(path)), plan, ModelPool(request), failed, tell.send, deadline)
 
@@ -285,7 +284,7 @@ class Stage:
 
     def _run_block(self, session: WorkerSession, round_: int, block: int) -> None:
         order = self._live()
-        random.Random(f"{self.plan.request['seed']}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
+        random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if hidden := self._hidden(cell, block):
                 self._fail(cell, f"{hidden} follows an answer whose tokens its engine hides")

@@ -1,8 +1,7 @@
 """The lab: a plan's models, each loaded once, on the device and in the type they will be measured in."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -18,7 +17,7 @@ from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import Record
-from mtbench.runs.plan import Cell
+from mtbench.runs.plan import Cell, RunRequest
 
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short to share among threads
 
@@ -26,11 +25,11 @@ SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short
 class ModelPool:
     """The models of a plan, each loaded once and shared by the cells that use it."""
 
-    def __init__(self, request: Mapping[str, Any]) -> None:
-        self.device = resolve_device(request["device"])
-        self.dtype = resolve_dtype(request["dtype"], self.device)
-        self.offline = request["offline"]
-        self.seed, self.temperature = request["seed"], request["temperature"]
+    def __init__(self, request: RunRequest) -> None:
+        self.device = resolve_device(request.device)
+        self.dtype = resolve_dtype(request.dtype, self.device)
+        self.offline = request.offline
+        self.seed, self.temperature = request.seed, request.temperature
         self.loading_s: float | None = None  # of the models, the proof of their decoders included
         self.checkpoints: dict[str, Checkpoint] = {}
         self.inspected: dict[str, Inspected] = {}

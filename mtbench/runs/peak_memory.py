@@ -23,7 +23,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.plan import Cell, Plan, read_plan
 
 
 class Block(NamedTuple):
@@ -106,9 +106,9 @@ def _in_child(
     directory: str, name: str, device: str, block: Block, send: multiprocessing.connection.Connection
 ) -> None:
     """Decode the cell's first block and send the peak."""
-    plan = Plan.from_json(RunDirectory(Path(directory)).read_json("plan.json"))
+    plan = read_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    _decode(plan.cell(name), block, ModelPool({**plan.request, "device": device}))
+    _decode(plan.cell(name), block, ModelPool(plan.request.changed(device=device)))
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
 

@@ -1,91 +1,113 @@
-"""The plan: everything generation needs, in one file, so that a GPU node needs no network, no lm-eval, no datasets.
+"""plan.json as records: everything that generation needs, so that a GPU node needs no network, lm-eval or datasets.
 
-Only the prompts of private suites are not in it (mtbench/runs/prompts.py).
+The prompts of private suites are the exception: no file holds them (mtbench/runs/prompts.py).
 
 A **cell** is suite × arm × batch size × batching. The cells that differ only in the arm form a **group**: they share
 the same **blocks** (fixed lists of prompts) and run next to each other inside every block, in random order. A static
-block is one batch; a block of refilled batches has at least eight prompts for every slot.
-Round 1 covers all blocks and yields the generations that are scored; later rounds repeat the first blocks for timing.
+block is one batch. A block of refilled batches has at least eight prompts for every slot. Round 1 covers all blocks
+and yields the generations that are scored. Later rounds repeat the first blocks for timing.
 """
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from mtbench import records
 from mtbench.decoding.arms import ENGINES
+from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.loading import DTYPES
 from mtbench.options import options_of
+from mtbench.records import Count, Record, Share, Size, VersionOne
+from mtbench.runs.directory import RunDirectory
 
-SCHEMA_VERSION = 1
-MIN_BLOCKS = 6  # for an interval
-BATCHINGS = ("static", "refill")
-PROTOCOLS = ("own", "paper")  # paper: stop strings cut the text when it is scored, and do not end the decoding
-T = TypeVar("T")
-REFILLS = 8  # prompts per slot of a refilled block, at least: its ends, where slots run dry, must weigh little
+Batching = Literal["static", "refill"]
+Length = Literal["natural", "fixed"]
+Protocol = Literal["own", "paper"]  # paper: ignore stop strings while decoding; cut the text before scoring
+BATCHINGS: tuple[Batching, ...] = get_args(Batching)
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
+SCHEMA_VERSION: Literal[1] = 1
+MIN_BLOCKS = 6  # blocks that an interval needs
+REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
+PLAN_ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What was asked for: the options of `mtbench run` and `mtbench plan`."""
-
-    suite: Sequence[str] = ("arithmetic",)
-    family: str | None = None
-    model: str | None = None
-    checkpoint: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    method: Sequence[str] = ()
-    engine: str = ENGINES[0]
-    batch_size: Sequence[int] = (1, 8)
-    batching: Sequence[str] = ("static",)
-    limit: int | None = None
-    subtask: Sequence[str] = ()
-    rounds: int = 3
-    time_budget_s: float | None = None
-    max_new_tokens: int | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    weights: str | None = None
-    accept: str | None = None
-    seed: int = 0
-    temperature: float = 0.0
-    data_dir: str | None = None
-    offline: bool = False
-    skip_unscorable: bool = False
-    allow_unsandboxed_code: bool = False
-    protocol: str = "own"
-    fixed_length: bool = False
-    accuracy_margin: float = 0.02
+CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
+CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One prompt, tokenised."""
+class RunRequest(Record):
+    """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
 
-    item: str
-    prompt_ids: list[int]  # of a later turn, what comes behind the answer it follows
-    stop: list[str]  # strings that end its decoding
-    cut: list[str] = dataclasses.field(default_factory=list)  # strings that cut its text only when it is scored
-    follows: int | None = None  # of a later turn, which of the suite's items comes before
+    suite: Sequence[str] = Field(("arithmetic",), description="suites, each as name or name:rest")
+    family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
+    model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's checkpoints")
+    checkpoint: Mapping[str, str] = Field(default_factory=dict, description=CHECKPOINTS)
+    method: Sequence[str] = Field((), description="methods with their options; empty: the showcase of every method")
+    engine: str = Field(ENGINES[0], description="engine of the methods whose loop is ours")
+    batch_size: Sequence[int] = Field((1, 8), description="batch sizes, in requests")
+    batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
+    limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
+    subtask: Sequence[str] = Field((), description="subtasks to ask; empty: all subtasks")
+    rounds: int = Field(3, description="how many times the first blocks are timed")
+    time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
+    max_new_tokens: int | None = Field(None, description="most tokens of an answer; null: the suite's own number")
+    dtype: str = Field("auto", description="number type of the weights; auto: the device decides")
+    device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
+    weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
+    accept: str | None = Field(None, description="run or probabilities that script the acceptance; null: no script")
+    seed: int = Field(0, description="seed of blocks, orders and drawn data")
+    temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
+    data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
+    offline: bool = Field(False, description="true: nothing is downloaded")
+    skip_unscorable: bool = Field(False, description="true: items that cannot be scored here are left out")
+    allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
+    protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
+    fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
+    accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SuitePlan:
-    """A suite with its prompts."""
+class Item(Record):
+    """One tokenised prompt."""
 
-    suite: str  # as it was given, `name:rest`
-    family: str
-    task: dict[str, Any]
-    metric: str | None
-    max_new_tokens: int
-    flags: list[str]
-    items: list[Item]
-    withheld: str | None = None  # of a private suite: the prompts are in no file, and this is their SHA-256
+    item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
+    prompt_ids: list[Count] = Field(
+        description="token ids of the prompt; of a later turn, those that follow the previous answer. Empty in the "
+        "file of a private suite, whose prompts are asked again when the run decodes"
+    )
+    stop: list[str] = Field(description="strings that end the decoding of the item")
+    cut: list[str] = Field(default_factory=list, description="strings that cut the text when it is scored")
+    follows: Count | None = Field(
+        None, description="of a later turn, the index of the item whose answer comes before; null: first turn"
+    )
+
+
+class SuitePlan(Record):
+    """A suite with its prompts. The prompts of a private suite are never written."""
+
+    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    family: str = Field(description="family of checkpoints")
+    task: dict[str, Any] = Field(description="the suite's own description of its task")
+    metric: str | None = Field(description="metric of the score; null: the suite is not scored")
+    max_new_tokens: Size = Field(description="most tokens of an answer")
+    flags: list[str] = Field(description="remarks that hold for every cell of the suite")
+    items: list[Item] = Field(min_length=1, description="items with their prompts")
+    withheld: str | None = Field(
+        None, description="of a private suite, the SHA-256 of the prompts that no file holds; null: not private"
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_private_prompts(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stored: dict[str, Any] = handler(self)
+        if self.withheld:
+            stored["items"] = [item | {"prompt_ids": []} for item in stored["items"]]
+        return stored
 
     def prompt(self, index: int, said: Mapping[str, Sequence[int]] = MappingProxyType({})) -> list[int]:
         """What is read for an item. `said`: answers to earlier turns, by item; one not there yet counts as empty."""
@@ -111,91 +133,90 @@ class SuitePlan:
         return hashlib.sha256(json.dumps([[i.item, i.prompt_ids] for i in self.items]).encode()).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Script(Record):
+    """The acceptance that a simulated cell is made to have."""
+
+    source: str = Field(description="run or probabilities that the acceptance comes from")
+    lengths: list[Size] = Field(description="tokens of each item's answer")
+    seed: int = Field(description="seed of drawn commits")
+    scripts: list[list[Count]] | None = Field(
+        description="per item, the tokens that each forward commits; null: they are drawn, or one per forward"
+    )
+    probabilities: list[Share] | None = Field(
+        description="per depth, the probability that a mask is accepted once all before it were; null: not drawn"
+    )
+
+
+class Simulated(Record):
+    """What is not real about a cell."""
+
+    weights: str | None = Field(description="random:SHAPE of random weights; null: real weights")
+    accept: str | None = Field(description="run or probabilities that script the acceptance; null: no script")
+    note: str | None = Field(description="remark on the simulated acceptance; null: no remark")
+
+
+class Cell(Record):
     """One arm on one suite at one batch size, with one way of batching."""
 
-    cell: str
-    suite: str
-    arm: str
-    method: str
-    options: dict[str, Any]  # all options, resolved for the checkpoint
-    on: str
-    engine: str | None  # None: the method's loop is not ours
-    family: str
-    checkpoints: dict[str, str]  # role -> path or hub id
-    batch_size: int
-    length: str  # natural, or fixed: end tokens ignored
-    batching: str
-    flags: list[str]
-    baselines: list[str]  # arms it is compared with: the reference on its own checkpoint, and on the family's own
-    held_to: str | None  # the arm whose tokens it promises
-    claims: str
-    demonstration: bool  # a family made for one task: shows the mechanics, says nothing of real models
-    # what older plans do not have
-    engine_baselines: list[str] = dataclasses.field(default_factory=list)  # references by another engine
-    accept: dict[str, Any] | None = None  # the acceptance it is made to have
-    simulated: dict[str, Any] | None = None  # what is not real about it
-    fault: str | None = None  # what its method broke in when it was planned: it is not run
+    cell: str = Field(description=CELL_ID)
+    suite: str = Field(description="suite as it was asked for, name or name:rest")
+    arm: str = Field(description="arm: method:options@role/engine")
+    method: str = Field(description="name of the method")
+    options: dict[str, Any] = Field(description="value of every option of the method, resolved for the checkpoint")
+    on: str = Field(description="role of the checkpoint that decodes")
+    engine: str | None = Field(description="engine; null: the method's loop is not ours")
+    family: str = Field(description="family of checkpoints")
+    checkpoints: dict[str, str] = Field(description=CHECKPOINTS)
+    batch_size: Size = Field(description="requests decoded side by side")
+    length: Length = Field(description="natural: answers end by themselves; fixed: end tokens are ignored")
+    batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
+    flags: list[str] = Field(description="remarks on the cell, known when it was planned")
+    baselines: list[str] = Field(
+        description="arms by the same engine that it is compared with: the reference on its own checkpoint and the "
+        "reference on the family's own"
+    )
+    held_to: str | None = Field(description="arm whose tokens it promises; null: none")
+    claims: Claims = Field(
+        description="lossless: the reference's tokens; distribution: other tokens of the same distribution; lossy: "
+        "neither"
+    )
+    demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
+    engine_baselines: list[str] = Field(
+        description="references by another engine that it is compared with: the ratio contains the engine's part"
+    )
+    accept: Script | None = Field(description="acceptance that it is made to have; null: its own")
+    simulated: Simulated | None = Field(description="what is not real about it; null: nothing")
+    fault: str | None = Field(
+        None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The cells that share blocks. `blocks` holds indices into the suite's items."""
+class Group(Record):
+    """The cells that share blocks."""
 
-    suite: str
-    batch_size: int
-    blocks: list[list[int]]
-    rounds: list[int]  # how many blocks each round runs
-    cells: list[str]
-    batching: str = "static"
+    suite: str = Field(description="suite as it was asked for")
+    batch_size: Size = Field(description="requests decoded side by side")
+    blocks: list[Annotated[list[Count], Field(min_length=1)]] = Field(
+        min_length=1, description="per block, indices into the suite's items"
+    )
+    rounds: list[Count] = Field(min_length=1, description="per round, how many of the first blocks it runs")
+    cells: list[str] = Field(description="names of the cells")
+    batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The whole run before it starts."""
+class Plan(Record):
+    """plan.json: everything that generation needs. It holds prompts as token ids, cells, blocks and rounds."""
 
-    schema_version: int
-    request: dict[str, Any]
-    suites: list[SuitePlan]
-    cells: list[Cell]
-    groups: list[Group]
+    schema_version: VersionOne = Field(description="version of this format")
+    request: RunRequest = Field(description="options of `mtbench run` as asked for")
+    suites: list[SuitePlan] = Field(description="suites with their prompts")
+    cells: list[Cell] = Field(description="cells, group by group")
+    groups: list[Group] = Field(description="groups of cells that share blocks")
 
-    def to_json(self) -> dict[str, Any]:
-        """What is stored: everything, but for the prompts of private suites."""
-        suites = []
-        for suite in self.suites:
-            items = [_shallow(i) | ({"prompt_ids": []} if suite.withheld else {}) for i in suite.items]
-            suites.append(_shallow(suite) | {"items": items})
-        parts = {"suites": suites, "cells": list(map(_shallow, self.cells)), "groups": list(map(_shallow, self.groups))}
-        return _shallow(self) | parts
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """Raises UserError if the file is of another version or shape, or names what is not known here."""
-        try:
-            if data["schema_version"] != SCHEMA_VERSION:
-                raise UserError(
-                    f"plan.json has schema version {data['schema_version']}; this mtbench reads {SCHEMA_VERSION}."
-                )
-            plan = cls(
-                schema_version=SCHEMA_VERSION,
-                request=dataclasses.asdict(_read(RunRequest, data["request"])),
-                suites=[_read(SuitePlan, {**s, "items": [_read(Item, i) for i in s["items"]]}) for s in data["suites"]],
-                cells=[_read(Cell, c) for c in data["cells"]],
-                groups=[_read(Group, g) for g in data["groups"]],
-            )
-            plan._refuse_unknown()
-        except KeyError as error:
-            raise _no_plan(f"it has no {error}") from None
-        except (TypeError, AttributeError):
-            raise _no_plan("a part of it is of another kind than mtbench writes") from None
-        return plan
-
-    def _refuse_unknown(self) -> None:
+    def refuse_unknown(self) -> None:
         """Raise UserError for a name that nothing here answers to."""
-        if self.request["dtype"] not in ("auto", *DTYPES):
-            raise unknown("dtype in plan.json", self.request["dtype"], ("auto", *DTYPES), "mtbench run --help")
+        if self.request.dtype not in ("auto", *DTYPES):
+            raise unknown("dtype in plan.json", self.request.dtype, ("auto", *DTYPES), "mtbench run --help")
         for c in self.cells:
             if c.method not in list(METHODS):
                 raise unknown("method in plan.json", c.method, METHODS, "mtbench ls methods")
@@ -204,13 +225,10 @@ class Plan:
             options = [o.name for o in options_of(METHODS[c.method])]
             if odd := [name for name in c.options if name not in options]:
                 raise unknown(f"option of {c.method} in plan.json", odd[0], options, "mtbench ls methods")
-        for batching in [*(c.batching for c in self.cells), *(g.batching for g in self.groups)]:
-            if batching not in BATCHINGS:
-                raise unknown("batching in plan.json", batching, BATCHINGS, "mtbench run --help")
         cells, suites = {c.cell for c in self.cells}, {s.suite for s in self.suites}
         for g in self.groups:
             if lost := [name for name in [*g.cells, g.suite] if name not in cells | suites]:
-                raise _no_plan(f"it has no {lost[0]!r}")
+                raise UserError(f"plan.json is not a plan (it has no {lost[0]!r}); {PLAN_ADVICE}")
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)
@@ -227,45 +245,26 @@ class Plan:
             for g in self.groups
             if len(g.blocks) < MIN_BLOCKS
         ]
-        if asked := set(self.request["subtask"]):
+        if asked := set(self.request.subtask):
             whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
             said += [f"{suite}: asked whole, for --subtask names nothing of it" for suite in whole]
-        if "refill" not in self.request["batching"]:
+        if "refill" not in self.request.batching:
             return said
-        if 1 in self.request["batch_size"]:
+        if 1 in self.request.batch_size:
             said.append("batch size 1 has nothing to refill: it has no refilled cells")
-        named = {spec.partition(":")[0] for spec in self.request["method"]} or set(METHODS)
+        named = {spec.partition(":")[0] for spec in self.request.method} or set(METHODS)
         if static_only := sorted(name for name in named if METHODS[name].outside):
             said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return said
 
 
-def _shallow(part: Any) -> dict[str, Any]:
-    """A dataclass as a dictionary; `dataclasses.asdict` would copy every token of every prompt."""
-    return {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-
-
-def _read(kind: type[T], stored: Mapping[str, Any]) -> T:
-    """One part of a stored plan. Raises UserError for a key too many, or one that no default stands in for."""
-    if not isinstance(stored, Mapping):
-        raise TypeError(stored)
-    what = "request" if issubclass(kind, RunRequest) else kind.__name__.lower()
-    fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if odd := sorted(set(stored) - set(fields)):
-        raise UserError(
-            f"plan.json: {odd[0]!r} of a {what} is not known here; made by a newer mtbench? Go on with that one, or "
-            "start another run with `mtbench run -o DIR`."
-        )
-    needed = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
-    if lost := [name for name in needed if name not in stored]:
-        raise _no_plan(f"a {what} of it has no {lost[0]!r}")
-    return kind(**stored)
-
-
-def _no_plan(why: str) -> UserError:
-    return UserError(f"plan.json is not a plan ({why}); restore it, or start another run with `mtbench run -o DIR`.")
-
-
 def _items_needed(group: Group) -> int:
     """Items for enough blocks of this kind."""
     return MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
+
+
+def read_plan(run: RunDirectory) -> Plan:
+    """Read the plan of a run. Raises UserError if it is missing, malformed, or names what is not known here."""
+    plan = records.read_json(run.path / "plan.json", Plan, PLAN_ADVICE)
+    plan.refuse_unknown()
+    return plan

@@ -1,14 +1,15 @@
-"""Planning: arms, cells and blocks are laid out over what the suites ask; what is wrong is refused here."""
+"""Planning: choose arms, lay out cells and blocks over the suites' prompts, and refuse what cannot run."""
 
 import dataclasses
 import itertools
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
-from mtbench.decoding.method import Method
+from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
@@ -19,97 +20,77 @@ from mtbench.models.families import Family
 from mtbench.models.loading import DTYPES, Inspected, inspect
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
+from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import (
     BATCHINGS,
     PROTOCOLS,
     REFILLS,
     SCHEMA_VERSION,
+    Batching,
     Cell,
     Group,
     Item,
     Plan,
     RunRequest,
+    Script,
+    Simulated,
     SuitePlan,
 )
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.runs.simulation import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
-MOST_GUESSES = 2048  # of a forward: no method gains by as many, and they would take a machine's memory
-SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed, the largest one accuracy too
+MOST_GUESSES = 2048  # draft tokens of a forward: no method gains by more, and more would exhaust the memory
+SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
 def make_plan(request: RunRequest) -> Plan:
-    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for whatever is wrong."""
-    _check(request)
-    suites, cells, groups = [], [], []
-    inspected: dict[str, Inspected] = {}
-    acceptance = None if request.accept is None else Acceptance(request.accept)
+    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request."""
+    _refuse_bad_values(request)
     refuse_unknown_subtasks(request)
+    acceptance = None if request.accept is None else Acceptance(request.accept)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
+    inspected: dict[str, Inspected] = {}
+    suites: list[SuitePlan] = []
+    cells: list[Cell] = []
+    groups: list[Group] = []
     for spec, (family, arms) in contestants.items():
         suite = open_suite(spec, request)
-        sources = {role: family.checkpoint(role) for arm in arms for role in arm.roles}
-        masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
-        for source in sources.values():
-            if source not in inspected:
-                inspected[source] = inspect(source, offline=request.offline, needs_mask=source in masked)
-        suite_plan = plan_suite(spec, suite, family, [inspected[s] for s in sources.values()], request)
+        sources = _inspect(family, arms, inspected, offline=request.offline)
+        suite_plan = plan_suite(spec, suite, family, [inspected[source] for source in sources], request)
         suites.append(suite_plan)
-        largest = max(request.batch_size)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
             chosen = _batched(arms, size, batching)
             if not chosen:
                 continue
-            blocks = _blocks(suite_plan.items, size, request.seed, batching)
-            blocks = blocks if size == largest else blocks[:SPEED_BLOCKS]
-            of_group = [
-                _plan_cell(suite_plan, arm, chosen, family, inspected, size, batching, request, acceptance)
-                for arm in chosen
-            ]
-            cells += of_group
-            groups.append(
-                Group(
-                    suite=spec,
-                    batch_size=size,
-                    batching=batching,
-                    blocks=blocks,
-                    rounds=[len(blocks)] + [min(TIMED_BLOCKS, len(blocks))] * (request.rounds - 1),
-                    cells=[c.cell for c in of_group],
-                )
+            planner = _GroupPlanner(
+                suite_plan, family, inspected, chosen, size, _batching(batching), request, acceptance
             )
+            cells_of_group = planner.cells()
+            cells += cells_of_group
+            groups.append(planner.group(cells_of_group))
     if not groups:
         raise UserError(
-            "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method whose loop is "
-            "ours; add `--batching static,refill` or `--batch-size 8`."
+            "--batching refill leaves nothing to run: it needs a batch size of at least 2 and a method that runs in "
+            "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
-    names = [c.cell for c in cells]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two cells would be called {twice!r}: a suite is given twice under two spellings.")
-    asked = dataclasses.asdict(request)
-    return Plan(schema_version=SCHEMA_VERSION, request=asked, suites=suites, cells=cells, groups=groups)
+    _refuse_twins(cells)
+    return Plan(schema_version=SCHEMA_VERSION, request=request, suites=suites, cells=cells, groups=groups)
 
 
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
-    """A new run directory that holds its plan. Raises UserError if something is there already."""
+    """Create a run directory that holds the plan. Raises UserError if the directory is not empty."""
     run = RunDirectory.create(path)
     run.write_json("environment.json", machine.environment(command))
-    run.write_json("plan.json", plan.to_json(), indent=None)
+    run.write_json("plan.json", dump(plan), indent=None)
     return run
 
 
-def _check(request: RunRequest) -> None:
-    for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
+def _refuse_bad_values(request: RunRequest) -> None:
+    _refuse_bad_counts(request)
     if request.protocol not in PROTOCOLS:
         raise unknown("protocol", request.protocol, PROTOCOLS, "mtbench run --help")
-    if request.rounds < 1:
-        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number of at least 1.")
-    if not request.batch_size or min(request.batch_size) < 1:
-        asked = ",".join(map(str, request.batch_size))
-        raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
     for batching in request.batching or ("",):
         if batching not in BATCHINGS:
             raise unknown("batching", batching, BATCHINGS, "mtbench run --help")
@@ -118,28 +99,46 @@ def _check(request: RunRequest) -> None:
     named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
     if request.weights is not None and len(named) > 1:
         raise UserError(
-            f"{' and '.join(named)} each name the models; give one of them. (A single role's weights may be random "
-            "too: `--checkpoint ROLE=random:SHAPE`.)"
+            f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
+            "`--checkpoint ROLE=random:SHAPE`.)"
         )
     if not 0 <= request.temperature <= 10:
-        raise UserError(
-            f"--temperature {request.temperature:g} is not allowed; it is a number from 0, which is greedy, to 10."
-        )
+        raise UserError(f"--temperature {request.temperature:g} is not allowed; it is a number from 0 (greedy) to 10.")
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 
 
+def _refuse_bad_counts(request: RunRequest) -> None:
+    for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
+    if request.rounds < 1:
+        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number of at least 1.")
+    if not request.batch_size or min(request.batch_size) < 1:
+        asked = ",".join(map(str, request.batch_size))
+        raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
+
+
+def _refuse_twins(cells: Sequence[Cell]) -> None:
+    names = [cell.cell for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two cells have the name {name!r}: a suite is given twice under two spellings.")
+
+
 def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) -> tuple[Family, list[Arm]]:
-    """Who takes part in a suite. Raises UserError for whatever can be known before anything is fetched."""
+    """Return the family and the arms of a suite. Raises UserError for what is known to fail before any download."""
     suite = SUITES[spec.partition(":")[0]]
     family = _family(request, suite)
-    if asked := [f"--{name} {text}" for name in ("accept", "weights") if (text := getattr(request, name)) is not None]:
-        refuse_scored(spec, suite.metric, asked[0])
+    for name in ("accept", "weights"):
+        if (text := getattr(request, name)) is not None:
+            refuse_scored(spec, suite.metric, f"--{name} {text}")
+            break
     if acceptance is not None:
         if acceptance.run and request.fixed_length:
             raise UserError(
-                f"--accept {acceptance.source} gives every item the length of a stored answer, --fixed-length the "
-                "whole budget; give one of them."
+                f"--accept {acceptance.source} gives every item the length of a stored answer, and --fixed-length "
+                "gives it the whole budget; give one of them."
             )
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
@@ -151,7 +150,7 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
 
 
 def _family(request: RunRequest, suite: type[Suite]) -> Family:
-    """The checkpoints asked for, else the suite's own; random weights fill every role that a method knows."""
+    """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names."""
     methods = [METHODS[name] for name in METHODS]
     roles = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
     return families.family(
@@ -160,103 +159,167 @@ def _family(request: RunRequest, suite: type[Suite]) -> Family:
 
 
 def _arms(request: RunRequest, family: Family) -> list[Arm]:
-    """Those asked for; else every method's showcase, references first, as far as the family has the checkpoints.
+    """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
 
-    Raises UserError for an arm that drafts with its own target, or that cannot throw the dice all others throw.
+    References come first. Raises UserError for an arm that cannot run as requested.
     """
     if request.method:
         arms = parse_arms(request.method, request.engine)
         for arm in arms:
-            if arm.on in arm.roles[1:]:
-                raise UserError(
-                    f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its "
-                    f"checkpoint one more: `--checkpoint draft={family.checkpoint(arm.on)}`."
-                )
-            if request.accept is not None and METHODS[arm.method].outside and arm.decoding:
-                raise UserError(
-                    f"{str(arm)!r} drafts in a loop that is not ours, so no --accept says what it takes; leave that "
-                    "`--method` or `--accept` out."
-                )
-            if request.temperature and METHODS[arm.method].outside:
-                raise UserError(
-                    f"{str(arm)!r} decodes greedily: its loop is not ours, and would sample by dice of its own; leave "
-                    "it or `--temperature` out."
-                )
+            _refuse_arm(arm, request, family)
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     return [arm for arm in arms if all(role in family.roles for role in arm.roles)]
 
 
+def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
+    external = METHODS[arm.method].outside
+    if arm.on in arm.roles[1:]:
+        raise UserError(
+            f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
+            f"second role: `--checkpoint draft={family.checkpoint(arm.on)}`."
+        )
+    if request.accept is not None and external and arm.decoding:
+        raise UserError(
+            f"{str(arm)!r} drafts in an external engine, so --accept cannot script what it accepts; leave that "
+            "`--method` or `--accept` out."
+        )
+    if request.temperature and external:
+        raise UserError(
+            f"{str(arm)!r} decodes greedily: an external engine would sample with its own random numbers; leave that "
+            "`--method` or `--temperature` out."
+        )
+
+
+def _inspect(family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected], *, offline: bool) -> list[str]:
+    """Add what is not inspected yet of the checkpoints that the arms use; return their sources."""
+    sources = {role: family.checkpoint(role) for arm in arms for role in arm.roles}
+    masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
+    for source in sources.values():
+        if source not in inspected:
+            inspected[source] = inspect(source, offline=offline, needs_mask=source in masked)
+    return list(sources.values())
+
+
 def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
-    """Those that can be batched so: slots are refilled by our loop, and one slot alone is no batch to refill."""
+    """Return the arms that can be batched so: refill needs mtbench's own loop and at least two slots."""
     if batching == "static":
         return list(arms)
-    return [arm for arm in arms if arm.engine is not None] if size > 1 else []
+    if size == 1:
+        return []
+    return [arm for arm in arms if arm.engine is not None]
 
 
-def _plan_cell(
-    suite: SuitePlan,
-    arm: Arm,
-    arms: Sequence[Arm],
-    family: Family,
-    inspected: Mapping[str, Inspected],
-    size: int,
-    batching: str,
-    request: RunRequest,
-    acceptance: Acceptance | None,
-) -> Cell:
-    """The cell of `arm`, one of the `arms` of its group."""
-    spec, checkpoints = suite.suite, {role: family.checkpoint(role) for role in arm.roles}
-    trained = family.training(arm.on) or (acceptance.trained(arm, spec) if acceptance else {})
-    method, untrained = build(METHODS[arm.method], arm.options, trained)
-    shortest = min((i for i in suite.items if i.follows is None), key=lambda i: len(i.prompt_ids))
-    fault = method_checks.fault(method, {role: inspected[source] for role, source in checkpoints.items()})
-    if fault is None and not method.outside:
-        _refuse_too_wide(arm, method)
-    claims, block = ("lossy", 1) if fault else (method.claims, method.variants[-1].block)
-    if len(shortest.prompt_ids) < block:
-        raise UserError(
-            f"{str(arm)!r} needs prompts of at least one block, here {block} tokens, and {shortest.item} has "
-            f"{len(shortest.prompt_ids)}; leave that `--method` out, or lengthen the prompts of `--suite {spec}`."
+def _batching(name: str) -> Batching:
+    return "static" if name == "static" else "refill"
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupPlanner:
+    """Lays out the cells and the blocks of one group."""
+
+    suite: SuitePlan
+    family: Family
+    inspected: Mapping[str, Inspected]  # by source
+    arms: Sequence[Arm]
+    batch_size: int
+    batching: Batching
+    request: RunRequest
+    acceptance: Acceptance | None
+
+    def cells(self) -> list[Cell]:
+        """Return one cell per arm."""
+        return [self._cell(arm) for arm in self.arms]
+
+    def group(self, cells: Sequence[Cell]) -> Group:
+        """Return the group of these cells with its blocks and rounds."""
+        blocks = _blocks(self.suite.items, self.batch_size, self.request.seed, self.batching)
+        if self.batch_size < max(self.request.batch_size):
+            blocks = blocks[:SPEED_BLOCKS]
+        return Group(
+            suite=self.suite.suite,
+            batch_size=self.batch_size,
+            batching=self.batching,
+            blocks=blocks,
+            rounds=[len(blocks)] + [min(TIMED_BLOCKS, len(blocks))] * (self.request.rounds - 1),
+            cells=[cell.cell for cell in cells],
         )
-    accept, simulated = None, mark(checkpoints, acceptance)
-    if simulated is not None and fault is None:
-        refuse_unmeant(spec, suite.metric, arm, method, simulated)
-    if acceptance is not None and simulated is not None and fault is None:
-        if acceptance.run is None:
+
+    def _cell(self, arm: Arm) -> Cell:
+        spec = self.suite.suite
+        checkpoints = {role: self.family.checkpoint(role) for role in arm.roles}
+        method, untrained = self._method(arm)
+        fault = method_checks.fault(method, {role: self.inspected[source] for role, source in checkpoints.items()})
+        if fault is None and not method.outside:
+            _refuse_too_wide(arm, method)
+        claims: Claims = "lossy" if fault else method.claims
+        self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
+        script, simulated = self._simulation(arm, method, mark(checkpoints, self.acceptance), fault)
+        # Scripted probabilities do not say where an answer ends, so every item takes its whole budget.
+        fixed_length = self.request.fixed_length or (self.acceptance is not None and self.acceptance.run is None)
+        flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
+        return Cell(
+            cell=cell_id(_stem(spec), arm, self.batch_size, fixed_length=fixed_length, batching=self.batching),
+            suite=spec,
+            arm=str(arm),
+            method=arm.method,
+            options=dataclasses.asdict(method),  # type: ignore[call-overload]  # methods are dataclasses by contract
+            on=arm.on,
+            engine=arm.engine,
+            family=self.family.name,
+            checkpoints=checkpoints,
+            batch_size=self.batch_size,
+            length="fixed" if fixed_length else "natural",
+            batching=self.batching,
+            flags=flags + flags_of(simulated),
+            baselines=baselines(arm, self.arms),
+            engine_baselines=engine_baselines(arm, self.arms),
+            held_to=None if simulated else reference_arm(arm, claims, self.arms),
+            claims=claims,
+            demonstration=self.family.domain is not None,
+            accept=script,
+            simulated=simulated,
+            fault=fault,
+        )
+
+    def _method(self, arm: Arm) -> tuple[Method, list[str]]:
+        """Return the method with its options resolved for the checkpoint, and a flag per option that differs from
+        the checkpoint's training.
+        """
+        trained = self.family.training(arm.on)
+        if not trained and self.acceptance is not None:
+            trained = self.acceptance.trained(arm, self.suite.suite)
+        return build(METHODS[arm.method], arm.options, trained)
+
+    def _refuse_short_prompts(self, arm: Arm, block: int) -> None:
+        first_turns = [item for item in self.suite.items if item.follows is None]
+        shortest = min(first_turns, key=lambda item: len(item.prompt_ids))
+        if len(shortest.prompt_ids) < block:
+            raise UserError(
+                f"{str(arm)!r} needs prompts of at least one block of {block} tokens, and {shortest.item} has "
+                f"{len(shortest.prompt_ids)}; leave that `--method` out, or lengthen the prompts of "
+                f"`--suite {self.suite.suite}`."
+            )
+
+    def _simulation(
+        self, arm: Arm, method: Method, simulated: Simulated | None, fault: str | None
+    ) -> tuple[Script | None, Simulated | None]:
+        """Return the scripted acceptance of an arm, and what is simulated about it with its note."""
+        if simulated is None or fault is not None:
+            return None, simulated
+        refuse_unmeant(self.suite.suite, self.suite.metric, arm, method, simulated)
+        if self.acceptance is None:
+            return None, simulated
+        if self.acceptance.run is None:
             refuse_unmoved(arm, method)
-        accept, note = acceptance.plan(arm, method, arms, spec, len(suite.items), suite.max_new_tokens, request.seed)
-        simulated["note"] = note
-    # Probabilities say nothing of where an answer ends: every item takes its whole budget.
-    fixed_length = request.fixed_length or (acceptance is not None and acceptance.run is None)
-    return Cell(
-        cell=cell_id(_stem(spec), arm, size, fixed_length=fixed_length, batching=batching),
-        suite=spec,
-        arm=str(arm),
-        method=arm.method,
-        options=dataclasses.asdict(method),
-        on=arm.on,
-        engine=arm.engine,
-        family=family.name,
-        checkpoints=checkpoints,
-        batch_size=size,
-        length="fixed" if fixed_length else "natural",
-        batching=batching,
-        flags=suite.flags + untrained + _unmasked(arm, inspected[checkpoints[arm.on]]) + flags_of(simulated),
-        baselines=baselines(arm, arms),
-        engine_baselines=engine_baselines(arm, arms),
-        held_to=None if simulated else reference_arm(arm, claims, arms),
-        claims=claims,
-        demonstration=family.domain is not None,
-        accept=accept,
-        simulated=simulated,
-        fault=fault,
-    )
+        items, budget = len(self.suite.items), self.suite.max_new_tokens
+        script, note = self.acceptance.plan(arm, method, self.arms, self.suite.suite, items, budget, self.request.seed)
+        return script, simulated.changed(note=note)
 
 
-def _unmasked(arm: Arm, target: Inspected) -> list[str]:
-    """What to mind of an arm that feeds masks to a checkpoint that has never seen any."""
+def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
+    """Return a flag if the arm feeds mask tokens to a checkpoint that was trained without them."""
     if METHODS[arm.method].needs_mask and not target.feeds_masks:
         return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
     return []
@@ -267,35 +330,37 @@ def _refuse_too_wide(arm: Arm, method: Method) -> None:
     if guesses > MOST_GUESSES:
         raise UserError(
             f"{str(arm)!r} feeds {guesses:,} guesses in a forward, and at most {MOST_GUESSES:,} are allowed; lower the "
-            "option that widens it. See `mtbench ls methods`."
+            f"option that widens it. See `mtbench ls methods {arm.method}`."
         )
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:
-    """Items in random order, those of one task together, so that tasks can be timed apart; the tasks take turns.
+    """Cut the items, in random order, into blocks of indices.
 
-    Static: as batches, a task's last one short; refilled: alike in size, none too short. Behind a block of first turns
-    come those of their later turns.
+    A block holds items of one task, so that tasks can be timed apart; the tasks alternate. A static block is a batch,
+    and a task's last one may be short. Refilled blocks have similar sizes, and none is too short. A block of first
+    turns is followed by the blocks of their later turns.
     """
     chance = random.Random(seed)
     order = [index for index, item in enumerate(items) if item.follows is None]
-    later = {item.follows: index for index, item in enumerate(items) if item.follows is not None}
+    next_turn = {item.follows: index for index, item in enumerate(items) if item.follows is not None}
     chance.shuffle(order)
     tasks: dict[str, list[int]] = {}
     for index in order:
         tasks.setdefault(items[index].item.partition("/")[0], []).append(index)
-    turns = itertools.zip_longest(*(_cut(of_task, size, batching) for of_task in tasks.values()))
-    taken = [[block for block in turn if block is not None] for turn in turns]
     blocks = []
-    for block in (block for turn in taken for block in chance.sample(turn, len(turn))):
-        while block:
-            blocks.append(block)
-            block = [later[index] for index in block if index in later]
+    for blocks_of_tasks in itertools.zip_longest(*(_cut(of_task, size, batching) for of_task in tasks.values())):
+        present = [block for block in blocks_of_tasks if block is not None]
+        for block in chance.sample(present, len(present)):
+            turn = block
+            while turn:
+                blocks.append(turn)
+                turn = [next_turn[index] for index in turn if index in next_turn]
     return blocks
 
 
 def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
-    """The blocks of one task."""
+    """Cut the items of one task into blocks."""
     if batching == "static":
         return [list(items[i : i + size]) for i in range(0, len(items), size)]
     blocks = max(1, len(items) // (REFILLS * size))
@@ -303,6 +368,6 @@ def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
 
 
 def _stem(spec: str) -> str:
-    """The suite's part of a cell's id; a file is named by its stem and the hash of what it holds."""
+    """Return the suite's part of a cell's id. A suite made from a file has the file's stem and a hash of its text."""
     name, _, rest = spec.partition(":")
     return SUITES[name].stem(rest) if rest else name

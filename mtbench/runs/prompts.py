@@ -3,10 +3,8 @@
 Prompts that no file may hold (`Suite.private`) are asked again of their suite by whoever decodes.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
@@ -14,20 +12,19 @@ from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, 
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan
+from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan, read_plan
 
 
-def open_suite(spec: str, request: RunRequest | Mapping[str, Any]) -> Suite:
+def open_suite(spec: str, request: RunRequest) -> Suite:
     """The suite `name:rest`, with its data source. Raises UserError."""
-    asked = request if isinstance(request, Mapping) else dataclasses.asdict(request)
     name, _, rest = spec.partition(":")
     source = Source(
-        data_dir=Path(asked["data_dir"]) if asked["data_dir"] else None,
-        offline=asked["offline"],
-        seed=asked["seed"],
-        subtasks=tuple(subtask for subtask in SUITES[name].subtasks if subtask in asked["subtask"]),
-        skip_unscorable=asked["skip_unscorable"],
-        unsandboxed=asked["allow_unsandboxed_code"],
+        data_dir=Path(request.data_dir) if request.data_dir else None,
+        offline=request.offline,
+        seed=request.seed,
+        subtasks=tuple(subtask for subtask in SUITES[name].subtasks if subtask in request.subtask),
+        skip_unscorable=request.skip_unscorable,
+        unsandboxed=request.allow_unsandboxed_code,
     )
     with answering(spec):
         suite: Suite = SUITES[name](rest, source)
@@ -78,7 +75,7 @@ def plan_suite(
         items=items,
     )
     _refuse_too_long(planned, checkpoints)
-    return dataclasses.replace(planned, withheld=planned.digest()) if suite.private else planned
+    return planned.changed(withheld=planned.digest()) if suite.private else planned
 
 
 def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
@@ -87,8 +84,8 @@ def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
     `data_dir`: where their data is, if elsewhere than the plan says. Raises UserError if they cannot be had here, or
     are not those that were planned.
     """
-    plan = Plan.from_json(run.read_json("plan.json"))
-    request = RunRequest(**{**plan.request, **({"data_dir": data_dir} if data_dir else {})})
+    plan = read_plan(run)
+    request = plan.request.changed(data_dir=data_dir) if data_dir else plan.request
     suites = []
     for suite in plan.suites:
         if suite.withheld is not None:
@@ -97,14 +94,14 @@ def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
             asked = open_suite(suite.suite, request)
             with answering(suite.suite):
                 prompts = asked.prompts(_template(checkpoint), request.limit)
-                suite = dataclasses.replace(suite, items=_items(prompts, checkpoint, request.protocol))
+                suite = suite.changed(items=_items(prompts, checkpoint, request.protocol))
             if suite.digest() != suite.withheld:
                 raise UserError(
                     f"suite {suite.suite!r} no longer asks what was planned in {str(run.path)!r}; find its data of "
                     "then (`--data-dir`), or start another run with `mtbench run -o DIR`."
                 )
         suites.append(suite)
-    return dataclasses.replace(plan, suites=suites)
+    return plan.changed(suites=suites)
 
 
 def _template(checkpoint: Inspected) -> Template:

@@ -1,12 +1,11 @@
 """The third stage: what the suites say of the stored texts. Needs the suites' libraries, no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from mtbench.errors import first_line
 from mtbench.evaluation.suite import Suite
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Plan
+from mtbench.runs.plan import read_plan
 from mtbench.runs.prompts import open_suite
 
 STAGE = "score"  # of a failure that scoring anew may mend
@@ -21,15 +20,18 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     `data_dir` is where this machine has the data, if elsewhere than the plan says; `unsandboxed` lets generated
     programs run where nothing confines them. Raises UserError if a suite's data cannot be had.
     """
-    plan = Plan.from_json(run.read_json("plan.json"))
-    here: dict[str, Any] = {"data_dir": data_dir} if data_dir else {}
-    here |= {"allow_unsandboxed_code": True} if unsandboxed else {}
+    plan = read_plan(run)
+    request = plan.request
+    if data_dir:
+        request = request.changed(data_dir=data_dir)
+    if unsandboxed:
+        request = request.changed(allow_unsandboxed_code=True)
     scores: dict[str, dict[str, float]] = {}
     failures = [f for f in run.lines("failures.jsonl") if f.get("stage") != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
-        suite = open_suite(suite_plan.suite, {**plan.request, **here})
+        suite = open_suite(suite_plan.suite, request)
         cuts = {item.item: item.cut for item in suite_plan.items if item.cut}
         natural = [c.cell for c in plan.cells if c.suite == suite_plan.suite and c.length == "natural"]
         for cell in natural:

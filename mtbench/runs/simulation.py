@@ -34,9 +34,8 @@ from mtbench.models import sampling
 from mtbench.models.families import RANDOM
 from mtbench.options import show
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.plan import Cell, Script, Simulated, read_plan
 
-Accept = Mapping[str, Any]  # Cell.accept: source, lengths (tokens per item), scripts, probabilities, seed
 CURSOR = "simulated_cursor"
 KINDS = {"accept": "acceptance", "weights": "weights"}  # of simulation, as Cell.simulated has them, in words
 
@@ -121,12 +120,12 @@ class Scripted(Method):
         return dataclasses.replace(commit, count=count, kept=kept, offered=offered)
 
 
-def scripted(method: Method, accept: Accept, device: torch.device) -> Method:
+def scripted(method: Method, script: Script, device: torch.device) -> Method:
     """`method` with the acceptance of its cell; itself if it commits one token at a time anyway."""
-    scripts = accept["scripts"]
-    if accept["probabilities"] is not None:
-        most, seed = most_commits(method), accept["seed"]
-        scripts = [draw(accept["probabilities"], most, n, f"{seed}/{i}") for i, n in enumerate(accept["lengths"])]
+    scripts = script.scripts
+    if script.probabilities is not None:
+        most, seed = most_commits(method), script.seed
+        scripts = [draw(script.probabilities, most, n, f"{seed}/{i}") for i, n in enumerate(script.lengths)]
     return method if scripts is None else Scripted(method, scripts, device)
 
 
@@ -137,9 +136,9 @@ def draw(probabilities: Sequence[float], most: int, forwards: int, seed: str) ->
     return [1 + sum(1 for _ in takewhile(lambda p: chance.random() < p, depths)) for _ in range(forwards)]
 
 
-def budgets(accept: Accept, items: Sequence[int], most: Sequence[int]) -> list[int]:
+def budgets(script: Script, items: Sequence[int], most: Sequence[int]) -> list[int]:
     """The tokens that each of these items takes, none more than its `most`."""
-    return [min(n, accept["lengths"][i]) for i, n in zip(items, most, strict=True)]
+    return [min(n, script.lengths[i]) for i, n in zip(items, most, strict=True)]
 
 
 class Acceptance:
@@ -175,7 +174,7 @@ class Acceptance:
 
     def plan(
         self, arm: Arm, method: Method, arms: Sequence[Arm], suite: str, items: int, budget: int, seed: int
-    ) -> tuple[dict[str, Any], str | None]:
+    ) -> tuple[Script, str | None]:
         """What the arm's cell is made to accept, for so many items, and what to mind about it.
 
         Raises UserError if the run does not say.
@@ -183,10 +182,12 @@ class Acceptance:
         Arms that commit one token at a time need lengths only: of their own answers, else of the first arm's found.
         """
         many = most_commits(method) > 1
-        accept: dict[str, Any] = {"source": self.source, "lengths": [budget] * items, "seed": seed}
-        accept |= {"scripts": None, "probabilities": None}
         if self.run is None:
-            return accept | {"probabilities": self.probabilities if many else None}, self.note
+            probabilities = self.probabilities if many else None
+            script = Script(
+                source=self.source, lengths=[budget] * items, seed=seed, scripts=None, probabilities=probabilities
+            )
+            return script, self.note
         wanted = [arm] if many else [arm, *arms]
         cell = next(filter(None, (self._find(one, suite) for one in wanted)), None)
         lines = self._lines(cell.cell) if cell else []
@@ -207,7 +208,8 @@ class Acceptance:
         scripts = [line["commits"] for line in taken] if many else None
         whole = [len(line["token_ids"]) for line in taken]
         lengths = [min(budget, n) for n in whole]
-        return accept | {"lengths": lengths, "scripts": scripts}, cut(lengths, whole, scripts)
+        script = Script(source=self.source, lengths=lengths, seed=seed, scripts=scripts, probabilities=None)
+        return script, cut(lengths, whole, scripts)
 
     def _find(self, arm: Arm, suite: str) -> "Cell | None":
         """The arm's cell in that run, by whatever engine: of the same suite if there is one, of the largest batch."""
@@ -229,7 +231,7 @@ def _cells(run: RunDirectory) -> Sequence[Cell]:
             "as `--accept 0.8,0.6,0.4`."
         )
     try:
-        return Plan.from_json(run.read_json("plan.json")).cells
+        return read_plan(run).cells
     except UserError as error:
         raise UserError(f"--accept {run.path}: {error}") from None
 
@@ -249,21 +251,17 @@ def most_commits(method: Method) -> int:
     return 1 if method.outside else method.variants[-1].window().commits
 
 
-def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> dict[str, Any] | None:
+def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> Simulated | None:
     """Cell.simulated: what is not real about a cell; None if all of it is."""
     weights = next((source for source in checkpoints.values() if source.startswith(RANDOM)), None)
     if weights is None and acceptance is None:
         return None
-    return {
-        "weights": weights,
-        "accept": None if acceptance is None else acceptance.source,
-        "note": None,
-    }
+    return Simulated(weights=weights, accept=None if acceptance is None else acceptance.source, note=None)
 
 
-def flags_of(simulated: Mapping[str, Any] | None) -> list[str]:
+def flags_of(simulated: Simulated | None) -> list[str]:
     """The same in a word or two, for whoever reads flags only."""
-    return [f"simulated {word}" for kind, word in KINDS.items() if simulated and simulated[kind]]
+    return [f"simulated {word}" for kind, word in KINDS.items() if getattr(simulated, kind, None)]
 
 
 def refuse_scored(suite: str, metric: str | None, asked: str) -> None:
@@ -276,10 +274,10 @@ def refuse_scored(suite: str, metric: str | None, asked: str) -> None:
         )
 
 
-def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Mapping[str, Any]) -> None:
+def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Simulated) -> None:
     """Raise UserError where a simulation would say something about accuracy, or nothing about speed."""
-    refuse_scored(suite, metric, f"weights {simulated['weights']!r}")
-    if simulated["accept"] is None and most_commits(method) > 1:
+    refuse_scored(suite, metric, f"weights {simulated.weights!r}")
+    if simulated.accept is None and most_commits(method) > 1:
         raise UserError(
             f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not tell how "
             "many it would; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."

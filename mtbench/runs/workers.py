@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +29,7 @@ from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool, resolve_device
-from mtbench.runs.plan import Cell
+from mtbench.runs.plan import Cell, RunRequest
 
 PATIENCE_S = 5.0  # for a cluster to answer
 
@@ -134,7 +134,7 @@ class LocalWorker:
 class Process:
     """A bench in a process of its own, which sees one GPU or, on a CPU, has its share of the cores."""
 
-    def __init__(self, number: int, of: int, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    def __init__(self, number: int, of: int, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.name = f"worker {number + 1}"
         self.arguments = (number, of, request, cells)
         self.closed = False
@@ -173,9 +173,9 @@ class Process:
         return answer
 
 
-def _serve(connection: Connection, number: int, of: int, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+def _serve(connection: Connection, number: int, of: int, request: RunRequest, cells: Sequence[Cell]) -> None:
     """The life of a worker's process: it ends when nobody asks any more."""
-    if resolve_device(request["device"]) == "cuda":
+    if resolve_device(request.device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     torch.set_num_threads(max(1, torch.get_num_threads() // of))
@@ -202,7 +202,7 @@ def undisturbed() -> Iterator[None]:
 class Actor:
     """A bench on a Ray cluster, with a GPU of its own if the cluster has any."""
 
-    def __init__(self, number: int, gpus: int, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    def __init__(self, number: int, gpus: int, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.name = f"actor {number + 1}"
         self.gpus, self.request, self.cells = gpus, request, cells
         self.closed = False
@@ -212,7 +212,7 @@ class Actor:
         import ray
 
         remote = ray.remote(num_gpus=self.gpus, num_cpus=1, max_restarts=0)(_Remote)
-        self.actor = remote.remote(dict(self.request), list(self.cells))
+        self.actor = remote.remote(self.request, list(self.cells))
 
     def describe(self) -> Record:
         return self._get(self.actor.describe.remote())  # type: ignore[no-any-return]
@@ -241,7 +241,7 @@ class Actor:
 class _Remote:
     """What runs at the other end: a mistake of the user's comes back as it is, not wrapped."""
 
-    def __init__(self, request: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    def __init__(self, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.worker = LocalWorker(ModelPool(request), cells)
 
     def describe(self) -> Record | UserError:
@@ -260,7 +260,7 @@ class _Remote:
 @contextlib.contextmanager
 def start_workers(
     pool: ModelPool | None,
-    request: Mapping[str, Any],
+    request: RunRequest,
     cells: Sequence[Cell],
     workers: int | None,
     ray: str | None,
@@ -274,11 +274,11 @@ def start_workers(
         if pool is not None:
             staff.append(LocalWorker(pool, cells))
         elif ray is not None:
-            workers, gpus = _join(ray, workers, request["device"])
+            workers, gpus = _join(ray, workers, request.device)
             staff += [Actor(number, gpus, request, cells) for number in range(workers)]
         else:
             assert workers is not None
-            _check(workers, resolve_device(request["device"]))
+            _check(workers, resolve_device(request.device))
             staff += [Process(number, workers, request, cells) for number in range(workers)]
         yield staff
     finally:

@@ -1,6 +1,5 @@
 """The options of a request: declared once, one for every field, the same for `run` and `plan`."""
 
-import dataclasses
 import inspect
 from typing import Any
 
@@ -17,17 +16,16 @@ DEFAULTS: dict[str, Any] = {name: p.default for name, p in inspect.signature(opt
 
 def test_every_field_of_a_request_has_its_option() -> None:
     """None is forgotten, none says something that nobody reads; a bundle says where other fields' things are."""
-    fields = {f.name for f in dataclasses.fields(RunRequest)}
+    fields = set(RunRequest.model_fields)
     assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == fields | {"bundle"}
 
 
 def test_nothing_said_is_a_requests_own_defaults() -> None:
     """The command line and the library start from the same run."""
     request = RunRequest()
-    for field in dataclasses.fields(RunRequest):
-        said, default = getattr(request_of(DEFAULTS), field.name), getattr(request, field.name)
-        assert (tuple(said), tuple(default)) if isinstance(default, tuple) else (said, default), field.name
-        assert (tuple(said) if isinstance(default, tuple) else said) == default, field.name
+    for name in RunRequest.model_fields:
+        said, default = getattr(request_of(DEFAULTS), name), getattr(request, name)
+        assert (tuple(said) if isinstance(default, tuple) else said) == default, name
 
 
 def test_run_and_plan_take_the_same_options() -> None:

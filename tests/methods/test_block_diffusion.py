@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,7 +209,7 @@ def test_a_prompt_shorter_than_a_block_is_refused(runner: ModelRunner, tmp_path:
     )
     with pytest.raises(UserError, match=r"'block-diffusion@block_diffusion/graph' needs .* 4 tokens, and .* has 3;"):
         make_plan(request)
-    [cell] = make_plan(replace(request, method=["block-diffusion:block_size=3"])).cells
+    [cell] = make_plan(request.changed(method=["block-diffusion:block_size=3"])).cells
     assert cell.options == {"block_size": 3, "per_forward": 1, "tau": 1.0}
 
 

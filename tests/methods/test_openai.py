@@ -1,6 +1,5 @@
 """A server as an arm, over real HTTP: what it streams is kept, what it hides is null, what breaks is said."""
 
-import dataclasses
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,12 +22,13 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
+from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
@@ -292,7 +292,7 @@ def finish(folder: Path, request: RunRequest) -> tuple[RunDirectory, dict[str, A
     run = RunDirectory.create(folder)
     run.write_json("environment.json", {"command": ["mtbench", "run"]})
     plan = make_plan(request)
-    run.write_json("plan.json", plan.to_json())
+    run.write_json("plan.json", dump(plan))
     run.write_json("memory.json", {cell.cell: None for cell in plan.cells if cell.method == "ar"})
     with RunProgress(Console(quiet=True)) as progress:
         generate(run, progress)
@@ -345,7 +345,7 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
 
 def test_no_weights_are_loaded_for_it(folder: Path) -> None:
     """It needs the tokenizer alone, and the ends of an answer that a loaded checkpoint would have."""
-    lab = ModelPool(dataclasses.asdict(request_for(folder, "http://127.0.0.1:8000/v1")))
+    lab = ModelPool(request_for(folder, "http://127.0.0.1:8000/v1"))
     plan = make_plan(request_for(folder, "http://127.0.0.1:8000/v1", method=["openai"]))
     threads = torch.get_num_threads()
     lab.load(plan.cells)
@@ -361,7 +361,7 @@ def test_offline_leaves_only_this_machine(folder: Path) -> None:
     """Another host is refused before anything runs; loopback is not the network."""
 
     def loaded(url: str) -> None:
-        plan = Plan.from_json(make_plan(request_for(folder, url, method=[f"openai:url={url}"], offline=True)).to_json())
+        plan = make_plan(request_for(folder, url, method=[f"openai:url={url}"], offline=True))
         ModelPool(plan.request).load(plan.cells)
 
     for url in ("http://10.1.2.3:8000/v1", "https://api.example.org/v1"):

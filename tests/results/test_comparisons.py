@@ -1,6 +1,5 @@
 """Arms by several engines, batched in two ways, over several batch sizes: compared with their like, shown apart."""
 
-import dataclasses
 import json
 import re
 from importlib.resources import files
@@ -13,6 +12,7 @@ from rich.console import Console
 from small import save_small
 
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.report.batch_sweep import sentence
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import results_tables
@@ -23,7 +23,7 @@ from mtbench.results.samples import Measured, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Cell, Plan, RunRequest
+from mtbench.runs.plan import Cell, RunRequest, read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
@@ -56,7 +56,7 @@ def run(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDi
     plan = make_plan(request_)
     run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
     run.write_json("environment.json", {"command": ["mtbench", "run"]})
-    run.write_json("plan.json", plan.to_json())
+    run.write_json("plan.json", dump(plan))
     run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
     with RunProgress(Console(quiet=True)) as progress:
         generate(run, progress)
@@ -105,11 +105,10 @@ def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: Ru
 
 def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
     """Nothing would be left to run."""
-    asked = {name: getattr(request_, name) for name in request_.__dataclass_fields__}
     with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
-        make_plan(RunRequest(**asked | {"batching": ("refill",), "batch_size": (1,)}))
+        make_plan(request_.changed(batching=("refill",), batch_size=(1,)))
     with pytest.raises(UserError, match="unknown batching 'refil'"):
-        make_plan(RunRequest(**asked | {"batching": ("refil",)}))
+        make_plan(request_.changed(batching=("refil",)))
 
 
 def test_all_that_was_planned_is_measured(results: Any) -> None:
@@ -165,10 +164,10 @@ def sized(
     batch_size: int, answers: dict[str, list[int]], batching: str = "static", error: str | None = None
 ) -> Measured:
     """A cell of `ar` with nothing but answers."""
-    fields: dict[str, Any] = dict.fromkeys(Cell.__dataclass_fields__)
+    fields: dict[str, Any] = dict.fromkeys(Cell.model_fields)
     fields |= {"arm": "ar", "batch_size": batch_size, "batching": batching}
     lines = {item: {"token_ids": token_ids} for item, token_ids in answers.items()}
-    return Measured(Cell(**fields), lines, [], set(), {}, error)
+    return Measured(Cell.model_construct(**fields), lines, [], set(), {}, error)
 
 
 def test_the_floor_counts_common_items_of_the_outermost_sizes() -> None:
@@ -216,12 +215,12 @@ def test_a_ratio_over_another_engine_has_the_engines_part_beside_it(results: Any
 
 def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> None:
     """Another engine's part would be read as the method's: a task's table has no place to say so."""
-    plan = Plan.from_json(run.read_json("plan.json"))
+    plan = read_plan(run)
     group = plan.groups[0]
     of_group = {one.cell.arm: one for name, one in read(run, plan).items() if name in group.cells}
     items = list(plan.suites[0].items)
     for i in group.blocks[0]:
-        items[i] = dataclasses.replace(items[i], item=f"other/{i}/0")
+        items[i] = items[i].changed(item=f"other/{i}/0")
     apart = by_task(of_group, items, group.blocks, None, 0.0, 0.02)
     compared = [entry for tasks in apart.values() for task in tasks for entry in task["speedup"]]
     assert {entry["baseline"] for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}

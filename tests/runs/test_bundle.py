@@ -350,7 +350,7 @@ def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data
     )
 
     assert carried.suites == make_plan(own).suites
-    assert {c.checkpoints["mars"] for c in carried.cells if "mars" in c.checkpoints} == {carried.request["model"]}
+    assert {c.checkpoints["mars"] for c in carried.cells if "mars" in c.checkpoints} == {carried.request.model}
 
 
 def test_checkpoints_named_beside_a_bundle_come_first(tmp_path: Path, data: Path, weights: Path) -> None:

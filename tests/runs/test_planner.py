@@ -1,6 +1,5 @@
 """What a plan asks: conversations whose later turns follow answers, questions that no file may hold, late stops."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.score import before, score
@@ -98,7 +97,7 @@ def test_a_later_turn_is_read_behind_what_the_arm_itself_answered(checkpoints: d
     """At every batch size, refilled or not: prompt, answer without its end token, and what comes behind it."""
     run = begun(tmp_path / "run", checkpoints, suite=("talk",), batch_size=(1, 2), batching=("static", "refill"))
     generate(run, Quiet())
-    plan = Plan.from_json(run.read_json("plan.json"))
+    plan = read_plan(run)
     alone = {item.item: item.prompt_ids for item in plan.suites[0].items}
     of_cells = answers(run)
 
@@ -133,7 +132,7 @@ def test_an_interrupted_conversation_goes_on_where_it_was(checkpoints: dict[str,
 def test_room_is_for_a_whole_conversation(checkpoints: dict[str, str]) -> None:
     """What all turns and answers take must fit the context; it is refused before anything runs."""
     request = RunRequest(suite=("talk",), checkpoint=checkpoints, method=("ar",), max_new_tokens=340)
-    suite = make_plan(dataclasses.replace(request, max_new_tokens=300)).suites[0]
+    suite = make_plan(request.changed(max_new_tokens=300)).suites[0]
 
     assert suite.room == max(3 * 300 + 4 + 2 + 3, 2 * 300 + 3 + 2)
     with pytest.raises(UserError, match=r"talk/5/0 has 9 prompt tokens in 3 turns.*lower `--max-new-tokens` to 338"):
@@ -238,9 +237,9 @@ def test_subtasks_are_those_of_any_suite_and_the_others_are_said_to_be_whole(
 
     assert "talk: asked whole, for --subtask names nothing of it" in make_plan(request).warnings()
     with pytest.raises(UserError, match=r"'ridle'.*riddle.*other"):
-        make_plan(dataclasses.replace(request, subtask=("ridle",)))
+        make_plan(request.changed(subtask=("ridle",)))
     with pytest.raises(UserError, match=r"--subtask 'x': talk is not made of several"):
-        make_plan(dataclasses.replace(request, suite=("talk",), subtask=("x",)))
+        make_plan(request.changed(suite=("talk",), subtask=("x",)))
 
 
 def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)
-    pool = ModelPool({"device": "cpu", "dtype": "float64", "offline": True, "seed": 0, "temperature": 0})
+    pool = ModelPool(RunRequest(device="cpu", dtype="float64", offline=True))
     pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
     fed: list[tuple[ModelRunner, int]] = []
     forced = rescoring.forced_logits

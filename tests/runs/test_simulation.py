@@ -23,11 +23,12 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt
 from mtbench.models.runner import ModelRunner
+from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan import Plan, RunRequest, Script, read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted, draw, scripted
 
@@ -121,9 +122,9 @@ def test_drawn_acceptance_has_the_mean_it_was_asked_for() -> None:
 
 def test_a_draw_depends_on_the_item_alone() -> None:
     """Not on who sits beside it nor on what was drawn before; another item, another draw."""
-    accept = {"lengths": [50, 50], "scripts": None, "probabilities": [0.5], "seed": 0}
-    both = scripted(METHODS["mars"](tau=0.9), accept, CPU)
-    alone = scripted(METHODS["mars"](tau=0.9), accept | {"lengths": [50]}, CPU)
+    script = Script(source="0.5", lengths=[50, 50], scripts=None, probabilities=[0.5], seed=0)
+    both = scripted(METHODS["mars"](tau=0.9), script, CPU)
+    alone = scripted(METHODS["mars"](tau=0.9), script.changed(lengths=[50]), CPU)
     assert isinstance(both, Scripted)
     assert isinstance(alone, Scripted)
     assert both.script[0].equal(alone.script[0])
@@ -144,7 +145,7 @@ def plan(**changes: Any) -> Plan:
 
 def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[list[int] | None]]) -> str:
     """A run with cells (arm, engine, batch size, options, commits of each answer), as far as a replay reads one."""
-    run, described, stored = RunDirectory.create(path), [], plan(limit=1).to_json()
+    run, described, stored = RunDirectory.create(path), [], dump(plan(limit=1))
     for number, (arm, engine, size, options, told) in enumerate(cells):
         about = {"suite": "arithmetic", "batch_size": size, "options": options}
         about |= {"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine}
@@ -167,14 +168,14 @@ def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
     )
     ar, mars = plan(accept=source).cells
     assert mars.accept is not None
-    assert mars.accept["scripts"] == [[4, 2], [3, 0, 3, 1], [8, 8, 8], [4, 2], [3, 0, 3, 1]]
-    assert mars.accept["lengths"] == [6, 7, 20, 6, 7]
+    assert mars.accept.scripts == [[4, 2], [3, 0, 3, 1], [8, 8, 8], [4, 2], [3, 0, 3, 1]]
+    assert mars.accept.lengths == [6, 7, 20, 6, 7]
     assert mars.options["block_size"] == 8  # as the run's checkpoint was trained; random weights have no training
     assert mars.flags == ["simulated acceptance", "simulated weights"]
     assert ar.accept is not None
-    assert ar.accept == mars.accept | {"scripts": None}
+    assert ar.accept == mars.accept.changed(scripts=None)
     assert (ar.length, mars.length) == ("natural", "natural")
-    assert "replays the first 9 of 10 tokens" in (mars.simulated or {})["note"]
+    assert "replays the first 9 of 10 tokens" in ((mars.simulated and mars.simulated.note) or "")
 
 
 def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_pat
     ar, mars = plan(accept=source).cells
     assert ar.accept is not None
     assert mars.accept is not None
-    assert (ar.accept["lengths"], mars.accept["lengths"]) == ([11] * 5, [6] * 5)
+    assert (ar.accept.lengths, mars.accept.lengths) == ([11] * 5, [6] * 5)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +250,8 @@ def test_a_shortened_replay_says_what_it_leaves_out(tmp_path: Path) -> None:
     stored: Any = ("mars:tau=0.9@mars", "graph", 8, MARS, [[8, 8, 8, *[1] * 16]])
     ar, mars = plan(accept=stored_run(tmp_path / "run", stored)).cells
     short = "replays the first 20 of 40 tokens on average"
-    assert (ar.simulated or {})["note"] == short
-    assert (mars.simulated or {})["note"] == f"{short}; the source run had 2.11 tokens per forward"
+    assert ((ar.simulated and ar.simulated.note) or "") == short
+    assert ((mars.simulated and mars.simulated.note) or "") == f"{short}; the source run had 2.11 tokens per forward"
 
 
 def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no run in it; give the directory of a finished run, or prob"):
         plan(accept=str(tmp_path))
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match=r"^--accept .*plan.json is not a plan \(it has no 'schema_version'\)"):
+    with pytest.raises(UserError, match=r"^--accept .*plan.json: schema_version is missing"):
         plan(accept=str(tmp_path))
 
 
@@ -266,22 +267,27 @@ def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
     ("part", "change", "message"),
     [
         ("cells", {"engine": "warp"}, "unknown engine in plan.json 'warp'; known: eager, graph, invariant."),
-        ("cells", {"batching": "later"}, "unknown batching in plan.json 'later'; known: refill, static."),
-        ("groups", {"batching": "later"}, "unknown batching in plan.json 'later'"),
-        ("cells", {"method": "marz"}, r"unknown method in plan.json 'marz' \(did you mean 'mars'\?\)"),
+        ("cells", {"batching": "later"}, "cells[0].batching is 'later', allowed: 'static' or 'refill'; restore it"),
+        ("groups", {"batching": "later"}, "groups[0].batching is 'later', allowed: 'static' or 'refill'"),
+        ("cells", {"method": "marz"}, "unknown method in plan.json 'marz' (did you mean 'mars'?)"),
         ("cells", {"options": {"tua": 1}}, "unknown option of ar in plan.json 'tua'"),
-        ("cells", {"options": 1}, "not a plan .a part of it is of another kind"),
-        ("cells", {"soul": 1}, "'soul' of a cell is not known here; made by a newer mtbench?"),
-        ("groups", {"cells": ["lost"]}, r"not a plan \(it has no 'lost'\)"),
+        ("cells", {"options": 1}, "cells[0].options is 1: input should be a valid dictionary"),
+        ("cells", {"soul": 1}, "cells[0].soul is not known here; made by a newer mtbench?"),
+        ("groups", {"cells": ["lost"]}, "not a plan (it has no 'lost')"),
     ],
 )
-def test_a_stored_plan_names_what_is_known_here(part: str, change: dict[str, Any], message: str) -> None:
+def test_a_stored_plan_names_what_is_known_here(
+    part: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     """It may come from another version, or from an editor; a user reads why, and no run begins."""
-    stored = json.loads(json.dumps(plan().to_json()))
-    assert Plan.from_json(stored).to_json() == stored
+    run = RunDirectory.create(tmp_path / "run")
+    stored = json.loads(json.dumps(dump(plan())))
+    run.write_json("plan.json", stored)
+    assert dump(read_plan(run)) == stored
     stored[part][0] |= change
-    with pytest.raises(UserError, match=message):
-        Plan.from_json(stored)
+    run.write_json("plan.json", stored)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_plan(run)
 
 
 def test_what_refill_leaves_out_is_said() -> None:
@@ -337,7 +343,7 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
     replayed = RunDirectory.create(tmp_path / "2")
     again = plan(suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), accept=str(drawn.path), rounds=1)
     replayed.write_json("environment.json", {})
-    replayed.write_json("plan.json", again.to_json())
+    replayed.write_json("plan.json", dump(again))
     with RunProgress(Console(quiet=True)) as progress:
         generate(replayed, progress)
     for cell in again.cells:
