@@ -1,19 +1,20 @@
-"""Is an arm that promises the reference's tokens held to it? Teacher-forced re-scoring, and a graded answer.
+"""Check whether an arm emits the tokens that it promises: teacher-forced rescoring, and a grade.
 
-Every emitted token is judged by one pass of the same checkpoint over the finished text: it must be the argmax or within
-ε of it. That is independent of how one flipped near-tie changes everything behind it. The judge is always transformers'
-modules (the engine `eager`), whatever engine the arm ran on: no engine answers for itself.
+One forward pass of the same checkpoint over the finished text rescores every emitted token. A token is accepted if it
+is the argmax, or if its logit is within ε of the largest. So one flipped near-tie does not condemn the tokens after it.
+The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
+itself.
 
-ε is what the arm's arithmetic does to a logit: the 99.9th percentile of |Δlogit| of emitted tokens on the same
-prefixes, between the judge at width 1 and the arm's own engine at the arm's width, so it covers engine and width
-together (for an outside engine, whose logits we do not see, width alone). It is capped at 0.5, lest an engine that
-computes something else excuse itself; in float32 and float64 it is a constant.
+ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of emitted tokens on the same prefixes, between the
+judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an external
+engine, whose logits are not known, it covers the width alone. It is at most 0.5, so that an engine that computes
+something else cannot excuse itself. In float32 and float64 it is a constant.
 
-- `exact`: the same tokens as the arm it is held to, on every item.
-- `near-tie`: other tokens, but each within ε of the argmax: the arithmetic chose, not the method.
-- `divergent`: other tokens, of which one is no near-tie; or a token, be it the same, so far under the judge's argmax
-  that no ε could excuse it: both arms ran on an engine that computes something else.
-- `inconclusive`: other tokens, and nothing to judge them by.
+- `exact`: the tokens of the reference arm, on every item.
+- `near-tie`: other tokens, and each is within ε of the argmax: the arithmetic chose, not the method.
+- `divergent`: other tokens, and one of them is no near-tie. Or any token, even the same one, whose logit is further
+  below the judge's largest than any ε allows: then both arms ran on an engine that computes something else.
+- `inconclusive`: other tokens that were not rescored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +32,11 @@ from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, SuitePlan
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
-JUDGED_AT_ONCE = 256  # positions
+JUDGED_AT_ONCE = 256  # positions of one forward
 
 
 class Answer(NamedTuple):
-    """What was emitted, and by which dice."""
+    """The tokens emitted for a prompt, and how they were sampled."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -44,9 +45,9 @@ class Answer(NamedTuple):
 
 
 def check(run: RunDirectory, cell: Cell, suite: SuitePlan, pool: ModelPool, note: Callable[[str], None]) -> None:
-    """Re-score what the cell generated, if it promises the reference's tokens: lossless/<cell>.json, written once.
+    """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
 
-    The judge is fed at the arm's width too; `epsilon` is None for too few positions.
+    The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
     """
     name = f"lossless/{cell.cell}.json"
     lines = run.lines(f"generations/{cell.cell}.jsonl")
@@ -77,14 +78,14 @@ def check(run: RunDirectory, cell: Cell, suite: SuitePlan, pool: ModelPool, note
 
 @torch.inference_mode()
 def shortfalls(runner: ModelRunner, answer: Answer, width: int) -> dict[str, float]:
-    """Index -> how far the emitted token's logit lies under the largest, for the tokens that are not the argmax."""
+    """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
     emitted, largest = forced_logits(runner, answer, width)
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
 
 
 @torch.inference_mode()
 def logit_noise(judge: ModelRunner, own: ModelRunner, answers: Sequence[Answer], width: int) -> list[float]:
-    """What engine and window do to emitted tokens' logits: `judge` at width 1 minus `own` at `width`, same prefixes."""
+    """Return how engine and width change the logits of emitted tokens: `judge` at width 1 minus `own` at `width`."""
     differences: list[float] = []
     for answer in answers:
         plain, ours = (forced_logits(runner, answer, w)[0] for runner, w in ((judge, 1), (own, width)))
@@ -95,12 +96,13 @@ def logit_noise(judge: ModelRunner, own: ModelRunner, answers: Sequence[Answer],
 
 
 def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tensor, Tensor]:
-    """Of each token of an answer, its own logit and the largest, (tokens,), fed `width` positions at a time.
+    """Return the logit of each token of an answer and the largest logit at its position, `(tokens,)` each.
 
-    Of sampled tokens, the logits with the noise of their dice.
+    The runner feeds `width` positions at a time. For sampled tokens the logits include the sampling noise of their
+    seed.
     """
     prompt, tokens, seed, temperature = answer
-    dice = torch.tensor([seed], device=runner.device)
+    seeds = torch.tensor([seed], device=runner.device)
     ids = torch.tensor([[*prompt, *tokens[:-1]]], device=runner.device)
     runner.reserve(1, ids.shape[1])
     base = torch.tensor([ids.shape[1]], device=runner.device)
@@ -111,7 +113,7 @@ def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tens
         logits = runner.forward(ids.gather(1, chunk), metadata, judged).logits
         if not temperature:
             return logits[0].float()
-        return temperature * sampling.sampled(logits, temperature, dice, chunk[:, -judged:] + 1)[0].float()
+        return temperature * sampling.sampled(logits, temperature, seeds, chunk[:, -judged:] + 1)[0].float()
 
     for chunk in before.split(JUDGED_AT_ONCE, 1) if before.shape[1] else ():
         forward(chunk, judged=1)
@@ -131,7 +133,10 @@ def grade(
     rescored: Mapping[str, Any] | None,
     dtype: str,
 ) -> dict[str, Any] | None:
-    """The verdict for one cell, from generation lines by item: its own, those it is held to, and the re-scoring."""
+    """Return the grade of a cell from its generation lines by item, those of the reference arm, and the rescoring.
+
+    None if the two have no item in common.
+    """
     common = sorted(lines.keys() & against.keys())
     if not common:
         return None
@@ -147,7 +152,7 @@ def grade(
         word = "exact"
     elif epsilon is not None and worst is not None:
         word = "near-tie" if worst <= epsilon else "divergent"
-    else:  # nobody judged the tokens: where the arithmetic is exact they are wrong, else it cannot be told
+    else:  # not rescored: in exact arithmetic other tokens are wrong, else their grade is unknown
         word = "divergent" if dtype in EXACT_EPSILON else "inconclusive"
     return {
         "grade": word,
@@ -161,5 +166,5 @@ def grade(
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The index of the first token that differs; the shorter length if one continues the other."""
+    """Return the index of the first token that differs; the shorter length if one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
