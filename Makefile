@@ -1,27 +1,30 @@
-# Two commands do everything on a fresh machine, each in a virtual environment of its own making.
+# `make run` and `make test` do everything on a fresh machine. Each creates its own virtual environment.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
-# Where the loop meets transformers (its attention, cache and `generate`): run on its oldest version too.
+# The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture or recomputation"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test lint slow schemas clean
+.PHONY: run test unit lint slow mutants schemas clean
 
-run: $(INSTALLED)  ## the embedded demonstration: all arms, then the path of its page
+run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
 
-# The tests' models are so small that a second thread would only make the first one wait.
-test slow: export OMP_NUM_THREADS = 1
+# The tests' models are so small that a second thread slows them down.
+test unit slow mutants: export OMP_NUM_THREADS = 1
 
-test: lint .venv-oldest/installed  ## lint, types, tests; the loop's tests on the oldest transformers too
+test: lint .venv-oldest/installed  ## lint, types, all tests; the loop's tests on the oldest transformers, too
 	$(BIN)/pytest $(PARALLEL)
 	.venv-oldest/bin/python -m pytest $(PARALLEL) $(MEETING)
 
-lint: $(INSTALLED)
+unit: $(INSTALLED)  ## the fast tests: no processes, trainings, browser, sandbox or whole runs
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not whole"
+
+lint: $(INSTALLED)  ## style, import layers, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
@@ -30,10 +33,14 @@ lint: $(INSTALLED)
 slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow
 
-schemas: $(INSTALLED)  ## write the JSON Schemas of what is stored, from the records
+mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes files in place while it runs
+	$(BIN)/pip install -q -c constraints.txt cosmic-ray
+	$(BIN)/python tests/mutants.py
+
+schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
 	$(BIN)/python -m mtbench.cli.schemas
 
-# torch goes first and exactly as pinned: an open range may bring gigabytes of GPU libraries.
+# torch is installed first, at its pinned version: an open range may download gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q --upgrade pip
@@ -41,7 +48,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e . --group dev
 	touch $@
 
-# The oldest transformers we promise needs an older huggingface-hub, so it gets an environment that borrows torch.
+# The oldest supported transformers needs an older huggingface-hub. Its own environment borrows torch from the other.
 .venv-oldest/installed: constraints-oldest.txt $(INSTALLED)
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install -q -c constraints-oldest.txt transformers
