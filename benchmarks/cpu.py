@@ -21,6 +21,7 @@ import torch
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.run_state import RunState
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.model_pool import ModelPool
@@ -39,10 +40,10 @@ Found = dict[str, list[Outcome]]  # arm -> by round and block
 class Recorded(Batch):
     """A batch that remembers the shape of every step."""
 
-    def advance(self, shape: Shape) -> None:
+    def advance(self, run: RunState, shape: Shape) -> None:
         self.shapes: list[tuple[int, int]] = getattr(self, "shapes", [])
         self.shapes.append((shape.pending + self.windows[shape.variant].guesses, shape.view))
-        super().advance(shape)
+        super().advance(run, shape)
 
 
 def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:

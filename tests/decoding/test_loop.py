@@ -267,8 +267,8 @@ def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(
     """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
     prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
     whole = run(mars(tau=0.3), runner, prompts)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_WIDTH", 8)
     assert run(mars(tau=0.3), runner, prompts) == whole
 
 

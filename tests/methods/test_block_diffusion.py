@@ -122,8 +122,8 @@ def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:
 
 def test_a_long_prompt_is_cached_by_whole_blocks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of the prefill end where a block ends, in rows of any length."""
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_WIDTH", 8)
     asked = [[i % 30 for i in range(41)], [7, 3, 8], [(3 * i) % 30 for i in range(23)], [9] * 30]
     for size in (3, 5):
         usable = [p for p in asked if len(p) >= size]
