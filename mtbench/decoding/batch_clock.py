@@ -66,7 +66,7 @@ class BatchClock:
         return Timing(
             rows=rows,
             items=len(generations),
-            prompt_tokens=sum(map(len, run.requests.prompts)),
+            prompt_tokens=sum(len(request.prompt_ids) for request in run.requests),
             tokens=sum(len(g.token_ids) for g in generations),
             row_forwards=sum(g.forwards or 0 for g in generations),
             batch_forwards=run.steps,

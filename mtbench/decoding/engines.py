@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.decoding.host_sync import Requests, Shape
+from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.request import Workload
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, compilations
@@ -136,9 +137,9 @@ class Captured(Batch):
         for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
             runner.forwards += forwards
 
-    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         before = compilations()
-        generations, timing = super().run(requests)
+        generations, timing = super().run(workload)
         if compilations() > before:  # how long that took is not told: at most all of it
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
         return generations, timing
@@ -156,10 +157,10 @@ class Captured(Batch):
             cls._anchor = (pool, graph, place)
         return cls._anchor[0]
 
-    def _reset(self, requests: Requests) -> None:
-        super()._reset(requests)
+    def _reset(self, workload: Workload) -> None:
+        super()._reset(workload)
         epochs = [runner.epoch for runner in self.runners.values()]
-        setting = (epochs, requests.temperature)
+        setting = (epochs, workload.temperature)
         if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
             self._graphs.clear()
             self._plain.clear()

@@ -1,36 +1,12 @@
-"""What passes between host and device while a batch is decoded: requests, the shapes of steps, snapshots of cursors.
+"""What passes between host and device while a batch is decoded: shapes of steps out, snapshots of cursors back.
 
 On a CPU a snapshot is read at once; on a GPU it is copied asynchronously, and the host waits for it some steps later.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Requests:
-    """What is to be decoded: per request a prompt, the most new tokens, and its stop strings."""
-
-    prompts: Sequence[Sequence[int]]
-    budgets: Sequence[int]
-    stop: Sequence[Sequence[str]]
-    fixed_length: bool  # end tokens and stop strings are ignored
-    seeds: Sequence[int]  # of each request's dice
-    temperature: float  # 0: greedy
-
-    @property
-    def slots(self) -> int:
-        """Positions that the longest may take."""
-        return max(len(p) + b for p, b in zip(self.prompts, self.budgets, strict=True))
-
-    @property
-    def stops_early(self) -> bool:
-        """Whether a stop string may end an answer."""
-        return any(self.stop) and not self.fixed_length
 
 
 class HostSnapshot(NamedTuple):

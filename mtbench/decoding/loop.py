@@ -24,11 +24,12 @@ from torch import Tensor
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.batch_clock import BatchClock
 from mtbench.decoding.commit_log import CommitLog
-from mtbench.decoding.host_sync import AsyncCopy, Requests, Shape
+from mtbench.decoding.host_sync import AsyncCopy, Shape
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import prefill
+from mtbench.decoding.request import Request, Workload
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models import sampling
@@ -51,34 +52,32 @@ BatchFactory = Callable[[Method, ModelRunners, int, int], "Batch"]
 def decode(
     method: Method,
     runners: ModelRunners,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
+    requests: Sequence[Request],
     *,
     rows: int | None = None,
-    stop: Sequence[Sequence[str]] | None = None,
     fixed_length: bool = False,
     room: int = 0,
     temperature: float = 0.0,
-    seeds: Sequence[int] | None = None,
     make: "BatchFactory | None" = None,
 ) -> tuple[list[Generation], Timing]:
-    """Continue each prompt by at most `max_new_tokens` tokens (one number, or one per prompt).
+    """Continue each request's prompt up to its budget, an end token or one of its stop strings.
 
-    All at once, or in `rows` rows that are refilled; up to an end token or one of the prompt's stop strings, unless
-    `fixed_length`. `room`: least positions per row, so that several calls share a shape. With a `temperature` tokens
-    are sampled, as a function of the prompt and its seed (by default its number). `make` builds the batch: an engine's.
-    Raises UserError for a prompt that does not fit, NoProgressError if the method stops committing.
+    All at once, or in `rows` rows that are refilled. `fixed_length`: up to the budget only. `room`: least positions per
+    row, so that several calls share a shape. With a `temperature` tokens are sampled, as a function of prompt and seed.
+    `make` builds the batch: an engine's. Raises UserError for a prompt that does not fit, NoProgressError if the method
+    stops committing.
     """
-    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-    stop, seeds = stop or [()] * len(prompts), seeds or range(len(prompts))
-    requests = Requests(prompts, budgets, stop, fixed_length, seeds, temperature)
-    _check_fit(method, runners, requests)
-    slots = max(room, requests.slots)
-    return (make or Batch)(method, runners, min(rows or len(prompts), len(prompts)), slots).run(requests)
+    workload = Workload(requests=requests, fixed_length=fixed_length, temperature=temperature)
+    _check_fit(method, runners, workload)
+    width = min(rows or len(requests), len(requests))
+    batch = (make or Batch)(method, runners, width, max(room, workload.slots))
+    return batch.run(workload)
 
 
-def _check_fit(method: Method, runners: ModelRunners, requests: Requests) -> None:
-    shortest = min(map(len, requests.prompts))
+def _check_fit(method: Method, runners: ModelRunners, workload: Workload) -> None:
+    """Raise UserError for a prompt too short for a block or too long for a checkpoint."""
+    lengths = [len(request.prompt_ids) for request in workload.requests]
+    shortest, longest = min(lengths), max(lengths)
     block = method.variants[-1].block
     if shortest < block:
         raise UserError(
@@ -86,10 +85,9 @@ def _check_fit(method: Method, runners: ModelRunners, requests: Requests) -> Non
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
     for role, runner in runners.items():
-        if requests.slots > runner.checkpoint.max_positions:
-            longest = max(map(len, requests.prompts))
+        if workload.slots > runner.checkpoint.max_positions:
             raise UserError(
-                f"a prompt of {longest} tokens and {max(requests.budgets)} new ones do not fit the context of "
+                f"a prompt of {longest} tokens and {workload.most_new_tokens} new ones do not fit the context of "
                 f"the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
             )
 
@@ -148,13 +146,13 @@ class Batch:
         """R."""
         return len(self.rows.done)
 
-    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         """Decode all requests, row by row as rows come free."""
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
-        run = self.begin(requests)
+        run = self.begin(workload)
         clock.end_prefill()
         most_late = 0 if self.tight else LATE
-        patience = _patience(max(requests.budgets) + self.method.block - 1)
+        patience = _patience(workload.most_new_tokens + self.method.block - 1)
         while run.live:
             self._check_progress(run, patience)
             clock.mark()
@@ -163,7 +161,7 @@ class Batch:
             clock.mark()
             positions = shape.pending + self.windows[shape.variant].guesses
             run.count_step(positions, self._draft_forwards() - draft_forwards)
-            run.copies.append(self._read(tokens=run.steps % READ_EVERY == 0 and requests.stops_early))
+            run.copies.append(self._read(tokens=run.steps % READ_EVERY == 0 and workload.stops_early))
             if len(run.copies) <= most_late:
                 continue
             run.snapshot = run.copies.popleft().get()
@@ -177,13 +175,13 @@ class Batch:
         generations = run.generations(self.target.checkpoint)
         self.heads |= clock.timed_heads
         bytes_per_slot = sum(runner.cache.bytes_per_slot for runner in self.runners.values())
-        kv_bytes = bytes_per_slot * self.width * (requests.slots + self.window.guesses)
+        kv_bytes = bytes_per_slot * self.width * (workload.slots + self.window.guesses)
         return generations, clock.timing(run, generations, rows=self.width, kv_bytes=kv_bytes, heads=self.heads)
 
-    def begin(self, requests: Requests) -> RunState:
+    def begin(self, workload: Workload) -> RunState:
         """Put the first requests into the rows."""
-        run = RunState(requests)
-        self._reset(requests)
+        run = RunState(workload)
+        self._reset(workload)
         self._refill(run, list(range(self.width)))
         run.snapshot = self._read().get()
         return run
@@ -210,13 +208,13 @@ class Batch:
         self.runners.view, self.runners.tight = shape.view, self.tight
         guess = method.propose(self.state, self.rows, self.runners)
         vocabulary = self.target.checkpoint.vocabulary
-        check_proposal(guess, method, window, self.width, vocabulary, look=check_values)
+        check_proposal(guess, method, window, self.width, vocabulary, values=check_values)
         ids, metadata = self._feed(guess, window, shape)
         judged = slice(shape.pending - 1, None)
         out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=window.hidden)
         output = TargetOutput(self.rows, guess, metadata.positions[:, judged] + 1, *out)
         commit = method.accept(self.state, self.rows, output)
-        check_commit(commit, method, window, self.width, vocabulary, look=check_values)
+        check_commit(commit, method, window, self.width, vocabulary, values=check_values)
         self._commit(commit, window)
 
     def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
@@ -262,14 +260,14 @@ class Batch:
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has decoded for more steps than its budget can take."""
         if run.steps > patience and run.steps - min(run.first_step[row] for row in run.live) > patience:
-            budget = max(run.requests.budgets)
+            budget = run.workload.most_new_tokens
             raise NoProgressError(f"{self.method.name} made {run.steps} forwards for {budget} tokens")
 
-    def _reset(self, requests: Requests) -> None:
+    def _reset(self, workload: Workload) -> None:
         """Prepare what outlives a run for the next one."""
-        self.rows = replace(self.rows, temperature=requests.temperature)
+        self.rows = replace(self.rows, temperature=workload.temperature)
         self.ends.zero_()
-        if not requests.fixed_length:
+        if not workload.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True
         for runner in self.runners.values():
             runner.reserve(self.width, self.slots)
@@ -289,7 +287,7 @@ class Batch:
         free = free[: len(run.queue)]
         taken = [run.queue.popleft() for _ in free]
         rows, method, at = self.rows, self.method, torch.tensor(free, device=self.device)
-        self._write(run.requests, taken, at)
+        self._write([run.requests[request] for request in taken], taken, at)
         rows.cached[at] = 0
         rows.done[at] = 0
         self.log.begin(at)
@@ -302,22 +300,20 @@ class Batch:
         prefill(rows, self.runners, method, at, self.arange)
         run.place(free, taken)
 
-    def _write(self, requests: Requests, taken: list[int], at: Tensor) -> None:
-        """Write the requests `taken` and their cursors into the rows `at`."""
-        rows, prompts = self.rows, [requests.prompts[request] for request in taken]
-        lengths = [len(prompt) for prompt in prompts]
-        tokens = torch.zeros(len(taken), self.slots, dtype=torch.long)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = torch.tensor(prompt)
-        limits = [length + requests.budgets[request] for length, request in zip(lengths, taken, strict=True)]
+    def _write(self, requests: Sequence[Request], numbers: list[int], at: Tensor) -> None:
+        """Write requests, with these numbers, and their cursors into the rows `at`."""
+        rows, lengths = self.rows, [len(request.prompt_ids) for request in requests]
+        tokens = torch.zeros(len(requests), self.slots, dtype=torch.long)
+        for row, request in zip(tokens, requests, strict=True):
+            row[: len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
         rows.tokens[at] = tokens.to(self.device)
         for cursor, values in (
-            (rows.request, taken),
+            (rows.request, numbers),
             (rows.prompt_len, lengths),
             (rows.known, lengths),
             (rows.base, lengths),
-            (rows.limit, limits),
-            (rows.seed, [requests.seeds[request] for request in taken]),
+            (rows.limit, [len(request.prompt_ids) + request.max_new_tokens for request in requests]),
+            (rows.seed, [request.seed for request in requests]),
         ):
             cursor[at] = torch.tensor(values, device=self.device)
 

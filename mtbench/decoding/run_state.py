@@ -8,8 +8,9 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.commit_log import Counts
-from mtbench.decoding.host_sync import AsyncCopy, HostSnapshot, Requests
+from mtbench.decoding.host_sync import AsyncCopy, HostSnapshot
 from mtbench.decoding.output import Generation, finish, text_of
+from mtbench.decoding.request import Request, Workload
 from mtbench.models.loading import Checkpoint
 
 
@@ -25,7 +26,7 @@ class Answer(NamedTuple):
 class RunState:
     """One run of a batch, as the host sees it. `snapshot` is the last one read; `begin` reads the first."""
 
-    requests: Requests
+    workload: Workload
     snapshot: HostSnapshot = field(init=False)
     copies: deque[AsyncCopy] = field(default_factory=deque)  # snapshots on their way to the host
     queue: deque[int] = field(init=False)  # requests that wait for a row
@@ -39,7 +40,11 @@ class RunState:
     preparation_s: float = 0.0  # of capturing steps as graphs
 
     def __post_init__(self) -> None:
-        self.queue = deque(range(len(self.requests.prompts)))
+        self.queue = deque(range(len(self.requests)))
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        return self.workload.requests
 
     @property
     def steps(self) -> int:
@@ -52,7 +57,7 @@ class RunState:
         for row, request in zip(rows, taken, strict=True):
             self.request_in[row] = request
             self.first_step[row] = self.steps
-            self.searched[row] = len(self.requests.prompts[request])
+            self.searched[row] = len(self.requests[request].prompt_ids)
 
     def count_step(self, positions: int, draft_forwards: int) -> None:
         """Note what a step fed per row and how many forwards of draft models it took."""
@@ -62,32 +67,30 @@ class RunState:
     def search_stop(self, row: int, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Return whether the row's text holds a stop string. Reads what is new, and a little before it."""
         assert self.snapshot.tokens is not None
-        request, known = self.request_in[row], self.snapshot.known[row]
-        strings = self.requests.stop[request]
-        overlap = max((len(s.encode()) for s in strings), default=0)  # a token is at least a byte
-        begin = max(len(self.requests.prompts[request]), self.searched[row] - overlap)
+        request, known = self.requests[self.request_in[row]], self.snapshot.known[row]
+        overlap = max((len(s.encode()) for s in request.stop), default=0)  # a token is at least a byte
+        begin = max(len(request.prompt_ids), self.searched[row] - overlap)
         self.searched[row] = known
-        if not strings:
+        if not request.stop:
             return False
         tail = text_of(tokenizer, self.snapshot.tokens[row][begin:known])
-        return any(s in tail for s in strings)
+        return any(s in tail for s in request.stop)
 
     def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
         """Keep a row's answer. `token_ids` begin with the prompt."""
         request = self.request_in.pop(row)
-        prompt = len(self.requests.prompts[request])
+        prompt = len(self.requests[request].prompt_ids)
         self.answers[request] = Answer(token_ids[prompt:], counts, self.first_step.pop(row))
 
     def generations(self, checkpoint: Checkpoint) -> list[Generation]:
         """Return every request's answer, cut at its stop strings; counts end with its last kept token."""
-        requests = self.requests
         generations = []
-        for request in range(len(requests.prompts)):
-            ids, counts, first_step = self.answers[request]
-            if requests.fixed_length:
+        for number, request in enumerate(self.requests):
+            ids, counts, first_step = self.answers[number]
+            if self.workload.fixed_length:
                 ids, text, reason = finish(checkpoint.tokenizer, ids, (), ())
             else:
-                ids, text, reason = finish(checkpoint.tokenizer, ids, checkpoint.end_ids, requests.stop[request])
+                ids, text, reason = finish(checkpoint.tokenizer, ids, checkpoint.end_ids, request.stop)
             commits = _cut(counts.commits, len(ids))
             end = first_step + len(commits)
             generations.append(
