@@ -21,11 +21,13 @@ import torch
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.run_state import RunState
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import make_plan
+from mtbench.runs.requests import requests_of
 from mtbench.statistics import Ratio, Totals, factors, ratio_of_totals
 
 GENERATE = "hf-generate@ar"
@@ -39,10 +41,10 @@ Found = dict[str, list[Outcome]]  # arm -> by round and block
 class Recorded(Batch):
     """A batch that remembers the shape of every step."""
 
-    def advance(self, shape: Shape) -> None:
+    def advance(self, run: RunState, shape: Shape) -> None:
         self.shapes: list[tuple[int, int]] = getattr(self, "shapes", [])
         self.shapes.append((shape.pending + self.windows[shape.variant].guesses, shape.view))
-        super().advance(shape)
+        super().advance(run, shape)
 
 
 def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:
@@ -52,7 +54,7 @@ def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:
     found: Found = {cell.arm: [] for cell in cells}
 
     def run(cell: Cell, block: Sequence[int]) -> Outcome:
-        return pool.decode(cell, [suite.items[i].prompt_ids for i in block], suite.max_new_tokens, items=block)
+        return pool.decode(cell, requests_of(plan, suite, block))
 
     for cell in cells:
         run(cell, group.blocks[0])
@@ -103,7 +105,7 @@ def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
     arms = ("ar@mars/eager", "mars:tau=0.95@mars/eager")
     seconds, forwards = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
     for block in group.blocks:
-        prompts = [suite.items[i].prompt_ids for i in block]
+        requests = requests_of(plan, suite, block)
         for cell in (c for c in plan.cells if c.arm in arms):
             batches: list[Recorded] = []
 
@@ -112,7 +114,7 @@ def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
                 return batches[-1]
 
             runners = pool.runners_of(cell)
-            decode(pool.method(cell), runners, prompts, suite.max_new_tokens, make=record)
+            decode(pool.method(cell), runners, requests, make=record)
             shapes = batches[0].shapes
             seconds[cell.arm] += isolated_s(runners.target, len(block), shapes, pool.method(cell).window().guesses + 1)
             forwards[cell.arm] += len(shapes)

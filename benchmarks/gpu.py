@@ -43,6 +43,7 @@ from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, RunRequest
 from mtbench.runs.planner import make_plan
+from mtbench.runs.requests import requests_of
 from mtbench.statistics import INCONCLUSIVE, Ratio
 
 SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded:tiny/ar"
@@ -393,14 +394,14 @@ def equality(bench: Bench) -> None:
     )
     plan = make_plan(request)
     pool, [suite] = bench.pool(plan), plan.suites
-    prompts = [item.prompt_ids for item in suite.items]
+    requests = requests_of(plan, suite, range(len(suite.items)), max_new_tokens=48)
     said: dict[str, list[list[list[int]]]] = {}
     for cell in plan.cells:
-        together = len(prompts) if cell.batching == REFILL else cell.batch_size
+        together = len(requests) if cell.batching == REFILL else cell.batch_size
         answers = [
             generation.token_ids
-            for begin in range(0, len(prompts), together)
-            for generation in pool.decode(cell, prompts[begin : begin + together], 48, room=256)[0]
+            for begin in range(0, len(requests), together)
+            for generation in pool.decode(cell, requests[begin : begin + together], room=256)[0]
         ]
         policy = f"{cell.claims} on {cell.on}"
         if cell.options.get("cache") == "block":  # what it says depends on the company: only engines are compared
@@ -420,10 +421,12 @@ def grade(bench: Bench) -> None:
         said = []
         for plan in plans:
             pool, [cell], [suite] = bench.pool(plan), plan.cells, plan.suites
-            prompts = [item.prompt_ids for item in plans[0].suites[0].items[:16]]
-            begins = range(0, len(prompts), cell.batch_size)
-            batches = [prompts[i : i + cell.batch_size] for i in begins]
-            answers = [g for b in batches for g in pool.decode(cell, b, suite.max_new_tokens, room=256)[0]]
+            first = plans[0].suites[0]
+            requests = requests_of(plans[0], first, range(len(first.items))[:16], max_new_tokens=suite.max_new_tokens)
+            prompts = [list(request.prompt_ids) for request in requests]
+            begins = range(0, len(requests), cell.batch_size)
+            batches = [requests[i : i + cell.batch_size] for i in begins]
+            answers = [g for batch in batches for g in pool.decode(cell, batch, room=256)[0]]
             said.append([g.token_ids for g in answers])
         judge = pool.runner(cell.on, cell.checkpoints[cell.on], "eager")
         short = [

@@ -19,6 +19,7 @@ from mtbench.results.samples import Measured
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.requests import requests_of
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
@@ -110,8 +111,8 @@ def race(
     chosen = group.blocks[:blocks]
 
     def run(cell: Cell, block: Sequence[int], budget: int) -> tuple[list[Generation], Timing]:
-        prompts = [suite.items[i].prompt_ids for i in block]
-        generations, timing = pool.decode(cell, prompts, budget, items=block, room=room)
+        requests = requests_of(plan, suite, block, max_new_tokens=budget)
+        generations, timing = pool.decode(cell, requests, room=room)
         if timing.miscounted:
             raise RuntimeError(f"{cell.arm}: {timing.miscounted} forwards more than were counted")
         return generations, timing

@@ -1,14 +1,14 @@
 """transformers' own greedy `generate`: what people run, and what our engine is measured against.
 
 Wolf et al.: "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020, arXiv 1910.03771.
-An engine of its own: the stock attention, cache and loop, on the very weights the other arms use. Prompts are padded
-on the left. With a static cache transformers compiles the model by itself where there is CUDA, for each length anew,
-so it has the run's one length from the start.
+An external engine: the stock attention, cache and loop, on the weights that the other arms use. Prompts are padded on
+the left. On CUDA transformers compiles the model for a static cache, anew for each length; it therefore gets the run's
+one length from the start.
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
-arXiv 2211.17192, or looks the draft up in the text so far (Saxena: "Prompt Lookup Decoding", 2023). Here a draft is
-always as long as it is said to be, as in ours: no schedule, no threshold. It takes one prompt at a time, so the rows of
-a batch go one after the other.
+arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods
+every draft has the given length: no schedule, no threshold. It takes one prompt at a time, so the rows of a batch are
+decoded one after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,21 +19,22 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.external import Answers, Outside, stock
+from mtbench.decoding.external import Answers, Outside, stock, target_of
 from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.models.loading import Checkpoint
 from mtbench.options import option
 
-AHEAD = 4  # drafts, unless said otherwise
+AHEAD = 4  # drafts by default
 
 
 @METHODS.register("hf-generate")
 @dataclass(frozen=True, kw_only=True)
 class HFGenerate(Outside):
-    """By transformers' loop: one token per forward, or what a draft adds."""
+    """transformers' loop: one token per forward, or more with assisted generation."""
 
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)
     draft: str | None = option(None, "the draft's role, for assisted generation; rows go one by one", role=True)
@@ -57,57 +58,39 @@ class HFGenerate(Outside):
         return bool(self.draft or self.prompt_lookup)
 
     def generate(
-        self,
-        checkpoints: Mapping[str, Checkpoint],
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        *,
-        fixed_length: bool,
-        stop: Sequence[Sequence[str]],
-        room: int,
+        self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
-        if self.assisted and len(prompts) > 1:
-            rows = zip(prompts, max_new_tokens, stop, strict=True)
-            asked = [([prompt], [budget], [strings]) for prompt, budget, strings in rows]
-            alone = [
-                self.generate(checkpoints, p, n, fixed_length=fixed_length, stop=s, room=room) for p, n, s in asked
-            ]
+        if self.assisted and len(requests) > 1:
+            alone = [self.generate(checkpoints, [r], fixed_length=fixed_length, room=room) for r in requests]
             return Answers([answers.token_ids[0] for answers in alone])
-        checkpoint = next(iter(checkpoints.values()))
-        model, longest = stock(checkpoint), max(map(len, prompts))
-        eager = model.config._attn_implementation == "eager"
-        if eager and model.dtype == torch.float64 and longest > min(map(len, prompts)):
-            raise NotImplementedError("transformers' eager attention makes NaN of padding in float64; use float32")
-        pad = next(iter(checkpoint.end_ids), 0)
-        ids = torch.tensor([[pad] * (longest - len(p)) + list(p) for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        checkpoint = target_of(checkpoints)
+        model, pad = stock(checkpoint), next(iter(checkpoint.end_ids), 0)
+        ids, mask = _left_padded(model, requests, pad)
+        prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
         suppressed, extra = checkpoint.suppressed.tolist(), dict[str, Any]()
         if self.cache == "static":
-            length = max(room, longest + max(max_new_tokens))
-            extra["past_key_values"] = StaticCache(model.config, max_cache_len=length)
+            extra["past_key_values"] = StaticCache(model.config, max_cache_len=max(room, prompt + budget))
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
-        most = 1 + (self.ahead if self.draft else self.prompt_lookup)
+        if any(request.stop for request in requests):
+            most = 1 + (self.ahead if self.draft else self.prompt_lookup)
+            extra["stopping_criteria"] = StoppingCriteriaList([StopStrings(checkpoint, requests, prompt, most)])
         settings = GenerationConfig(
             do_sample=False,
-            max_new_tokens=max(max_new_tokens),
+            max_new_tokens=budget,
             eos_token_id=None if fixed_length else list(checkpoint.end_ids) or None,
             pad_token_id=pad,
             suppress_tokens=suppressed or None,
             prompt_lookup_num_tokens=self.prompt_lookup or None,
         )
         out = model.generate(
-            ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            generation_config=settings,
-            stopping_criteria=StoppingCriteriaList([SaidStop(checkpoint, stop, longest, most)] if any(stop) else []),
-            **extra,
+            ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
-        return Answers(out[:, longest:].tolist())
+        return Answers(out[:, prompt:].tolist())
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-        """The draft, told how far to run ahead. Heads padded to other widths are of the same words all the same."""
+        """The draft model with a constant draft length; an LM head padded to another width has the same tokens."""
         draft = stock(checkpoint)
         steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
@@ -115,20 +98,33 @@ class HFGenerate(Outside):
         return draft
 
 
-class SaidStop(StoppingCriteria):  # type: ignore[misc]  # transformers is Any to mypy
-    """Rows that said one of their stop strings; looks every few tokens, of which a forward adds `most`.
+def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:
+    """Return the prompts' ids and their attention mask, (R, longest) each."""
+    lengths = [len(request.prompt_ids) for request in requests]
+    longest = max(lengths)
+    eager = model.config._attn_implementation == "eager"
+    if eager and model.dtype == torch.float64 and longest > min(lengths):
+        raise NotImplementedError("transformers' eager attention makes NaN of padding in float64; use float32")
+    ids = [[pad] * (longest - length) + list(r.prompt_ids) for r, length in zip(requests, lengths, strict=True)]
+    mask = [[0] * (longest - length) + [1] * length for length in lengths]
+    return torch.tensor(ids), torch.tensor(mask)
 
-    It keeps nothing in mind: transformers 5.17 asks it about drafts too.
+
+class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is Any to mypy
+    """Ends rows whose text holds a stop string. Searches every few tokens; a forward adds at most `most`.
+
+    It keeps no state: transformers 5.17 also calls it for drafts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, stop: Sequence[Sequence[str]], prompt: int, most: int) -> None:
-        self.tokenizer, self.stop, self.prompt, self.most = checkpoint.tokenizer, stop, prompt, most
+    def __init__(self, checkpoint: Checkpoint, requests: Sequence[Request], prompt: int, most: int) -> None:
+        self.tokenizer, self.prompt, self.most = checkpoint.tokenizer, prompt, most
+        self.stop = [request.stop for request in requests]
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        said, new = [False] * len(self.stop), input_ids.shape[1] - self.prompt
+        stopped, new = [False] * len(self.stop), input_ids.shape[1] - self.prompt
         if new and new % READ_EVERY < self.most:
             for row, (ids, strings) in enumerate(zip(input_ids[:, self.prompt :].tolist(), self.stop, strict=True)):
                 longest = max((len(s.encode()) for s in strings), default=0)  # a token is at least a byte
                 tail = text_of(self.tokenizer, ids[-(READ_EVERY + self.most + longest) :])
-                said[row] = any(s in tail for s in strings)
-        return torch.tensor(said, device=input_ids.device)
+                stopped[row] = any(s in tail for s in strings)
+        return torch.tensor(stopped, device=input_ids.device)

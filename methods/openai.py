@@ -3,13 +3,13 @@
 vLLM: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", arXiv 2309.06180.
 SGLang: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", arXiv 2312.07104.
 
-The server has a model of its own, which nobody here can look into: it is to be that of the role given by `on`, whose
-tokenizer makes the prompts' tokens, and no promise is graded. A batch of R prompts is R requests at once. Greedy, with
-a checkpoint's penalties off; nothing is kept from one request for another, since our arms keep nothing either.
+The server must serve the checkpoint of the role given by `on`, whose tokenizer makes the prompts' tokens. mtbench
+cannot check that, so its tokens are not graded. A batch of R prompts is R concurrent requests. Decoding is greedy with
+the checkpoint's penalties off. No prefix cache is used between requests, as in our arms.
 
-Token ids are the server's where it tells them (vLLM: `return_token_ids`), else those of its text; where their number is
-not that of its own `usage`, the cell is flagged. Forwards and commits it does not tell. What it counts of its own
-speculation is for all who ask it, so it should have nobody else to serve.
+Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
+that of the server's own `usage`, the cell is flagged. Forwards and commits are null. The counters of its speculation
+cover all its clients, so it should serve no others.
 """
 
 import time
@@ -20,13 +20,14 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from mtbench.decoding.external import Answers, Outside
+from mtbench.decoding.external import Answers, Outside, target_of
 from mtbench.decoding.openai_client import Reply, Server, ServerError
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 
-# What engines call them. SGLang tells of acceptance by gauges only (`sglang:spec_accept_length`), which are no counts.
+# The engines' names. SGLang reports acceptance by gauges only (`sglang:spec_accept_length`), which are not counters.
 COUNTERS = {
     "vllm:spec_decode_num_drafts_total": "drafts",
     "vllm:spec_decode_num_draft_tokens_total": "drafted",
@@ -34,7 +35,7 @@ COUNTERS = {
     "sglang:spec_verify_calls_total": "drafts",
 }
 GREEDY = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
-TOLD = {
+REPLY = {
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
     "include_stop_str_in_output": True,  # by vLLM; by SGLang:
@@ -45,13 +46,13 @@ TOLD = {
 @METHODS.register("openai")
 @dataclass(frozen=True, kw_only=True)
 class OpenAI(Outside):
-    """By a server, however that decodes."""
+    """A server, with whatever decoding it runs."""
 
     url: str = option("http://127.0.0.1:8000/v1", "the server's address, up to /v1", engine=True)
-    model: str | None = option(None, "what it calls the model; none: the first that it names", engine=True)
+    model: str | None = option(None, "its name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
-    timeout_s: float = option(300.0, "longest silence", low=0.01, engine=True)
+    timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, engine=True)
 
     roles = ("ar",)
     reference = True
@@ -59,7 +60,7 @@ class OpenAI(Outside):
     claims = "lossy"
 
     def __post_init__(self) -> None:
-        _ = self.server  # an address that is none is refused here
+        _ = self.server  # raises UserError for a bad address
 
     @property
     def server(self) -> Server:
@@ -74,55 +75,55 @@ class OpenAI(Outside):
         return {ours: int(samples[theirs]) for theirs, ours in COUNTERS.items() if theirs in samples}
 
     def generate(
-        self,
-        checkpoints: Mapping[str, Inspected],
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        *,
-        fixed_length: bool,
-        stop: Sequence[Sequence[str]],
-        room: int,
+        self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
-        server, words = self.server, next(iter(checkpoints.values()))
-        asked = {"model": self.model or first_model(server), "ignore_eos": fixed_length, **GREEDY, **TOLD}
+        server, checkpoint = self.server, target_of(checkpoints)
+        model = self.model or first_model(server)
 
-        def ask(prompt: Sequence[int], budget: int, strings: Sequence[str]) -> Reply:
-            stops: dict[str, Any] = {"stop": list(strings)} if strings else {}
-            fresh = {"cache_salt": uuid4().hex, "cache_prompt": False}  # by vLLM and SGLang; by llama.cpp
-            return server.complete({**asked, **fresh, **stops, "prompt": list(prompt), "max_tokens": budget})
+        def complete(request: Request) -> Reply:
+            return server.complete(body_of(request, model, fixed_length=fixed_length))
 
-        began = time.perf_counter()
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = list(pool.map(ask, prompts, max_new_tokens, stop))
+        started_at = time.perf_counter()
+        with ThreadPoolExecutor(len(requests)) as threads:
+            replies = list(threads.map(complete, requests))
         if fixed_length and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not know ignore_eos; leave --fixed-length or this arm out")
-        answers = [ids_of(reply, words, strings) for reply, strings in zip(replies, stop, strict=True)]
+        answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
         if not all(answers):
             raise ServerError(f"{server.url} gave an answer without a token; see whether it serves the model as it is")
         counts = [reply.counted for reply in replies if reply.counted is not None]
         return Answers(
             answers,
-            ttft_s=max(reply.first_s or began for reply in replies) - began,
+            ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
         )
 
 
+def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, Any]:
+    """Return the body of a completion request."""
+    body: dict[str, Any] = {"model": model, "ignore_eos": fixed_length, **GREEDY, **REPLY}
+    body |= {"cache_salt": uuid4().hex, "cache_prompt": False}  # vLLM's and SGLang's name; llama.cpp's
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
+
+
 @cache
 def first_model(server: Server) -> str:
-    """The model that a server names first."""
+    """Return the first model that the server lists."""
     if names := server.models():
         return names[0]
     raise ServerError(f"{server.url} names no model; give one with model=")
 
 
-def ids_of(reply: Reply, words: Inspected, stop: Sequence[str]) -> list[int]:
-    """An answer's tokens: as the server tells them, else those of its text and of what ended it."""
+def ids_of(reply: Reply, checkpoint: Inspected, stop: Sequence[str]) -> list[int]:
+    """Return an answer's tokens: the server's own, else those of its text and of the stop that ended it."""
     if reply.token_ids:
         return reply.token_ids
-    by, text = reply.stopped_by, reply.text
-    if isinstance(by, str) and by not in text:
-        text += by
-    ids: list[int] = words.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if reply.finish != "stop" or isinstance(by, str) or any(s in text for s in stop):
+    ended_by, text = reply.stopped_by, reply.text
+    if isinstance(ended_by, str) and ended_by not in text:
+        text += ended_by
+    ids: list[int] = checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if reply.finish != "stop" or isinstance(ended_by, str) or any(s in text for s in stop):
         return ids
-    return [*ids, *([by] if isinstance(by, int) else words.end_ids[:1])]
+    return [*ids, ended_by] if isinstance(ended_by, int) else [*ids, *checkpoint.end_ids[:1]]

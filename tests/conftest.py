@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from recorded_graphs import recorded as recorded  # a fixture
 from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 from whole import whole_run

@@ -15,7 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from small import END, VOCABULARY, save_small
-from test_run import finish, start
+from whole import finish, start
 
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
@@ -285,16 +285,16 @@ def window(**parts: Any) -> Callable[..., Any]:
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # of shape or type
-    "guess too wide": (
+    "proposal too wide": (
         {"propose": lambda self, state, rows, runners: like(rows, 3)},
         "odd: propose() is of shape (1, 3) and torch.int64, not (1, 2) and torch.int64",
     ),
-    "guess of floats": (
+    "proposal of floats": (
         {"propose": lambda self, state, rows, runners: like(rows, 2, dtype=torch.float32)},
         "odd: propose() is of shape (1, 2) and torch.float32",
     ),
-    "guess of nothing": ({"propose": lambda *_: None}, "odd: propose() is None, not a tensor of shape (1, 2)"),
-    "guess of no word": (
+    "proposal of nothing": ({"propose": lambda *_: None}, "odd: propose() is None, not a tensor of shape (1, 2)"),
+    "proposal of no word": (
         {"propose": lambda self, state, rows, runners: like(rows, 2, value=VOCABULARY)},
         f"odd: propose() has {VOCABULARY}, which is not from 0 to {VOCABULARY - 1}",
     ),
@@ -336,7 +336,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "never commits": ({"accept": commits(count=lambda rows: like(rows, value=0))}, "odd made 21 forwards for 6 tokens"),
     # raises
     "start raises": ({"start": raises}, "RuntimeError: this is broken (in raises, line "),
-    "guess raises": ({"propose": raises}, "RuntimeError: this is broken (in raises, line "),
+    "propose raises": ({"propose": raises}, "RuntimeError: this is broken (in raises, line "),
     "accept raises": ({"accept": raises}, "RuntimeError: this is broken (in raises, line "),
     "accept exits": ({"accept": exits}, "SystemExit: 3 (in exits, line "),
     "accept refuses": ({"accept": refuses}, "odd needs another checkpoint. (in refuses, line "),

@@ -2,19 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from schemas import validator
 
 from mtbench.runs.directory import RunDirectory
 
 KINDS = ("generation", "timing", "plan", "results")
-
-
-def validator(kind: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text()))
 
 
 def never(constant: str) -> Any:

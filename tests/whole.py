@@ -1,4 +1,4 @@
-"""A whole run, from plan to results.json, without its pass for peak memory (a process for each cell)."""
+"""Whole runs, from plan to results.json, and their parts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Cell, RunRequest
+from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
-    """As `mtbench run` makes it; its figures of peak memory are null."""
+    """A run as `mtbench run` makes it, but without the pass for peak memory: those figures are null."""
     plan = make_plan(request)
     run = begin_run(folder / "run", plan, ["mtbench", "run"])
     run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
@@ -28,9 +28,30 @@ def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     return run
 
 
+def start(path: Path, request: RunRequest) -> RunDirectory:
+    return begin_run(path, make_plan(request), ["mtbench", "run"])
+
+
+def finish(run: RunDirectory) -> dict[str, Any]:
+    """Generate, score and aggregate; return results.json."""
+    generate(run, Quiet())
+    score(run)
+    return assemble(run)
+
+
+def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:
+    """The cells of one batch size, by arm."""
+    return {c["arm"]: c for c in results["cells"] if c["batch_size"] == batch_size}
+
+
+def plan_of(limit: int) -> Plan:
+    """The embedded family on its own suite, batch size 1."""
+    return make_plan(RunRequest(limit=limit, batch_size=(1,), method=("ar", "mars")))
+
+
 @dataclass
 class Quiet:
-    """Progress that says nothing and, after `until` batches, dies."""
+    """Progress that shows nothing and raises KeyboardInterrupt after `until` batches."""
 
     until: int = -1
 

@@ -1,8 +1,8 @@
-"""Which of a method's widths the next step takes: the one that promises the most tokens for what it costs.
+"""Choose the width of the next step: the one with the most expected tokens per cost.
 
-How much a window will commit is told by what was lately accepted (Leviathan et al., arXiv 2211.17192, section 3); what
-it costs, by the positions it feeds and by the forwards of other lanes. Positions whose arithmetic takes as long as
-reading the weights are `EVEN`: a GPU does both at once, so fewer come for free; a CPU does one after the other.
+Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.17192, section 3); the cost from the
+positions fed and the forwards of draft models. At `EVEN` positions the arithmetic takes as long as reading the weights:
+a GPU overlaps the two, so fewer positions cost nothing extra; a CPU does one after the other.
 
 R = rows.
 """
@@ -16,27 +16,27 @@ from mtbench.decoding.method import Window
 from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
 
-RECENT = 8  # forwards: how far back a row remembers
-EXPECTED = 0.7  # share of guesses accepted, before a row has seen any
+RECENT = 8  # forwards: time constant of the moving average
+EXPECTED = 0.7  # acceptance assumed for a new request
 EVEN = {"cuda": 184, "cpu": 24}  # an H200 in bfloat16; a small model on a core
 
 
 class Widths:
-    """What each row's guesses were lately worth, and so which window it wants; in place, for a step to be captured."""
+    """Recent acceptance of each row and the window that suits it. Tensors keep their place, so a graph can use them."""
 
     def __init__(self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device) -> None:
-        """`pending`: positions that every window feeds, if they all feed as many; None: as few as serve."""
+        """`pending`: pending positions that every window feeds; None: no more than needed."""
         self.many = len(windows) > 1
         self.commits = torch.tensor([w.commits for w in windows], dtype=torch.float32, device=device)
         self.fed = torch.tensor([rows * ((pending or w.pending or 1) + w.guesses) for w in windows], device=device)
         self.drafts = torch.tensor([w.drafts for w in windows], dtype=torch.float32, device=device)
         self.cost = torch.ones_like(self.commits)
-        self.accepted = torch.zeros(rows, device=device)  # lately: guesses, of those tried, up to the first refused
-        self.tried = torch.zeros(rows, device=device)
+        self.accepted = torch.zeros(rows, device=device)  # moving sum of accepted guesses
+        self.tried = torch.zeros(rows, device=device)  # moving sum of guesses verified, up to the first rejected
         self.none = torch.zeros(rows, dtype=torch.long, device=device)
 
     def set_costs(self, target: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
-        """Say what each window costs beside a forward of a single position, with drafts by these lanes."""
+        """Set each window's cost relative to a forward of one position; drafts are by the `others`."""
         if not self.many:
             return
         share = self.fed / EVEN[target.device.type]
@@ -48,18 +48,18 @@ class Widths:
         self.cost.copy_(forward + draft * self.drafts)
 
     def begin(self, at: Tensor) -> None:
-        """New requests sit in the rows `at`."""
+        """Start anew for the new requests in the rows `at`."""
         self.accepted[at], self.tried[at] = EXPECTED, 1.0
 
     def update(self, count: Tensor, offered: Tensor) -> None:
-        """A forward could commit 1 + `offered` tokens of each row, and would have committed `count`."""
+        """Count a forward that could commit 1 + `offered` tokens per row and accepted `count`, both (R,)."""
         if self.many:
             accepted = (count - 1).clamp(min=0)
             self.accepted.mul_(1 - 1 / RECENT).add_(accepted)
             self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
 
     def best(self) -> Tensor:
-        """The window that suits each row, by its number, (R,)."""
+        """Return the number of the window that suits each row, (R,)."""
         if not self.many:
             return self.none
         return sampling.best_width(self.accepted / self.tried.clamp(min=1e-6), self.commits, self.cost)

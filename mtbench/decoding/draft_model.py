@@ -1,10 +1,10 @@
-"""A second lane runs ahead of the decided tokens: what speculative decoding verifies.
+"""A draft model predicts the tokens that speculative decoding verifies.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192; Chen et al.,
-arXiv 2302.01318. A draft lane has the cache of its own; how much of it stands on decided tokens is a cursor in the
-method's state, `cached`: the loop caches the prompt but for its last token, as for the target.
+arXiv 2302.01318. The draft model has its own KV cache. A cursor in the method's state, `cached`, says how much of it
+holds decided tokens. The loop caches the prompt but for its last token, as for the target.
 
-R = rows, K = drafts, M = drafts per forward of the draft lane, V = vocabulary, as far as the target has it.
+R = rows, K = drafts, M = drafts per forward of the draft model, V = the target's vocabulary.
 """
 
 from collections.abc import Mapping
@@ -21,26 +21,25 @@ from mtbench.models.loading import Inspected
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
     """Raise UserError if the checkpoint in a role cannot draft so many tokens in a forward."""
-    if per_forward > 1 and checkpoints[role].mask_id is None:
-        raise UserError(
-            f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} has no "
-            "mask token; name a MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
-        )
-    if per_forward > 1 and not checkpoints[role].feeds_masks:
-        raise UserError(
-            f"per_forward={per_forward} drafts by masks, and {checkpoints[role].source!r} in the role {role!r} was "
-            f"trained by {checkpoints[role].objective!r}, which feeds none; name a MARS draft, such as "
-            "`draft=draft_mars`, or leave per_forward at 1."
-        )
+    checkpoint = checkpoints[role]
+    if per_forward == 1 or (checkpoint.mask_id is not None and checkpoint.feeds_masks):
+        return
+    reason = "has no mask token"
+    if checkpoint.mask_id is not None:
+        reason = f"was trained by {checkpoint.objective!r}, which feeds none"
+    raise UserError(
+        f"per_forward={per_forward} drafts by masks, and {checkpoint.source!r} in the role {role!r} {reason}; name a "
+        "MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
+    )
 
 
 def forwards(ahead: int, per_forward: int) -> int:
-    """Of the draft lane, for so many tokens."""
+    """Return the forwards of the draft model for `ahead` tokens."""
     return -(-ahead // per_forward)
 
 
 class Drafted(NamedTuple):
-    """What a lane guesses to come next, and how it came to that."""
+    """Draft tokens and the logits that they were chosen from."""
 
     tokens: Tensor  # (R, K)
     logits: Tensor  # (R, K, V)
@@ -49,11 +48,11 @@ class Drafted(NamedTuple):
 def draft(
     runners: ModelRunners, role: str, rows: Rows, cached: Tensor, ahead: int, per_forward: int = 1, behind: int = 0
 ) -> Drafted:
-    """The next `ahead` tokens by the lane `role`, `per_forward` of them at a time; moves its cursor `cached` (R,).
+    """Draft the next `ahead` tokens by the model in `role`, `per_forward` at a time; moves its cursor `cached` (R,).
 
-    Of those of one forward the first is predicted by the last token, the others by masks behind it, as models trained
-    like MARS can (arXiv 2604.07023, table 6). Every lane chooses as the target does (`Rows.choose`), by the same dice.
-    The method has yet to bring `cached` down to what it accepts. `behind`: tokens it may commit behind accepted drafts
+    The last token predicts the first token of a forward, masks after it the others, as models trained like MARS can
+    (arXiv 2604.07023, table 6). The draft chooses like the target (`Rows.choose`), with the same random numbers. The
+    method must lower `cached` to what it accepts. `behind`: tokens that the method may commit after the accepted drafts
     and the next token.
     """
     runner, known = runners[role], rows.known[:, None]

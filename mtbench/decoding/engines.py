@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.decoding.host_sync import HostSnapshot, Requests, Shape
+from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.request import Workload
+from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, compilations
 from mtbench.models.loading import Checkpoint
@@ -114,28 +116,30 @@ class Captured(Batch):
         self._forwards_each: dict[Shape, list[int]] = {}
         self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
-    def shape(self, look: HostSnapshot) -> Shape:
-        """Whatever is not captured yet comes first, so that no width is prepared in the middle of a timed block."""
-        shape = super().shape(look)
+    def shape(self, run: RunState) -> Shape:
+        """Return a shape that is not captured yet, if there is one: no width is then captured in a timed block."""
+        shape = super().shape(run)
+        if self.tight:
+            return shape
         every = (shape._replace(variant=variant) for variant in range(len(self.variants)))
-        return shape if self.tight else next((s for s in every if s not in self._graphs), shape)
+        return next((s for s in every if s not in self._graphs), shape)
 
-    def advance(self, shape: Shape) -> None:
+    def advance(self, run: RunState, shape: Shape) -> None:
         if self.tight:  # shapes change from step to step
-            super().advance(shape)
+            super().advance(run, shape)
             return
         if shape not in self._graphs:
             began = time.perf_counter()
             self._prepare(shape)
-            self.preparation_s += time.perf_counter() - began
+            run.preparation_s += time.perf_counter() - began
             return
         self._graphs[shape].replay()
         for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
             runner.forwards += forwards
 
-    def run(self, requests: Requests) -> tuple[list[Generation], Timing]:
+    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         before = compilations()
-        generations, timing = super().run(requests)
+        generations, timing = super().run(workload)
         if compilations() > before:  # how long that took is not told: at most all of it
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
         return generations, timing
@@ -153,10 +157,10 @@ class Captured(Batch):
             cls._anchor = (pool, graph, place)
         return cls._anchor[0]
 
-    def _reset(self, requests: Requests) -> None:
-        super()._reset(requests)
+    def _reset(self, workload: Workload) -> None:
+        super()._reset(workload)
         epochs = [runner.epoch for runner in self.runners.values()]
-        setting = (epochs, requests.temperature)
+        setting = (epochs, workload.temperature)
         if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
             self._graphs.clear()
             self._plain.clear()
@@ -167,7 +171,7 @@ class Captured(Batch):
         made = self._plain.setdefault(shape, 0)
         if made < PLAIN_STEPS:
             self._plain[shape] += 1
-            self.step(shape, look=True)
+            self.step(shape, check_values=True)
             torch.cuda.synchronize()
             return
         before = [runner.forwards for runner in self.runners.values()]

@@ -1,12 +1,13 @@
-"""Outside engines: methods whose loop is not ours. They get checkpoints, prompts and budgets, and give back tokens.
+"""External engines: methods with their own decode loop. They get checkpoints and requests, and return tokens.
 
-What they hide (forwards, commits, the parts of their time) is None, never 0. What can be done for them is done by the
-code that does it for our loop: where an answer ends, its text, and the clock, from an idle device to an idle device.
+Metrics that they do not expose (forwards, commits, the parts of their time) are None, never 0. The end of an answer,
+its text and the clock, from an idle device to an idle device, come from the code that our own loop uses.
 """
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
+from mtbench.decoding.request import Request
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import Checkpoint, Inspected
 
@@ -21,49 +23,42 @@ _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
 
 
 class Answers(NamedTuple):
-    """What an outside engine gave back for a batch of prompts; None for what it does not reveal."""
+    """What an external engine returned for a batch of requests; metrics that it does not expose are None."""
 
-    token_ids: list[list[int]]  # per prompt; whatever stands behind its end token or beyond its budget is cut off
-    ttft_s: float | None = None  # from the call until each prompt had a token
+    token_ids: list[list[int]]  # per request; tokens behind its end token or beyond its budget are cut off
+    ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
 
 
 class Outside(Method):
-    """A method that is an engine of its own. It has no engine of ours, and static batches only."""
+    """A method with its own engine. It runs on none of ours, and in static batches only."""
 
     outside: ClassVar[bool] = True
 
     def window(self) -> Window:
-        raise NotImplementedError(f"{self.name} has a loop of its own")
+        raise NotImplementedError(f"{self.name} has its own loop")
 
     @property
     def host(self) -> str | None:
-        """The other machine that does its work, which `--offline` forbids; None: this one."""
+        """The remote machine that decodes, which `--offline` forbids; None: this machine."""
         return None
 
     def counters(self) -> Mapping[str, int]:
-        """What the engine has counted since it began: of `drafts`, `drafted`, `accepted` those it reveals.
+        """Return the engine's running totals: those of `drafts`, `drafted`, `accepted` that it exposes.
 
-        Read before and after a batch, outside the clock.
+        Read before and after a batch, outside the timed window.
         """
         return {}
 
     def generate(
-        self,
-        checkpoints: Mapping[str, Any],
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: Sequence[int],
-        *,
-        fixed_length: bool,
-        stop: Sequence[Sequence[str]],
-        room: int,
+        self, checkpoints: Mapping[str, Any], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
-        """Each prompt's answer with its end token, of at most `max_new_tokens` of its own.
+        """Decode each request greedily; return its answer with its end token.
 
-        checkpoints: role -> Checkpoint, the target's first; of a `weightless` method what is `Inspected` of them.
-        Greedy, never one of the target's `suppressed`. With `fixed_length` end tokens mean nothing. A prompt's `stop`
-        strings need not be cut at; they are there to stop early by. `room`: positions that no call of the run will
-        exceed, or 0; an engine that prepares itself for a shape prepares itself for that one.
+        `checkpoints`: role -> Checkpoint, the target's first; for a `weightless` method role -> Inspected. Never emit
+        one of the target's `suppressed` ids. `fixed_length`: ignore end tokens; the requests then have no stop strings.
+        Stop strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of
+        positions that no call of the run exceeds, or 0; an engine that compiles for a shape can compile for this one.
         """
         raise NotImplementedError
 
@@ -71,45 +66,32 @@ class Outside(Method):
 def run_outside(
     method: Outside,
     checkpoints: Mapping[str, Checkpoint | Inspected],
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int | Sequence[int],
+    requests: Sequence[Request],
     *,
-    stop: Sequence[Sequence[str]] | None = None,
     fixed_length: bool = False,
     room: int = 0,
 ) -> tuple[list[Generation], Timing]:
-    """What `mtbench.decoding.loop.decode` does, by the method's own loop.
+    """Decode like `mtbench.decoding.loop.decode`, by the method's own loop.
 
     `checkpoints`: by role, the target's first.
     """
-    target = next(iter(checkpoints.values()))
-    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    stops: Sequence[Sequence[str]] = [()] * len(prompts) if fixed_length or not stop else stop
-    end_ids = () if fixed_length else target.end_ids
+    target = target_of(checkpoints)
+    end_ids = target.end_ids
+    if fixed_length:
+        end_ids, requests = (), [replace(request, stop=()) for request in requests]
     stopwatch = Stopwatch(target.model.device if isinstance(target, Checkpoint) else torch.device("cpu"))
     before = method.counters()
-    began = stopwatch.now()
-    answers = method.generate(checkpoints, prompts, budgets, fixed_length=fixed_length, stop=stops, room=room)
-    wall_s = stopwatch.now() - began
+    started_at = stopwatch.now()
+    answers = method.generate(checkpoints, requests, fixed_length=fixed_length, room=room)
+    wall_s = stopwatch.now() - started_at
     after = method.counters()
-    generations = []
-    for ids, budget, strings in zip(answers.token_ids, budgets, stops, strict=True):
-        token_ids, text, reason = finish(target.tokenizer, until_end(ids, budget, end_ids), end_ids, strings)
-        generations.append(
-            Generation(
-                token_ids=token_ids,
-                text=text,
-                commits=None,
-                positions_fed=None,
-                draft_forwards=None,
-                drafted=None,
-                finish_reason=reason,
-            )
-        )
+    generations = [
+        _generation(target, request, ids, end_ids) for request, ids in zip(requests, answers.token_ids, strict=True)
+    ]
     return generations, Timing(
-        rows=len(prompts),
-        items=len(prompts),
-        prompt_tokens=sum(map(len, prompts)),
+        rows=len(requests),
+        items=len(requests),
+        prompt_tokens=sum(len(request.prompt_ids) for request in requests),
         tokens=sum(len(g.token_ids) for g in generations),
         row_forwards=None,
         batch_forwards=None,
@@ -129,24 +111,53 @@ def run_outside(
     )
 
 
+def _generation(
+    target: Checkpoint | Inspected, request: Request, ids: Sequence[int], end_ids: Sequence[int]
+) -> Generation:
+    """Return an engine's answer, cut where it ends. The engine reveals no counts."""
+    token_ids, text, reason = finish(
+        target.tokenizer, until_end(ids, request.max_new_tokens, end_ids), end_ids, request.stop
+    )
+    return Generation(
+        token_ids=token_ids,
+        text=text,
+        commits=None,
+        positions_fed=None,
+        draft_forwards=None,
+        drafted=None,
+        finish_reason=reason,
+    )
+
+
+C = TypeVar("C")
+
+
+def target_of(checkpoints: Mapping[str, C]) -> C:
+    """Return the target's checkpoint: the first."""
+    return next(iter(checkpoints.values()))
+
+
 def stock(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's model as transformers has it: the same weights, its own settings, nothing of ours attached."""
+    """Return the checkpoint's model as transformers has it: the same weights, default settings, none of our hooks."""
     model = checkpoint.model
     if checkpoint not in _stock:
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        twin = copy.deepcopy(model, shared)
-        for module in twin.modules():
+        plain = copy.deepcopy(model, shared)
+        for module in plain.modules():
             module._forward_hooks.clear()
-        squashed = getattr(twin.config, "attn_logit_softcapping", None)  # Gemma 2: fused attention would leave it out
-        twin.set_attn_implementation("eager" if squashed else "sdpa")
-        twin.generation_config = GenerationConfig()  # what the checkpoint's own one says never applies
-        _stock[checkpoint] = twin
+        softcapped = getattr(plain.config, "attn_logit_softcapping", None)  # Gemma 2: fused attention would omit it
+        plain.set_attn_implementation("eager" if softcapped else "sdpa")
+        plain.generation_config = GenerationConfig()  # the checkpoint's own settings never apply
+        _stock[checkpoint] = plain
     for ours, theirs in zip(model.modules(), _stock[checkpoint].modules(), strict=True):
-        theirs._parameters.update(ours._parameters)  # an engine of ours may have laid its weights out anew since
+        theirs._parameters.update(ours._parameters)  # one of our engines may have replaced parameters since
     return _stock[checkpoint]
 
 
 def until_end(ids: Sequence[int], budget: int, end_ids: Collection[int]) -> list[int]:
-    """At most `budget` of the tokens, up to and with the first that ends an answer."""
+    """Return at most `budget` of the tokens, up to and including the first end token."""
     kept = list(ids[:budget])
-    return kept[: next((i for i, token in enumerate(kept, start=1) if token in end_ids), len(kept))]
+    for length, token in enumerate(kept, start=1):
+        if token in end_ids:
+            return kept[:length]
+    return kept

@@ -1,7 +1,7 @@
-"""What a method owes the loop, checked where it hands something over: a broken one is named, and costs its own cells.
+"""Check what a method returns to the loop. A faulty method is named in the error, and only its own cells fail.
 
-Shapes and types are known to the host at once, on any device. Values are read where the host waits anyway: between the
-steps of a CPU, and in the plain ones with which a GPU's shapes begin.
+Shapes and types are always checked; the host knows them on any device. Values are checked where the host waits anyway:
+in the first steps on a CPU, and in the plain steps before a GPU's graph is captured.
 
 R = rows, G = guesses, N = most tokens one forward commits.
 """
@@ -22,39 +22,36 @@ class MethodContractError(RuntimeError):
 
 
 def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
-    """What is wrong with a method before it decodes anything; None if nothing is.
+    """Return what is wrong with a method before it decodes anything, or None.
 
-    A UserError is the method's own word on the checkpoints (or options) it is given, and is passed on.
+    Raises the UserError with which the method itself refuses its checkpoints or options.
     """
     try:
         method.refuse(checkpoints)
         if method.claims not in get_args(Claims):
             raise MethodContractError(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")
-        if not method.outside:
-            for variant in method.variants:
-                if type(variant.block) is not int or variant.block < 1:
-                    raise MethodContractError(f"block is {variant.block!r}, not a whole number of at least 1")
-                _check_window(variant.window())
+        for variant in () if method.outside else method.variants:
+            if type(variant.block) is not int or variant.block < 1:
+                raise MethodContractError(f"block is {variant.block!r}, not a whole number of at least 1")
+            _check_window(variant.window())
     except UserError:
         raise
     except Exception as error:
-        said = (
-            first_line(error)
-            if isinstance(error, MethodContractError)
-            else f"{type(error).__name__}: {first_line(error)}"
-        )
-        return f"{method.name}: {said}{whereabouts(error, type(method))}"
+        reason = first_line(error)
+        if not isinstance(error, MethodContractError):
+            reason = f"{type(error).__name__}: {reason}"
+        return f"{method.name}: {reason}{whereabouts(error, type(method))}"
     return None
 
 
 def whereabouts(error: BaseException, kind: type[Method]) -> str:
-    """Where in a method's own file it was raised, " (in accept, line 12 of NAME.py)"; nothing if it was not there."""
-    at, found = error.__traceback__, ""
-    while at is not None:
-        code = at.tb_frame.f_code
-        if at.tb_frame.f_globals.get("__name__") == kind.__module__:
-            found = f" (in {code.co_name}, line {at.tb_lineno} of {code.co_filename.rpartition('/')[2]})"
-        at = at.tb_next
+    """Return where in the method's own file the error was raised: " (in accept, line 12 of NAME.py)", else ""."""
+    frame, found = error.__traceback__, ""
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        if frame.tb_frame.f_globals.get("__name__") == kind.__module__:
+            found = f" (in {code.co_name}, line {frame.tb_lineno} of {code.co_filename.rpartition('/')[2]})"
+        frame = frame.tb_next
     return found
 
 
@@ -73,35 +70,42 @@ def _check_window(window: Window) -> None:
             _check(f"window().{name}", getattr(window, name), shape, dtype)
 
 
-def check_proposal(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
-    """Raise Faulty unless `propose` is (R, G) token ids; `look`: read them too."""
+def check_proposal(guess: Tensor, method: Method, window: Window, rows: int, vocabulary: int, *, values: bool) -> None:
+    """Raise MethodContractError unless propose() returned ids (R, G); `values`: read them too."""
     _check(f"{method.name}: propose()", guess, (rows, window.guesses), torch.long)
-    if look:
+    if values:
         _check_values(method, "propose()", guess.flatten().tolist(), vocabulary - 1)
 
 
-def check_commit(commit: Commit, method: Method, window: Window, rows: int, vocabulary: int, *, look: bool) -> None:
-    """Raise Faulty unless accept() returned what a Commit of this window is; `look`: read it too."""
+def check_commit(commit: Commit, method: Method, window: Window, rows: int, vocabulary: int, *, values: bool) -> None:
+    """Raise MethodContractError unless accept() returned a Commit that fits the window; `values`: read it too."""
     if not isinstance(commit, Commit):
         raise MethodContractError(f"{method.name}: accept() returned {_kind(commit)}, not a Commit")
     _check(f"{method.name}: accept().tokens", commit.tokens, (rows, window.commits), torch.long)
-    parts = {"count": window.commits, "kept": window.guesses}
-    parts |= {} if commit.offered is None else {"offered": window.commits - 1}
-    for name in parts:
+    largest = {"count": window.commits, "kept": window.guesses}
+    if commit.offered is not None:
+        largest["offered"] = window.commits - 1
+    for name in largest:
         _check(f"{method.name}: accept().{name}", getattr(commit, name), (rows,), torch.long)
     if commit.path is not None:
-        deep = commit.path.shape[1] if isinstance(commit.path, Tensor) and commit.path.dim() == 2 else window.guesses
-        _check(f"{method.name}: accept().path", commit.path, (rows, min(deep, window.guesses)), torch.long)
-        parts["path"] = window.guesses - 1
-    if look:
-        for name, most in parts.items():
-            _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
-        if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
-            raise MethodContractError(
-                f"{method.name}: accept() commits more than one token beyond those it says it offered"
-            )
-        for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
-            _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # those behind are nobody's
+        depth = window.guesses
+        if isinstance(commit.path, Tensor) and commit.path.dim() == 2:
+            depth = min(depth, commit.path.shape[1])
+        _check(f"{method.name}: accept().path", commit.path, (rows, depth), torch.long)
+        largest["path"] = window.guesses - 1
+    if values:
+        _check_commit_values(commit, method, largest, vocabulary)
+
+
+def _check_commit_values(commit: Commit, method: Method, largest: Mapping[str, int], vocabulary: int) -> None:
+    for name, most in largest.items():
+        _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
+    if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
+        raise MethodContractError(
+            f"{method.name}: accept() commits more than one token beyond those it says it offered"
+        )
+    for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
+        _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # tokens beyond the count are unused
 
 
 def _check(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -112,7 +116,7 @@ def _check(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def _check_values(method: Method, what: str, values: list[int], most: int) -> None:
-    """(So few that a look at a list is quicker than a reduction of a tensor.)"""
+    """(A Python list: with so few values it is faster than a tensor reduction.)"""
     if values and not 0 <= min(values) <= max(values) <= most:
         wrong = next(value for value in values if not 0 <= value <= most)
         raise MethodContractError(f"{method.name}: {what} has {wrong}, which is not from 0 to {most}")

@@ -1,4 +1,4 @@
-"""METHODS: every decoding method by its name. A method is one file in methods/, or a plugin's module."""
+"""METHODS: every decoding method, by name. A method is one file in methods/, or a plugin's module."""
 
 import dataclasses
 import typing
@@ -11,7 +11,7 @@ from mtbench.registry import Registry
 
 
 def _check_method(cls: type[Any]) -> None:
-    """Raise unless options can be shown and typed, and roles are named."""
+    """Raise TypeError unless the class is a method whose options can be written on a command line."""
     if not issubclass(cls, Method):
         raise TypeError(f"{cls.__name__} is no mtbench.decoding.method.Method")
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
@@ -19,9 +19,9 @@ def _check_method(cls: type[Any]) -> None:
     if bare := [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]:
         raise TypeError(f"{cls.__name__}.{bare[0]} is a field without mtbench.options.option(default, help)")
     kinds = typing.get_type_hints(cls)
-    if odd := [f.name for f in dataclasses.fields(cls) if not _typed(kinds[f.name])]:
+    if untyped := [f.name for f in dataclasses.fields(cls) if not _can_be_written(kinds[f.name])]:
         raise TypeError(
-            f"{cls.__name__}.{odd[0]} is of type {kinds[odd[0]]}, which nobody can write as `option=value`; "
+            f"{cls.__name__}.{untyped[0]} is of type {kinds[untyped[0]]}, which cannot be written as `option=value`; "
             "use int, float, bool, str or Literal[...]"
         )
     options_of(cls)
@@ -30,10 +30,10 @@ def _check_method(cls: type[Any]) -> None:
         raise TypeError(f"{cls.__name__}.roles is {roles!r}, not the checkpoints it needs, such as ('ar',)")
 
 
-def _typed(kind: Any) -> bool:
-    """Can a value of this type be written on a command line?"""
+def _can_be_written(kind: Any) -> bool:
+    """Return whether a value of this type can be written on a command line."""
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return all(_typed(one) for one in typing.get_args(kind))
+        return all(_can_be_written(member) for member in typing.get_args(kind))
     return kind in (int, float, bool, str, NoneType) or typing.get_origin(kind) is Literal
 
 

@@ -19,6 +19,7 @@ from mtbench.hardware.machine import Gpu
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.requests import requests_of
 
 WINDOW_S = 10.0
 IDLE_S = 3.0
@@ -91,9 +92,7 @@ def window(
     room = suite.room  # as timed: shapes are warm
 
     def decode(block: list[int]) -> int:
-        items = [suite.items[i] for i in block]
-        prompts, stop = [suite.prompt(i, answered) for i in block], [i.stop for i in items]
-        _, timing = pool.decode(cell, prompts, suite.max_new_tokens, items=block, stop=stop, room=room)
+        _, timing = pool.decode(cell, requests_of(plan, suite, block, answered), room=room)
         return timing.tokens
 
     decode(blocks[0])

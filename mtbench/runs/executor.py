@@ -26,6 +26,7 @@ from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, Group, Plan, RunRequest, SuitePlan
 from mtbench.runs.prompts import open_plan
+from mtbench.runs.requests import requests_of
 from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers, undisturbed
 
 WARM_UP_TOKENS = 16
@@ -169,9 +170,13 @@ class WorkerSession:
 
     def prepare(self, task: Task) -> None:
         """Warm up the task's shape, if it is cold: the worker has just begun in the place of another."""
-        shape = (task.cell, len(task.items))
+        shape = (task.cell, len(task.requests))
         if shape not in self.warm:
-            few = dataclasses.replace(task, budget=min(WARM_UP_TOKENS, task.budget))
+            short = [
+                dataclasses.replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
+                for request in task.requests
+            ]
+            few = dataclasses.replace(task, requests=short)
             for _ in range(WARM_UPS):
                 outcome = self.worker.decode(few)
                 if isinstance(outcome, Failed) or not outcome.timing.preparation_s:
@@ -333,16 +338,9 @@ class Stage:
         self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
     ) -> Done | Failed:
         """Decode one block, of a warm shape unless `cold`. A cell that fails is noted, or kills two workers with it."""
-        numbers = self.group.blocks[block]
-        items = [self.suite.items[number] for number in numbers]
-        task = Task(
-            cell=cell.cell,
-            items=numbers,
-            prompts=[self.suite.prompt(number, self.said[cell.cell]) for number in numbers],
-            stop=[item.stop for item in items],
-            budget=min(budget, self.suite.max_new_tokens),
-            room=self.room,
-        )
+        budget = min(budget, self.suite.max_new_tokens)
+        requests = requests_of(self.plan, self.suite, self.group.blocks[block], self.said[cell.cell], budget)
+        task = Task(cell=cell.cell, requests=requests, room=self.room)
         outcome: Done | Failed = Failed("")
         for _ in range(LIVES):
             try:
@@ -425,11 +423,11 @@ def estimate_s(plan: Plan) -> float:
     pool.load(plan.cells)
     for group in plan.groups:
         suite = plan.suite(group.suite)
-        prompts = [suite.prompt(number) for number in group.blocks[0]]
         few = min(WARM_UP_TOKENS, suite.max_new_tokens)
+        requests = requests_of(plan, suite, group.blocks[0], max_new_tokens=few)
         for cell in map(plan.cell, group.cells):
             for _ in range(2):
-                timing = pool.decode(cell, prompts, few, items=group.blocks[0], fixed_length=True)[1]
+                timing = pool.decode(cell, requests, fixed_length=True)[1]
             before_s = timing.prefill_s or 0.0
             total += sum(group.rounds) * (before_s + (timing.wall_s - before_s) * suite.max_new_tokens / few)
     return total

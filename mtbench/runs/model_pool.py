@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,13 +12,14 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import Record
-from mtbench.runs.plan import Cell, RunRequest
+from mtbench.runs.plan import Cell, RunRequest, Script
 
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short to share among threads
 
@@ -78,47 +80,34 @@ class ModelPool:
     def decode(
         self,
         cell: Cell,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int | Sequence[int],
+        requests: Sequence[Request],
         *,
-        items: Sequence[int] | None = None,
-        stop: Sequence[Sequence[str]] | None = None,
         fixed_length: bool | None = None,
         room: int = 0,
     ) -> tuple[list[Generation], Timing]:
-        """Continue prompts as a cell says: its method, checkpoints, engine, rows and length.
+        """Decode requests with a cell's method, checkpoints, engine, batch size and length.
 
-        `items`: which items of the suite the prompts are, by default the first; an item has its own script and dice.
-        `fixed_length` overrules the cell's; `room`: positions a row shall have at least.
+        `fixed_length` overrides the cell's. `room`: least positions per row.
         """
         fixed = cell.length == "fixed" if fixed_length is None else fixed_length
         method = self.method(cell)
-        budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
-        items = range(len(prompts)) if items is None else items
         if cell.accept is not None:
-            fixed, budgets = True, simulation.budgets(cell.accept, items, budgets)
+            fixed, requests = True, _scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
-                method.serve(items)
+                method.serve([request.item for request in requests])
         if isinstance(method, Outside):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
-            return run_outside(method, checkpoints, prompts, budgets, stop=stop, fixed_length=fixed, room=room)
+            return run_outside(method, checkpoints, requests, fixed_length=fixed, room=room)
         return decode(
             method,
             self.runners_of(cell),
-            prompts,
-            budgets,
+            requests,
             rows=cell.batch_size,
-            stop=stop,
             fixed_length=fixed,
             room=room,
             temperature=self.temperature,
-            seeds=[self.seed_of(item) for item in items],
             make=self.engine(cell.engine or Engine.name).batch,
         )
-
-    def seed_of(self, item: int) -> int:
-        """Of the dice of a suite's n-th item, whatever decodes it."""
-        return int(((self.seed << 32) + item) % (1 << 63))
 
     def load(self, cells: Iterable[Cell]) -> None:
         """Load every checkpoint of the cells; a small model gets one thread, for two only wait for each other.
@@ -170,6 +159,13 @@ class ModelPool:
         return ModelRunners(
             cell.on, {role: self.runner(role, source, cell.engine) for role, source in cell.checkpoints.items()}
         )
+
+
+def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:
+    """Return the requests with the budgets that their scripts of acceptance give them."""
+    budgets = [request.max_new_tokens for request in requests]
+    scripted = simulation.budgets(script, [request.item for request in requests], budgets)
+    return [replace(request, max_new_tokens=budget) for request, budget in zip(requests, scripted, strict=True)]
 
 
 def resolve_device(asked: str) -> str:

@@ -20,19 +20,18 @@ from typing import NamedTuple
 import torch
 
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan, read_plan
+from mtbench.runs.requests import requests_of
 
 
-class Block(NamedTuple):
-    """What is decoded, for `ModelPool.decode`."""
+class FirstBlock(NamedTuple):
+    """A cell's first block, for `ModelPool.decode`."""
 
-    prompts: list[list[int]]
-    budget: int
-    items: list[int]
-    stop: list[list[str]]
+    requests: list[Request]
     room: int
 
 
@@ -77,7 +76,8 @@ def _allocated(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
         pool.runners_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
         torch.cuda.reset_peak_memory_stats()
         at_rest = torch.cuda.memory_allocated()
-        _decode(cell, first_block(plan, cell), pool)
+        block = first_block(plan, cell)
+        pool.decode(cell, block.requests, room=block.room)
     except Exception:  # a method's own fault, or memory ran out
         return None
     return share(torch.cuda.max_memory_allocated(), at_rest, map(pool.checkpoint, cell.checkpoints.values()))
@@ -103,24 +103,19 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
 
 
 def _in_child(
-    directory: str, name: str, device: str, block: Block, send: multiprocessing.connection.Connection
+    directory: str, name: str, device: str, block: FirstBlock, send: multiprocessing.connection.Connection
 ) -> None:
     """Decode the cell's first block and send the peak."""
     plan = read_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    _decode(plan.cell(name), block, ModelPool(plan.request.changed(device=device)))
+    pool = ModelPool(plan.request.changed(device=device))
+    pool.decode(plan.cell(name), block.requests, room=block.room)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)
 
 
-def first_block(plan: Plan, cell: Cell) -> Block:
-    """As many prompts as the cell has rows, in batches as long as the timed ones: shapes are warm."""
+def first_block(plan: Plan, cell: Cell) -> FirstBlock:
+    """Return one batch of the cell's first block, in rows as long as the timed ones: their shapes are prepared."""
     group = next(g for g in plan.groups if cell.cell in g.cells)
     suite = plan.suite(cell.suite)
-    block = group.blocks[0][: cell.batch_size]
-    stop = [suite.items[i].stop for i in block]
-    return Block([suite.prompt(i) for i in block], suite.max_new_tokens, block, stop, suite.room)
-
-
-def _decode(cell: Cell, block: Block, pool: ModelPool) -> None:
-    pool.decode(cell, block.prompts, block.budget, items=block.items, stop=block.stop, room=block.room)
+    return FirstBlock(requests_of(plan, suite, group.blocks[0][: cell.batch_size]), suite.room)

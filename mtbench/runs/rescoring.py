@@ -30,6 +30,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, SuitePlan
+from mtbench.runs.requests import item_seed
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
 JUDGED_AT_ONCE = 256  # positions of one forward
@@ -60,7 +61,7 @@ def check(run: RunDirectory, cell: Cell, suite: SuitePlan, pool: ModelPool, note
     number = {item.item: i for i, item in enumerate(suite.items)}
     prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
     answers = [
-        Answer(prompt, g["token_ids"], pool.seed_of(number[g["item"]]), pool.temperature)
+        Answer(prompt, g["token_ids"], item_seed(pool.seed, number[g["item"]]), pool.temperature)
         for prompt, g in zip(prompts, lines, strict=True)
     ]
     try:

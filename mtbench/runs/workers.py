@@ -24,6 +24,7 @@ from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
@@ -39,11 +40,8 @@ class Task:
     """A block of requests for one cell."""
 
     cell: str
-    items: Sequence[int]  # of the suite
-    prompts: Sequence[Sequence[int]]
-    stop: Sequence[Sequence[str]]
-    budget: int  # most new tokens of each
-    room: int  # positions a row shall have at least
+    requests: Sequence[Request]
+    room: int  # least positions per row
 
 
 class Done(NamedTuple):
@@ -105,18 +103,17 @@ class LocalWorker:
         cell = self.cells[task.cell]
         before = machine.sample(self.pool.device)
         try:
-            generations, timing = self.pool.decode(
-                cell, task.prompts, task.budget, items=task.items, stop=task.stop, room=task.room
-            )
+            generations, timing = self.pool.decode(cell, task.requests, room=task.room)
         except UserError as error:
             where = whereabouts(error, METHODS[cell.method])
             if not where:  # not of the method but of the request: no cell would fare better
                 raise
             return Failed(f"{error}{where}")
         except (torch.OutOfMemoryError, MemoryError) as error:
-            longest = max(map(len, task.prompts))
+            longest = max(len(request.prompt_ids) for request in task.requests)
+            budget = max(request.max_new_tokens for request in task.requests)
             return Failed(
-                f"out of memory at batch size {len(task.prompts)}, prompts of up to {longest} tokens and {task.budget} "
+                f"out of memory at batch size {len(task.requests)}, prompts of up to {longest} tokens and {budget} "
                 f"new ones ({first_line(error)})"
             )
         except (NoProgressError, MethodContractError, ServerError) as error:
@@ -324,7 +321,7 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
     try:
         import ray
     except ImportError:
-        raise UserError("--ray needs Ray; `pip install 'multi-token-worker[ray]'`.") from None
+        raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
     check_reachable(address)
     at_end = signal.getsignal(signal.SIGTERM)
     try:

@@ -13,6 +13,7 @@ from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.evaluation.suite import Messages
 from mtbench.models.loading import Checkpoint, load
 from mtbench.training.checkpoint import refuse_existing
@@ -60,7 +61,8 @@ def answered(
             for turns in asked
         ]
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
-        answers, _ = decode(reference, runners, prompts, max_new_tokens, make=engine.batch)
+        requests = [Request(prompt_ids=prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
+        answers, _ = decode(reference, runners, requests, make=engine.batch)
         for turns, answer in zip(asked, answers, strict=True):
             ended = answer.finish_reason == "end"
             yield [*turns, {"role": "assistant", "content": answer.text}] if ended else None

@@ -92,6 +92,7 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
     from mtbench.registry import METHODS
     from mtbench.runs.plan import RunRequest
     from mtbench.runs.planner import make_plan, open_suite
+    from mtbench.runs.requests import requests_of
 
     request = RunRequest(limit=ITEMS, batch_size=(1,), method=("ar",))
     plan = make_plan(request)
@@ -111,11 +112,8 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
             ways |= {str(tau): METHODS["mars"](block_size=block, tau=tau) for tau in taus}
     told = {}
     for tau, method in ways.items():
-        prompts = [items[i].prompt_ids for i in order]
-        budget = plan.suites[0].max_new_tokens
-        answers, timing = decode(
-            method, ModelRunners("it", {"it": runner}), prompts, budget, rows=256, make=engine.batch
-        )
+        requests = requests_of(plan, plan.suites[0], order)
+        answers, timing = decode(method, ModelRunners("it", {"it": runner}), requests, rows=256, make=engine.batch)
         by_item = dict(zip(order, answers, strict=True))
         scores = suite.score({items[i].item: answer.text for i, answer in by_item.items()})
         told[tau] = {

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from small import save_small
-from whole import Quiet, figures
+from whole import Quiet, cells_of, figures, finish, start
 
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
@@ -29,8 +29,7 @@ from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.score import score
+from mtbench.runs.planner import make_plan
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
 
@@ -58,24 +57,10 @@ def request_for(checkpoints: dict[str, str], **changes: Any) -> RunRequest:
     return RunRequest(**(asked | changes))
 
 
-def start(path: Path, request: RunRequest) -> RunDirectory:
-    return begin_run(path, make_plan(request), ["mtbench", "run"])
-
-
-def finish(run: RunDirectory) -> dict[str, Any]:
-    generate(run, Quiet())
-    score(run)
-    return assemble(run)
-
-
 @pytest.fixture(scope="module")
 def finished(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Any]:
     run = start(tmp_path_factory.mktemp("runs") / "whole", request_for(checkpoints))
     return run, finish(run)
-
-
-def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:
-    return {c["arm"]: c for c in results["cells"] if c["batch_size"] == batch_size}
 
 
 def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDirectory, Any]) -> None:

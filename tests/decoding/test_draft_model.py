@@ -1,24 +1,31 @@
 """Drafts that need no other model: what is drafted, against plain Python, and that it changes nothing but the pace."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import naive
 import pytest
 import torch
+from decoding_cases import (
+    BUDGET,
+    BUDGETS,
+    MANY,
+    PROMPTS,
+    REFILLED,
+    ar,
+    check_step_never_waits,
+    decode_prompts,
+    naive_logits,
+    on,
+    outcomes,
+    run,
+)
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
-from test_engines import recorded as recorded  # a fixture
-from test_loop import BUDGET, MANY, PROMPTS, NoSynchronisation, ar, naive_logits, said
-from test_tiny import plan_of
-from torch import Tensor
+from whole import plan_of
 
 from mtbench.decoding.engines import ENGINES, Captured
-from mtbench.decoding.host_sync import Requests
-from mtbench.decoding.loop import Batch, decode
-from mtbench.decoding.method import Method, ModelRunners
-from mtbench.decoding.output import Generation
+from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling
 from mtbench.models.families import family
@@ -26,31 +33,12 @@ from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.simulation import Scripted
 
-LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host
 METHODS_HERE: dict[str, list[dict[str, Any]]] = {
     "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}],
     "jacobi": [{}, {"ahead": BUDGET}],
     "lookahead": [{"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}],
 }
 CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HERE.items() for options in several]
-
-
-def on(runner: ModelRunner) -> ModelRunners:
-    return ModelRunners("any", {"any": runner})
-
-
-def run(
-    method: Method,
-    runner: ModelRunner,
-    prompts: Sequence[Sequence[int]] = PROMPTS,
-    budget: int | list[int] = BUDGET,
-    **how: Any,
-) -> list[Generation]:
-    return decode(method, on(runner), prompts, budget, **how)[0]
-
-
-BUDGETS = [8 + 3 * i for i in range(5)]
-HOW: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": LATE}]
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
@@ -62,8 +50,8 @@ def test_drafts_change_nothing_but_the_pace(runner: ModelRunner, method: Method)
     want = run(ar(), runner, MANY[:5], BUDGETS)
     assert {g.finish_reason for g in want} == {"end", "length"}
     alone = [run(method, runner, [p], [n], seeds=[i])[0] for i, (p, n) in enumerate(zip(MANY, BUDGETS, strict=False))]
-    for how in HOW:
-        got, timing = decode(method, on(runner), MANY[:5], BUDGETS, **how)
+    for how in REFILLED:
+        got, timing = decode_prompts(method, on(runner), MANY[:5], BUDGETS, **how)
         assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
         assert timing.miscounted == 0
         for g, by_itself in zip(got, alone, strict=True):
@@ -76,7 +64,7 @@ def test_drafts_change_nothing_but_the_pace(runner: ModelRunner, method: Method)
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_sampled_tokens_are_those_of_sampled_ar(runner: ModelRunner, method: Method) -> None:
     want = run(ar(), runner, MANY[:5], BUDGETS, temperature=1)
-    got = run(method, runner, MANY[:5], BUDGETS, temperature=1, **HOW[1])
+    got = run(method, runner, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
     assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
 
 
@@ -257,28 +245,14 @@ def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, name: str, re
     fast = on(ENGINES["graph"]().runner(runner.checkpoint))
     captured = Captured(METHODS[name](), fast, 2, 64)
     for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode(METHODS[name](), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        assert said(got) == said(run(METHODS[name](), runner, prompts, rows=2))
+        got, _ = decode_prompts(METHODS[name](), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        assert outcomes(got) == outcomes(run(METHODS[name](), runner, prompts, rows=2))
     assert len(recorded) == 2
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
 def test_a_step_never_waits_for_the_host(runner: ModelRunner, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_waits(on(ENGINES["graph"]().runner(runner.checkpoint)), method, monkeypatch)
-
-
-def never_waits(runners: ModelRunners, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guess and accept read nothing back and send nothing, for every width, sampled."""
-    with torch.inference_mode():
-        batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        requests = Requests(PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=1)
-        shape = batch.shape(batch.begin(requests))
-        for read in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
-            monkeypatch.setattr(Tensor, read, lambda *_: pytest.fail("the step reads from the device"))
-        monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("the step writes to the device"))
-        with NoSynchronisation():  # type: ignore[no-untyped-call]
-            for variant in range(len(batch.variants)):
-                batch.step(shape._replace(variant=variant))
+    check_step_never_waits(on(ENGINES["graph"]().runner(runner.checkpoint)), method, monkeypatch)
 
 
 @pytest.mark.parametrize("name", METHODS_HERE)
@@ -286,5 +260,5 @@ def test_a_script_is_followed_whatever_the_drafts(name: str, make_runner: Callab
     """Simulated acceptance: commits are the script's, with a draft to offer or without."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
-    got, _ = decode(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode_prompts(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
     assert [g.commits for g in got] == scripts

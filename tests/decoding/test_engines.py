@@ -1,25 +1,20 @@
 """Engines: what a graph replays is a step, and what is compiled is the decoder, on a CPU as far as it goes."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
-from weakref import WeakSet
 
 import pytest
 import torch
+from decoding_cases import LATE, decode_prompts, on, outcomes
 from small import small_config
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3Config
 
 from mtbench.decoding.arms import ENGINES as NAMES
 from mtbench.decoding.engines import ENGINES, PLAIN_STEPS, Captured
-from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners
-from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.fused_decoder import UnsupportedArchitecture, build
@@ -27,74 +22,12 @@ from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
 BUDGET = 20
-PLAIN = partial(Batch, tight=False)  # the same shapes and late looks, step by step
 METHODS_TRIED: list[Method] = [
     METHODS["ar"](),
     METHODS["mars"](tau=0.3),
     METHODS["mars"](tau=0.3, extra=True, confidence="entropy"),
     METHODS["mars"](tau=0.3, cache="block", cache_block=5),
 ]
-
-
-def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
-    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
-
-
-class Recording(TorchDispatchMode):
-    """Stands in for a CUDA graph: the operations of one step, run again on the very tensors they were recorded with.
-
-    Whatever a step takes from the host is frozen in it, as in a graph; whatever does not keep its place is lost.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
-        self.ran = False  # recording ran the step; a CUDA graph's first run is its first replay
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, out))
-        return out
-
-    def replay(self) -> None:
-        if not self.ran:
-            self.ran = True
-            return
-        for func, args, kwargs, out in self.operations:
-            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-class Pool:
-    """Stands in for a pool of CUDA's allocator, which gives it up with its last graph."""
-
-    def __init__(self) -> None:
-        self.graphs: WeakSet[Recording] = WeakSet()
-        self.used = False
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """CUDA's graphs replaced by recordings; what is captured is listed, the graph that keeps the pool first."""
-    made: list[str] = []
-
-    @contextmanager
-    def record(graph: Recording, pool: Pool) -> Iterator[None]:
-        assert pool.graphs or not pool.used, "this pool has been given up"
-        pool.used = True
-        pool.graphs.add(graph)
-        with graph:
-            yield
-        made.append(f"{len(graph.operations)} operations")
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-    monkeypatch.setattr(torch.cuda, "graph", record)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("mtbench.decoding.engines.DEVICE", "cpu")
-    monkeypatch.setattr(Captured, "_anchor", None)
-    return made
 
 
 @pytest.mark.parametrize("method", METHODS_TRIED)
@@ -104,9 +37,9 @@ def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, method: Metho
     runners = ModelRunners("any", {"any": fast})
     captured = Captured(method, runners, 2, 64)
     for prompts in (PROMPTS[:2], PROMPTS[2:4], PROMPTS):
-        want, _ = decode(method, ModelRunners("any", {"any": runner}), prompts, BUDGET, rows=2, make=PLAIN)
-        got, timing = decode(method, runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
-        assert said(got) == said(want)
+        want, _ = decode_prompts(method, on(runner), prompts, BUDGET, rows=2, make=LATE)
+        got, timing = decode_prompts(method, runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        assert outcomes(got) == outcomes(want)
         assert timing.miscounted == 0
     assert len(recorded) == 2
     assert timing.preparation_s == 0
@@ -115,13 +48,13 @@ def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, method: Metho
 def test_moved_memory_is_captured_anew(runner: ModelRunner, recorded: list[str]) -> None:
     """When a larger batch has moved the cache, what was captured is not replayed into the old one."""
     method = METHODS["ar"]()
-    want = said(decode(method, ModelRunners("any", {"any": runner}), PROMPTS[:2], BUDGET)[0])
+    want = outcomes(decode_prompts(method, on(runner), PROMPTS[:2], BUDGET)[0])
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     small, large = Captured(method, runners, 2, 64), Captured(method, runners, 6, 64)
     for batch, prompts in ((small, PROMPTS[:2]), (large, PROMPTS), (small, PROMPTS[:2])):
         gc.collect()
-        got, timing = decode(method, runners, prompts, BUDGET, make=lambda *_, b=batch: b)
-        assert said(got[:2]) == want
+        got, timing = decode_prompts(method, runners, prompts, BUDGET, make=lambda *_, b=batch: b)
+        assert outcomes(got[:2]) == want
         assert timing.preparation_s > 0
     assert len(recorded) == 4
 
@@ -131,8 +64,8 @@ def test_plain_steps_before_the_capture_are_real(runner: ModelRunner, recorded: 
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     method = METHODS["ar"]()
     batch = Captured(method, runners, 1, 64)
-    got, _ = decode(method, runners, [[3]], PLAIN_STEPS, make=lambda *_: batch)
-    assert said(got) == said(decode(method, ModelRunners("any", {"any": runner}), [[3]], PLAIN_STEPS)[0])
+    got, _ = decode_prompts(method, runners, [[3]], PLAIN_STEPS, make=lambda *_: batch)
+    assert outcomes(got) == outcomes(decode_prompts(method, on(runner), [[3]], PLAIN_STEPS)[0])
 
 
 def test_a_compiled_decoder_says_the_same(make_runner: Callable[..., ModelRunner]) -> None:
@@ -141,10 +74,10 @@ def test_a_compiled_decoder_says_the_same(make_runner: Callable[..., ModelRunner
     decoder = build(runner.model, compile=True)
     runner.checkpoint.calls.watch(decoder)
     for method in METHODS_TRIED[:2]:
-        got, timing = decode(
+        got, timing = decode_prompts(
             method, ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), PROMPTS[:2], 6
         )
-        assert said(got) == said(decode(method, ModelRunners("any", {"any": runner}), PROMPTS[:2], 6)[0])
+        assert outcomes(got) == outcomes(decode_prompts(method, on(runner), PROMPTS[:2], 6)[0])
         assert timing.miscounted == 0
 
 
@@ -177,7 +110,9 @@ def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Cal
         weights.clear()
         others.clear()
         for prompts in (PROMPTS[:1], PROMPTS[:3]):
-            decode(METHODS["mars"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), prompts, 4)
+            decode_prompts(
+                METHODS["mars"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), prompts, 4
+            )
         assert weights
         assert all(isinstance(size, int) for weight in weights for size in weight.shape)
         assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])

@@ -1,80 +1,41 @@
 """The loop against references that recompute everything, in float64; and its accounting, on any acceptance pattern."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import naive
 import pytest
 import torch
+from decoding_cases import (
+    BUDGET,
+    CONFIGS,
+    LATE,
+    MANY,
+    PROMPTS,
+    NoSynchronisation,
+    ar,
+    decode_prompts,
+    forbid_reads,
+    mars,
+    naive_logits,
+    on,
+    outcomes,
+    requests_for,
+    run,
+)
 from hypothesis import given, settings, strategies
-from small import END, MASK, WORDS, scripted_lane, small_config
+from small import END, MASK, WORDS, scripted_lane
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.host_sync import Requests
-from mtbench.decoding.loop import Batch, NoProgressError, decode
+from mtbench.decoding.loop import Batch, NoProgressError
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput, Window
-from mtbench.decoding.output import Generation
-from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
-
-PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
-BUDGET = 24
-
-
-def run(
-    method: Method, runner: ModelRunner, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
-) -> list[Generation]:
-    return decode(method, ModelRunners("any", {"any": runner}), prompts, budget, **how)[0]
-
-
-def said(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
-    """Tokens, commits and reasons."""
-    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
-
-
-def mars(**options: Any) -> Method:
-    method: Method = METHODS["mars"](**options)
-    return method
-
-
-def ar() -> Method:
-    method: Method = METHODS["ar"]()
-    return method
-
-
-def naive_logits(runner: ModelRunner) -> naive.Logits:
-    """The model's own eager attention over the whole sequence."""
-    model = runner.model
-
-    @torch.no_grad()
-    def logits(ids: list[int]) -> Tensor:
-        model.set_attn_implementation("eager")
-        out: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
-        model.set_attn_implementation("mtbench")
-        return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
-
-    return logits
-
-
-CONFIGS: dict[str, PretrainedConfig] = {
-    "qwen2": small_config(),
-    "qwen2 sliding, tied": small_config(
-        use_sliding_window=True, sliding_window=5, max_window_layers=1, tie_word_embeddings=True
-    ),
-    "qwen3": small_config(Qwen3Config, head_dim=16),
-    "llama": small_config(LlamaConfig),
-    "mistral sliding": small_config(MistralConfig, sliding_window=6),
-    "gemma2": small_config(Gemma2Config, head_dim=16, sliding_window=6),
-    "gemma3": small_config(Gemma3TextConfig, head_dim=16, sliding_window=6),
-}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -135,7 +96,7 @@ def test_a_batch_equals_each_prompt_alone(runner: ModelRunner, options: dict[str
     method = mars(**options) if options else ar()
     together = run(method, runner)
     alone = [run(method, runner, [p])[0] for p in PROMPTS]
-    assert said(together) == said(alone)
+    assert outcomes(together) == outcomes(alone)
 
 
 def test_ar_equals_transformers_generate(make_runner: Callable[..., ModelRunner]) -> None:
@@ -163,17 +124,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"tau": 0.3, "cache": "block"},
     {"extra": True},
 ]
-LATE = partial(Batch, tight=False)  # the fixed shapes and late looks of a GPU's host
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_looking_late_changes_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
     """With the fixed shapes and late looks of a GPU's host, tokens, commits and reasons are the same."""
     method = mars(**options) if options else ar()
-    assert said(run(method, runner, make=LATE)) == said(run(method, runner))
-
-
-MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]
+    assert outcomes(run(method, runner, make=LATE)) == outcomes(run(method, runner))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
@@ -186,8 +143,8 @@ def test_refilled_rows_emit_what_each_prompt_emits_alone(
     method = mars(**options) if options else ar()
     alone = [run(method, runner, [p], 10 + i)[0] for i, p in enumerate(MANY)]
     budgets = [10 + i for i in range(len(MANY))]
-    generations, timing = decode(method, ModelRunners("any", {"any": runner}), MANY, budgets, rows=rows, make=make)
-    assert said(generations) == said(alone)
+    generations, timing = decode_prompts(method, on(runner), MANY, budgets, rows=rows, make=make)
+    assert outcomes(generations) == outcomes(alone)
     assert (timing.rows, timing.items) == (rows, len(MANY))
     assert timing.row_forwards == sum(g.forwards or 0 for g in alone) <= rows * (timing.batch_forwards or 0)
     assert timing.miscounted == 0
@@ -197,7 +154,7 @@ def test_rows_that_finish_together_share_what_is_left_of_the_queue(runner: Model
     """Four rows end in the same forward and one request waits: it is served once, by one of them."""
     alone = [run(ar(), runner, [p], fixed_length=True)[0] for p in MANY[:5]]
     for make in (None, LATE):
-        assert said(run(ar(), runner, MANY[:5], rows=4, fixed_length=True, make=make)) == said(alone)
+        assert outcomes(run(ar(), runner, MANY[:5], rows=4, fixed_length=True, make=make)) == outcomes(alone)
 
 
 def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
@@ -211,10 +168,10 @@ def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
 
 def test_rows_with_room_to_spare_emit_the_same(runner: ModelRunner) -> None:
     """A batch made for longer prompts, used twice, emits what one made to measure does."""
-    want = said(run(mars(tau=0.3), runner))
-    kept = Batch(mars(tau=0.3), ModelRunners("any", {"any": runner}), len(PROMPTS), 200, tight=False)
+    want = outcomes(run(mars(tau=0.3), runner))
+    kept = Batch(mars(tau=0.3), on(runner), len(PROMPTS), 200, tight=False)
     for _ in range(2):
-        assert said(run(mars(tau=0.3), runner, make=lambda *_: kept)) == want
+        assert outcomes(run(mars(tau=0.3), runner, make=lambda *_: kept)) == want
 
 
 @pytest.mark.parametrize("engine", ["graph", "invariant"])
@@ -228,7 +185,7 @@ def test_every_engine_emits_the_same(name: str, engine: str, make_runner: Callab
     for method in (ar(), mars(tau=0.3), mars(tau=0.3, cache="block")):
         want = run(method, runner)
         assert run(method, fast, make=chosen.batch) == want
-        assert said(run(method, fast, make=LATE)) == said(want)
+        assert outcomes(run(method, fast, make=LATE)) == outcomes(want)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
@@ -267,21 +224,9 @@ def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(
     """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
     prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
     whole = run(mars(tau=0.3), runner, prompts)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_WIDTH", 8)
     assert run(mars(tau=0.3), runner, prompts) == whole
-
-
-FORBIDDEN = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
-
-
-class NoSynchronisation(TorchDispatchMode):
-    """Raises where an operation would make a GPU's host wait."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in FORBIDDEN, f"{name} synchronises"
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -304,12 +249,9 @@ def test_a_step_never_waits_for_the_host(
     with torch.inference_mode():
         chosen = ENGINES[engine]()
         batch = chosen.batch(method, ModelRunners("any", {"any": chosen.runner(runner.checkpoint)}), len(PROMPTS), 50)
-        requests = Requests(
-            PROMPTS, [BUDGET] * 4, [()] * 4, fixed_length=False, seeds=range(4), temperature=temperature
-        )
-        shape = batch.shape(batch.begin(requests))
-        for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
-            monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
+        workload = Workload(requests=requests_for(PROMPTS, BUDGET), temperature=temperature)
+        shape = batch.shape(batch.begin(workload))
+        forbid_reads(monkeypatch)
         with NoSynchronisation():  # type: ignore[no-untyped-call]
             batch.step(shape)
             batch.step(shape._replace(pending=max(2, shape.pending), view=shape.view + 2))
@@ -387,7 +329,7 @@ def test_stop_strings_cut_text_tokens_and_counts(data: strategies.DataObject) ->
     stop = data.draw(strategies.lists(strategies.text("abcd", min_size=1, max_size=4), min_size=1, max_size=3))
     budget, method = data.draw(strategies.integers(1, 30)), data.draw(strategies.sampled_from([ar(), mars(tau=0.9)]))
     runner = scripted_lane(torch.tensor([script]), torch.tensor([sure]))
-    [g], timing = decode(method, ModelRunners("any", {"any": runner}), [[5]], budget, stop=[stop])
+    [g], timing = decode_prompts(method, on(runner), [[5]], budget, stop=[stop])
     text = "".join(WORDS[t] for t in script[1 : budget + 1])
     ends = [text.index(s) + len(s) for s in stop if s in text]
     if ends:
@@ -409,22 +351,20 @@ def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> 
     texts = set()
     for budget in range(2, 12):
         runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
-        [g], _ = decode(ar(), ModelRunners("any", {"any": runner}), [[5]], budget, stop=[["abcd", "b"]])
+        [g], _ = decode_prompts(ar(), on(runner), [[5]], budget, stop=[["abcd", "b"]])
         texts.add((g.text, tuple(g.token_ids)))
     assert texts == {("a", (0, 1))}
 
 
 def test_fixed_length_ignores_end_tokens(runner: ModelRunner) -> None:
     """Every row makes exactly its budget, stop strings or not."""
-    generations, _ = decode(
-        mars(tau=0.3), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True
-    )
+    generations, _ = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True)
     assert [len(g.token_ids) for g in generations] == [BUDGET] * 4
 
 
 def test_times_and_counts_of_a_batch_add_up(runner: ModelRunner) -> None:
     """Prefill and decode are inside the wall; device time inside decode; the models' own hooks agree with the lanes."""
-    _, timing = decode(mars(tau=0.3), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET)
+    _, timing = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET)
     assert timing.prefill_s and timing.decode_s and timing.device_s and timing.ttft_s  # noqa: PT018
     assert timing.prefill_s + timing.decode_s == pytest.approx(timing.wall_s)
     assert 0 < timing.device_s < timing.decode_s
@@ -442,7 +382,7 @@ def test_a_hidden_forward_is_noticed(runner: ModelRunner) -> None:
             runners.target.model(torch.tensor([[1]]), use_cache=False, metadata=SEES_ITSELF)
             return torch.empty(len(PROMPTS), 0, dtype=torch.long)
 
-    _, timing = decode(Hidden(), ModelRunners("any", {"any": runner}), PROMPTS, BUDGET)
+    _, timing = decode_prompts(Hidden(), on(runner), PROMPTS, BUDGET)
     assert timing.miscounted == timing.batch_forwards
 
 

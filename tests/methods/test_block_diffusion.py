@@ -9,18 +9,17 @@ from typing import Any
 import naive
 import pytest
 import torch
+from decoding_cases import NoSynchronisation, decode_prompts, forbid_reads, requests_for
 from small import END, MASK, save_small
-from test_engines import recorded as recorded  # a fixture
-from test_loop import NoSynchronisation
 from torch import Tensor
 
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES, Captured
-from mtbench.decoding.host_sync import Requests
-from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
@@ -54,12 +53,12 @@ def prompts(size: int) -> list[list[int]]:
 def run(
     method: Method, runner: ModelRunner, prompts: Sequence[Sequence[int]], budget: int | list[int] = BUDGET, **how: Any
 ) -> list[Generation]:
-    generations, timing = decode(method, ModelRunners("any", {"any": runner}), prompts, budget, **how)
+    generations, timing = decode_prompts(method, ModelRunners("any", {"any": runner}), prompts, budget, **how)
     assert timing.miscounted == 0
     return generations
 
 
-def said(generations: Sequence[Generation]) -> list[tuple[list[int], list[int] | None]]:
+def tokens_and_commits(generations: Sequence[Generation]) -> list[tuple[list[int], list[int] | None]]:
     return [(g.token_ids, g.commits) for g in generations]
 
 
@@ -106,9 +105,9 @@ def test_it_equals_a_recomputation(runner: ModelRunner, size: int, options: dict
     for engine in ("eager", "graph"):
         fast = ENGINES[engine]().runner(runner.checkpoint)
         for make in (None, LATE):
-            assert said(run(chosen, fast, asked, make=make)) == want
-            assert said(run(chosen, fast, asked, make=make, rows=2)) == want
-            assert [said(run(chosen, fast, [p], make=make))[0] for p in asked] == want
+            assert tokens_and_commits(run(chosen, fast, asked, make=make)) == want
+            assert tokens_and_commits(run(chosen, fast, asked, make=make, rows=2)) == want
+            assert [tokens_and_commits(run(chosen, fast, [p], make=make))[0] for p in asked] == want
 
 
 def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:
@@ -122,12 +121,12 @@ def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:
 
 def test_a_long_prompt_is_cached_by_whole_blocks(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of the prefill end where a block ends, in rows of any length."""
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_POSITIONS", 24)
-    monkeypatch.setattr("mtbench.decoding.loop.PREFILL_WIDTH", 8)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
+    monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_WIDTH", 8)
     asked = [[i % 30 for i in range(41)], [7, 3, 8], [(3 * i) % 30 for i in range(23)], [9] * 30]
     for size in (3, 5):
         usable = [p for p in asked if len(p) >= size]
-        assert said(run(method(block_size=size), runner, usable)) == recomputed(runner, usable, size, {})
+        assert tokens_and_commits(run(method(block_size=size), runner, usable)) == recomputed(runner, usable, size, {})
 
 
 def test_the_finished_block_is_fed_once_more_and_no_more(runner: ModelRunner) -> None:
@@ -145,8 +144,8 @@ def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, recorded: lis
     chosen, asked = method(block_size=3, tau=0.3), prompts(3)
     captured = Captured(chosen, ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)}), 2, 64)
     for some in (asked[:2], asked[2:4], asked):
-        got, timing = decode(chosen, captured.runners, some, BUDGET, rows=2, make=lambda *_: captured)
-        assert said(got) == recomputed(runner, some, 3, {"tau": 0.3})
+        got, timing = decode_prompts(chosen, captured.runners, some, BUDGET, rows=2, make=lambda *_: captured)
+        assert tokens_and_commits(got) == recomputed(runner, some, 3, {"tau": 0.3})
     assert timing.preparation_s == 0
     assert recorded
 
@@ -158,13 +157,8 @@ def test_a_step_never_waits_for_the_host(runner: ModelRunner, engine: str, monke
     with torch.inference_mode():
         runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
         batch = chosen.batch(method(tau=0.9), runners, len(asked), 50)
-        count = len(asked)
-        requests = Requests(
-            asked, [BUDGET] * count, [()] * count, fixed_length=False, seeds=range(count), temperature=0
-        )
-        shape = batch.shape(batch.begin(requests))
-        for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
-            monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
+        shape = batch.shape(batch.begin(Workload(requests=requests_for(asked, BUDGET))))
+        forbid_reads(monkeypatch)
         with NoSynchronisation():  # type: ignore[no-untyped-call]
             batch.step(shape)
             batch.step(shape)
@@ -182,7 +176,7 @@ def test_a_large_block_and_a_small_budget_are_no_stall(runner: ModelRunner) -> N
 def test_a_mask_id_in_the_prompt_is_a_token_of_the_prompt(runner: ModelRunner) -> None:
     """It is fed as it stands and is never decided anew."""
     asked = [[5, MASK, 1, MASK, 7, MASK], [MASK, 2, MASK, 3], [1, 2, 4, 6, MASK, MASK]]
-    assert said(run(method(), runner, asked)) == recomputed(runner, asked, 4, {})
+    assert tokens_and_commits(run(method(), runner, asked)) == recomputed(runner, asked, 4, {})
 
 
 def test_a_script_says_what_is_output_of_a_block(runner: ModelRunner) -> None:
@@ -191,7 +185,8 @@ def test_a_script_says_what_is_output_of_a_block(runner: ModelRunner) -> None:
     [g] = run(scripted, runner, [[5, 9, 1, 7, 2]], 12, fixed_length=True)  # three places of the first block are open
     assert g.commits == [3, 2, 2, 4, 1]
     whole = Scripted(method(tau=0.9), [[4] * 9] * len(prompts(4)), torch.device("cpu"))
-    assert said(run(whole, runner, prompts(4))) == said(run(method(tau=0), runner, prompts(4)))
+    certain = run(method(tau=0), runner, prompts(4))
+    assert tokens_and_commits(run(whole, runner, prompts(4))) == tokens_and_commits(certain)
 
 
 def test_a_prompt_shorter_than_a_block_is_refused(runner: ModelRunner, tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
+from decoding_cases import CONFIGS, decode_prompts, run_external
 from small import END, WORDS, small_checkpoint, small_config
-from test_loop import CONFIGS
 
 from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.external import Outside, run_outside, stock, until_end
-from mtbench.decoding.loop import decode
+from mtbench.decoding.external import Outside, stock, until_end
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -38,11 +37,11 @@ def some_draft() -> Checkpoint:
 
 def generate(runner: ModelRunner, form: str = "dynamic", budget: Any = BUDGET, **options: Any) -> list[Generation]:
     method: Outside = METHODS["hf-generate"](**FORMS[form])
-    return run_outside(method, {"ar": runner.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
+    return run_external(method, {"ar": runner.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
 
 
 def ours(runner: ModelRunner, budget: Any = BUDGET, **options: Any) -> list[Generation]:
-    return decode(METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, budget, **options)[0]
+    return decode_prompts(METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, budget, **options)[0]
 
 
 def answers(generations: list[Generation]) -> list[tuple[list[int], str, str]]:
@@ -123,7 +122,7 @@ def test_a_row_ends_with_its_own_stop_string(form: str, runner: ModelRunner) -> 
 
 def test_what_it_hides_is_none(runner: ModelRunner) -> None:
     """No forward, no part of its time is made up; what is known is counted."""
-    generations, timing = run_outside(METHODS["hf-generate"](), {"ar": runner.checkpoint}, PROMPTS, BUDGET)
+    generations, timing = run_external(METHODS["hf-generate"](), {"ar": runner.checkpoint}, PROMPTS, BUDGET)
     hidden = ("row_forwards", "batch_forwards", "prefill_s", "decode_s", "device_s", "ttft_s", "step_s", "kv_bytes")
     assert [getattr(timing, name) for name in hidden] == [None] * len(hidden)
     assert {(g.forwards, g.commits, g.positions_fed, g.draft_forwards) for g in generations} == {(None,) * 4}
@@ -138,7 +137,7 @@ def counted(
     """One answer, and how many forwards of the target it took."""
     seen: list[int] = []
     hook = stock(checkpoints["ar"]).register_forward_hook(lambda *_: seen.append(1))
-    [generation] = run_outside(method, checkpoints, [prompt], budget, stop=[[stop]] if stop else None)[0]
+    [generation] = run_external(method, checkpoints, [prompt], budget, stop=[[stop]] if stop else None)[0]
     hook.remove()
     return generation, len(seen)
 
@@ -152,7 +151,7 @@ def test_its_assisted_generation_is_our_speculative_decoding(agrees: str, ahead:
         draft.model.get_output_embeddings().weight.data[:] = 0  # id 0 all the way
     method, checkpoints = METHODS["hf-generate"](draft="draft", ahead=ahead), {"ar": runner.checkpoint, "draft": draft}
     runners = ModelRunners("ar", {"ar": runner, "draft": ModelRunner(draft)})
-    want = decode(METHODS["speculative"](draft="draft", ahead=ahead), runners, PROMPTS, BUDGET)[0]
+    want = decode_prompts(METHODS["speculative"](draft="draft", ahead=ahead), runners, PROMPTS, BUDGET)[0]
     for prompt, generation in zip(PROMPTS, want, strict=True):
         got, forwards = counted(method, checkpoints, prompt, BUDGET)
         assert (answers([got]), forwards) == (answers([generation]), generation.forwards)
@@ -164,9 +163,9 @@ def test_its_prompt_lookup_says_what_ours_says(ahead: int, runner: ModelRunner) 
     """The tokens of `prompt-lookup` and of `ar`, for prompts that repeat themselves too."""
     prompts = [*PROMPTS, [4, 5, 6] * 4, [7] * 9]
     method, runners = METHODS["hf-generate"](prompt_lookup=ahead), ModelRunners("ar", {"ar": runner})
-    got = run_outside(method, {"ar": runner.checkpoint}, prompts, BUDGET)[0]
-    assert answers(got) == answers(decode(METHODS["prompt-lookup"](ahead=ahead), runners, prompts, BUDGET)[0])
-    assert answers(got) == answers(decode(METHODS["ar"](), runners, prompts, BUDGET)[0])
+    got = run_external(method, {"ar": runner.checkpoint}, prompts, BUDGET)[0]
+    assert answers(got) == answers(decode_prompts(METHODS["prompt-lookup"](ahead=ahead), runners, prompts, BUDGET)[0])
+    assert answers(got) == answers(decode_prompts(METHODS["ar"](), runners, prompts, BUDGET)[0])
 
 
 def test_a_stop_string_spares_it_the_rest(runner: ModelRunner) -> None:

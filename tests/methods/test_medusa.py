@@ -7,16 +7,13 @@ from typing import Any
 import naive
 import pytest
 import torch
+from decoding_cases import BUDGET, BUDGETS, MANY, PROMPTS, REFILLED, ar, check_step_never_waits, decode_prompts, on, run
 from safetensors.torch import load_file, save_file
 from small import END, MASK, save_small
-from test_draft_model import BUDGETS, HOW, never_waits, on, run
-from test_engines import recorded as recorded  # a fixture
-from test_loop import BUDGET, MANY, PROMPTS, ar
-from test_tiny import plan_of
 from torch import Tensor
+from whole import plan_of
 
 from mtbench.decoding.engines import ENGINES, Captured
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
@@ -114,8 +111,8 @@ def test_heads_change_nothing_but_the_pace(headed: ModelRunner, tree: str) -> No
     """`ar`'s tokens and reasons, a row's own commits: in a batch whose rows are refilled, also fed as on a GPU."""
     want = run(ar(), headed, MANY[:5], BUDGETS)
     alone = [run(medusa(tree), headed, [p], [n])[0] for p, n in zip(MANY, BUDGETS, strict=False)]
-    for how in HOW:
-        got, timing = decode(medusa(tree), on(headed), MANY[:5], BUDGETS, **how)
+    for how in REFILLED:
+        got, timing = decode_prompts(medusa(tree), on(headed), MANY[:5], BUDGETS, **how)
         assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
         assert [(g.commits, g.drafted) for g in got] == [(g.commits, g.drafted) for g in alone]
         assert timing.miscounted == 0
@@ -128,7 +125,7 @@ def test_heads_change_nothing_but_the_pace(headed: ModelRunner, tree: str) -> No
 @pytest.mark.parametrize("tree", ["1", "3x2"])
 def test_sampled_tokens_are_those_of_sampled_ar(headed: ModelRunner, tree: str) -> None:
     want = run(ar(), headed, MANY[:5], BUDGETS, temperature=1)
-    got = run(medusa(tree), headed, MANY[:5], BUDGETS, temperature=1, **HOW[1])
+    got = run(medusa(tree), headed, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
     assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
 
 
@@ -138,7 +135,7 @@ def test_on_trained_weights_a_tree_is_faster_than_a_chain_is_faster_than_nothing
     prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
     want, pace = run(ar(), runner, prompts, 64), [1.3]
     for tree in ("1", "3x2"):
-        got, timing = decode(medusa(tree, heads=4), on(runner), prompts, 64)
+        got, timing = decode_prompts(medusa(tree, heads=4), on(runner), prompts, 64)
         assert [g.token_ids for g in got] == [g.token_ids for g in want]
         pace.append(sum(len(g.token_ids) for g in got) / sum(g.forwards or 0 for g in got))
         assert 0 < (timing.head_s or 0) < (timing.device_s or 0)
@@ -151,7 +148,7 @@ def test_a_captured_step_replayed_is_the_step(headed: ModelRunner, tree: str, re
     fast = on(ENGINES["graph"]().runner(headed.checkpoint))
     captured = Captured(medusa(tree), fast, 2, 64)
     for prompts in (PROMPTS[2:4], PROMPTS[1:]):
-        got, _ = decode(medusa(tree), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        got, _ = decode_prompts(medusa(tree), fast, prompts, BUDGET, rows=2, make=lambda *_: captured)
         want = run(medusa(tree), headed, prompts, rows=2)
         assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
     assert len(recorded) == 2
@@ -159,7 +156,7 @@ def test_a_captured_step_replayed_is_the_step(headed: ModelRunner, tree: str, re
 
 @pytest.mark.parametrize("tree", TREES)
 def test_a_step_never_waits_for_the_host(headed: ModelRunner, tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_waits(on(ENGINES["graph"]().runner(headed.checkpoint)), medusa(tree), monkeypatch)
+    check_step_never_waits(on(ENGINES["graph"]().runner(headed.checkpoint)), medusa(tree), monkeypatch)
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -167,7 +164,7 @@ def test_a_script_is_followed_whatever_the_heads_say(headed: ModelRunner, tree: 
     """Simulated acceptance: commits are the script's, from the first forward on."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(medusa(tree), scripts, torch.device("cpu"))
-    got, _ = decode(method, on(headed), PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode_prompts(method, on(headed), PROMPTS[:2], budgets, fixed_length=True)
     assert [g.commits for g in got] == scripts
 
 

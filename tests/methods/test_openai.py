@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import decode_prompts, run_external
 from rich.console import Console
 from service import Answer, Service, serving
 from small import save_small
 
 from mtbench.decoding.arms import engine_baselines, parse_arms
-from mtbench.decoding.external import run_outside
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.openai_client import ServerError, events
 from mtbench.decoding.output import Generation, Timing
@@ -66,7 +65,7 @@ def ask(
 ) -> tuple[list[Generation], Timing]:
     """What the arm gets of the service."""
     chosen = METHODS["openai"](url=service.url, **(method or {}))
-    return run_outside(chosen, {"ar": words}, prompts, budget, **options)
+    return run_external(chosen, {"ar": words}, prompts, budget, **options)
 
 
 @pytest.mark.parametrize("tells_ids", [True, False])
@@ -196,7 +195,7 @@ def test_a_model_that_is_not_served_is_named(service: Service, words: Inspected)
     with pytest.raises(ServerError, match="names no model; give one with model="):
         ask(service, words)
     with pytest.raises(ServerError, match="answers 404 to models: Not Found; see url="):
-        run_outside(METHODS["openai"](url=service.url + "/v2"), {"ar": words}, PROMPTS, 4)
+        run_external(METHODS["openai"](url=service.url + "/v2"), {"ar": words}, PROMPTS, 4)
 
 
 def test_a_server_that_is_not_there_cannot_be_reached(service: Service, words: Inspected) -> None:
@@ -204,7 +203,7 @@ def test_a_server_that_is_not_there_cannot_be_reached(service: Service, words: I
     with serving(Service(service.answer, service.word)) as gone:
         url = gone.url
     with pytest.raises(ServerError, match=r"cannot be reached \(.*refused\); start the server, or give its url="):
-        run_outside(METHODS["openai"](url=url), {"ar": words}, PROMPTS, 4)
+        run_external(METHODS["openai"](url=url), {"ar": words}, PROMPTS, 4)
 
 
 def test_the_key_comes_from_the_environment_alone(
@@ -279,7 +278,7 @@ def same_model(folder: Path) -> Iterator[Service]:
     def answer(body: Mapping[str, Any]) -> Answer:
         with lock:
             runners = ModelRunners("ar", {"ar": ModelRunner(checkpoint)})
-            [said], _ = decode(
+            [said], _ = decode_prompts(
                 METHODS["ar"](), runners, [body["prompt"]], body["max_tokens"], fixed_length=body["ignore_eos"]
             )
         return said.token_ids, "length" if said.finish_reason == "length" else "stop", None

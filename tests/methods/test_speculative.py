@@ -13,19 +13,18 @@ from typing import Any, cast
 import naive
 import pytest
 import torch
+from decoding_cases import NoSynchronisation, ar, decode_prompts, forbid_reads, naive_logits, outcomes, requests_for
 from hypothesis import given, settings, strategies
 from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
-from test_loop import NoSynchronisation, ar, naive_logits, said
-from torch import Tensor
 
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.host_sync import Requests
-from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import prepare
@@ -58,7 +57,7 @@ def method(name: str, **options: Any) -> Method:
 def run(
     method: Method, on: ModelRunners, prompts: Sequence[Sequence[int]] = PROMPTS, budget: int = BUDGET, **how: Any
 ) -> list[Generation]:
-    return decode(method, on, prompts, budget, **how)[0]
+    return decode_prompts(method, on, prompts, budget, **how)[0]
 
 
 METHODS_HERE: dict[str, list[dict[str, Any]]] = {
@@ -90,7 +89,7 @@ def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) ->
     together = run(method(name, **options), on)
     alone = [run(method(name, **options), on, [p])[0] for p in PROMPTS]
     if method(name, **options).variants[-1] == method(name, **options):
-        assert said(together) == said(alone)
+        assert outcomes(together) == outcomes(alone)
     else:
         assert [g.token_ids for g in together] == [g.token_ids for g in alone]
 
@@ -272,7 +271,7 @@ def test_a_draft_never_says_an_id_that_the_target_lacks() -> None:
 def test_greedy_rejection_is_the_match() -> None:
     on = runners("sometimes")
     want = run(method("speculative"), on)
-    assert said(run(method("speculative", verify="rejection"), on)) == said(want)
+    assert outcomes(run(method("speculative", verify="rejection"), on)) == outcomes(want)
     assert method("speculative", verify="rejection").claims == "distribution"
 
 
@@ -343,7 +342,7 @@ def test_an_adaptive_mars_says_the_same_in_any_company(runner: ModelRunner, tigh
     adaptive, on = method("mars", tau=0.15, block_size="auto"), ModelRunners("any", {"any": runner})
     make = partial(Batch, tight=tight)
     together = run(adaptive, on, make=make)
-    assert said(together) == [said(run(adaptive, on, [p] * len(PROMPTS), make=make))[0] for p in PROMPTS]
+    assert outcomes(together) == [outcomes(run(adaptive, on, [p] * len(PROMPTS), make=make))[0] for p in PROMPTS]
     assert len({n for g in together for n in g.commits or []}) > 2
 
 
@@ -370,11 +369,8 @@ def test_a_step_never_waits_for_the_host(name: str, options: Any, monkeypatch: p
         on = ModelRunners("any", {role: engine.runner(runner.checkpoint) for role, runner in on.items()})
         made = method(name, **options)
         batch = Batch(made, on, len(PROMPTS), 50, tight=False)
-        count = len(PROMPTS)
-        requests = Requests(PROMPTS, [BUDGET] * count, [()] * count, fixed_length=False, seeds=range(5), temperature=1)
-        shape = batch.shape(batch.begin(requests))
-        for read in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
-            monkeypatch.setattr(Tensor, read, lambda *_: pytest.fail("the step reads from the device"))
+        shape = batch.shape(batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1)))
+        forbid_reads(monkeypatch)
         with NoSynchronisation():  # type: ignore[no-untyped-call]
             for variant in range(len(batch.variants)):
                 batch.step(shape._replace(variant=variant))

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from decoding_cases import ar, run
 from small import END, MASK, VOCABULARY, save_small, small_config
 from torch import Tensor
 from transformers import LlamaConfig, MambaConfig, Qwen2Config, Qwen3NextConfig
 
-from mtbench.decoding.loop import decode
-from mtbench.decoding.method import ModelRunners
-from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.families import EMBEDDED, RANDOM, family
@@ -144,7 +142,7 @@ def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> Non
             assert out.logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
             return out
 
-    generations, _ = decode(METHODS["ar"](), ModelRunners("ar", {"ar": Watched(checkpoint)}), [[30, 40, 50], [60]], 12)
+    generations = run(ar(), Watched(checkpoint), [[30, 40, 50], [60]], 12)
     assert [len(g.token_ids) for g in generations] == [12, 12]
     unknown = checkpoint.vocabulary - 1
     assert unknown not in checkpoint.tokenizer.get_vocab().values()

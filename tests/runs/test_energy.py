@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from driver import Driver, processes
 
+from mtbench.decoding.request import Request
 from mtbench.hardware import machine
 from mtbench.runs import energy
 from mtbench.runs.directory import RunDirectory
@@ -32,11 +33,11 @@ class Bench:
         self.now += seconds
         self.energy_mj += round(1000 * seconds * watts)
 
-    def decode(self, cell: Cell, prompts: list[list[int]], budget: int, **_: Any) -> Any:
+    def decode(self, cell: Cell, requests: list[Request], **_: Any) -> Any:
         if cell.cell == self.breaks:
             raise RuntimeError("broken\nin two lines")
         self.spend(BLOCK_S, BUSY_W)
-        self.decoded.append((cell.cell, len(prompts)))
+        self.decoded.append((cell.cell, len(requests)))
         return [], SimpleNamespace(tokens=TOKENS)
 
     def measure(
@@ -53,7 +54,9 @@ def plan(second: str) -> Plan:
     suite = SuitePlan(suite="s", family="tiny", task={}, metric=None, max_new_tokens=64, flags=[], items=items)
     cells = [SimpleNamespace(cell=name, method=by, suite="s") for name, by in (("one", "ar"), ("two", second))]
     groups = [SimpleNamespace(cells=["one", "two"], blocks=[[0, 1], [2, 3], [4]])]
-    return cast("Plan", SimpleNamespace(cells=cells, groups=groups, suite=lambda name: suite))
+    return cast(
+        "Plan", SimpleNamespace(request=SimpleNamespace(seed=0), cells=cells, groups=groups, suite=lambda name: suite)
+    )
 
 
 @pytest.fixture

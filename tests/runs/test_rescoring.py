@@ -7,13 +7,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from decoding_cases import decode_prompts
 from small import save_small, small_checkpoint
-from test_run import cells_of, start
-from whole import Quiet
+from whole import Quiet, cells_of, start
 
 from mtbench import statistics
 from mtbench.decoding.engines import ENGINES, Graph
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
@@ -88,7 +87,7 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture
 def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
-    said, _ = decode(
+    said, _ = decode_prompts(
         METHODS["ar"](), ModelRunners("ar", {"ar": ModelRunner(checkpoint)}), PROMPTS, BUDGET, fixed_length=True
     )
     return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
@@ -180,7 +179,7 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
     """At any temperature: none falls short by the dice that were thrown, and by others some do, in logits."""
     runner, seeds = ModelRunner(checkpoint), [5, 6, 7]
     for temperature in (0.05, 1.5):
-        said = decode(
+        said = decode_prompts(
             METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from decoding_cases import decode_prompts
 from rich.console import Console
+from schemas import validator
 from small import scripted_lane
-from test_schemas import validator
 
 from mtbench.cli import main
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -37,7 +37,7 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
 
 
 def answers(method: Method, runner: ModelRunner, budgets: Sequence[int], **how: Any) -> list[Generation]:
-    return decode(method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **how)[0]
+    return decode_prompts(method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **how)[0]
 
 
 def commits(generations: Sequence[Generation]) -> list[list[int]]:

@@ -152,7 +152,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def start_workers(pool: Any, request: Any, cells: Any, *_: Any) -> Iterator[list[LocalWorker]]:
         yield [Mortal(pool, cells)]
 
-    monkeypatch.setattr(generating, "hire", start_workers)
+    monkeypatch.setattr(generating, "start_workers", start_workers)
     return fatal
 
 

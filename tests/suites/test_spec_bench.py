@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_run import finish, start
+from whole import finish, start
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES

@@ -9,17 +9,16 @@ from typing import Any
 import naive
 import pytest
 import torch
+from decoding_cases import decode_prompts
 from torch import Tensor
+from whole import plan_of
 
-from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
-from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
 from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
 from mtbench.training.checkpoint import weights_sha256
@@ -27,10 +26,6 @@ from mtbench.training.recipes import RECIPES
 from mtbench.training.train import train
 
 BUDGET = 48
-
-
-def plan_of(limit: int) -> Plan:
-    return make_plan(RunRequest(limit=limit, batch_size=(1,), method=("ar", "mars")))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def test_on_trained_weights_cursor_and_none_are_a_recomputation(
     want = [naive.mars(logits, p, BUDGET, end, mask=mask, size=size, tau=tau, metric="probability") for p in prompts]
     for cache in ("cursor", "none"):
         method = METHODS["mars"](tau=tau, block_size=size, cache=cache)
-        got, _ = decode(method, ModelRunners("mars", {"mars": exact_lane}), prompts, BUDGET)
+        got, _ = decode_prompts(method, ModelRunners("mars", {"mars": exact_lane}), prompts, BUDGET)
         assert [(g.token_ids, g.commits) for g in got] == want
 
 
@@ -121,7 +116,7 @@ def profile() -> dict[str, tuple[list[Generation], dict[str, float]]]:
         for begin in range(0, len(order), 64):
             batch = order[begin : begin + 64]
             prompts = [items[i].prompt_ids for i in batch]
-            generations, _ = decode(
+            generations, _ = decode_prompts(
                 method, ModelRunners(role, {role: runners[role]}), prompts, plan.suites[0].max_new_tokens
             )
             answers |= dict(zip(batch, generations, strict=True))
@@ -176,7 +171,7 @@ def test_an_arm_is_as_fast_as_itself(exact_lane: ModelRunner) -> None:
         run: list[list[float]] = [[], []]
         for prompt in prompts:
             for copy in shuffler.sample((0, 1), 2):
-                run[copy].append(decode(method, runners, [prompt], BUDGET)[1].wall_s)
+                run[copy].append(decode_prompts(method, runners, [prompt], BUDGET)[1].wall_s)
         ratio = ratio_of_totals([run[0]], [run[1]])
         assert ratio.ci_low is not None
         assert ratio.ci_high is not None

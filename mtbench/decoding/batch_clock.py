@@ -1,0 +1,112 @@
+"""The clock of one run of a batch: wall-clock time from an idle device to an idle device, and its parts.
+
+Prefill is the time until all rows hold their first request, plus every pause in which free rows are refilled. Decoding
+is the rest. On a GPU the spans of steps come from CUDA events, so that no step waits for the host.
+"""
+
+from collections.abc import Sequence
+
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.run_state import RunState
+from mtbench.hardware.timer import Stopwatch
+
+
+class BatchClock:
+    """Runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide the time between."""
+
+    def __init__(self, runners: ModelRunners, *, one_launch: bool) -> None:
+        """`one_launch`: each step is a single launch, so that its span on a GPU contains no gaps between launches."""
+        self._runners, self._one_launch = runners, one_launch
+        self._stopwatch = Stopwatch(runners.target.device)
+        self.mark = self._stopwatch.mark  # before and after each step
+        self._prefilled_at = self._ended_at = self._paused_at = self._prefill_s = 0.0
+        self._model_s = self._draft_s = self._head_s = 0.0  # host seconds inside forwards, without those of prefill
+        self._paused_model_s = self._paused_draft_s = 0.0
+        self._laps: list[float] = []
+        self._uncounted = self._model_calls() - self._forwards()
+        self._started_at = self._stopwatch.now()
+
+    def end_prefill(self) -> None:
+        """All rows hold their first request; decoding begins."""
+        self._prefilled_at = self._stopwatch.now()
+        self._prefill_s = self._prefilled_at - self._started_at
+        self._model_s, self._draft_s, self._head_s = -self._host_s(), -self._host_draft_s(), -self._host_head_s()
+
+    def pause(self) -> None:
+        """Count the time from here to `resume` as prefill."""
+        self._paused_at = self._stopwatch.now()
+        self._paused_model_s, self._paused_draft_s = self._host_s(), self._host_draft_s()
+
+    def resume(self) -> None:
+        self._prefill_s += self._stopwatch.now() - self._paused_at
+        self._model_s -= self._host_s() - self._paused_model_s
+        self._draft_s -= self._host_draft_s() - self._paused_draft_s
+
+    def stop(self) -> None:
+        self._ended_at = self._stopwatch.now()
+        self._model_s += self._host_s()
+        self._draft_s += self._host_draft_s()
+        self._head_s += self._host_head_s()
+        self._laps = self._stopwatch.laps()
+
+    @property
+    def timed_heads(self) -> bool:
+        """Whether the method computed anything beside its models."""
+        return self._head_s > 0
+
+    def timing(
+        self, run: RunState, generations: Sequence[Generation], *, rows: int, kv_bytes: int, heads: bool
+    ) -> Timing:
+        """Return the times and counts of the run. `heads`: the method computes something beside its models."""
+        cuda, wall_s = self._stopwatch.cuda, self._ended_at - self._started_at
+        # A step's span begins where the step before it ended: it contains the host's work between the two.
+        spans = [self._laps[0], *(wait + step for wait, step in zip(self._laps[1::2], self._laps[2::2], strict=True))]
+        until_first_token = min(map(_forwards_until_first_token, generations[:rows]))
+        return Timing(
+            rows=rows,
+            items=len(generations),
+            prompt_tokens=sum(len(request.prompt_ids) for request in run.requests),
+            tokens=sum(len(g.token_ids) for g in generations),
+            row_forwards=sum(g.forwards or 0 for g in generations),
+            batch_forwards=run.steps,
+            wall_s=wall_s,
+            prefill_s=self._prefill_s,
+            decode_s=wall_s - self._prefill_s,
+            device_s=self._device_s(),
+            ttft_s=self._prefilled_at - self._started_at + sum(spans[:until_first_token]),
+            step_s=spans,
+            draft_s=None if cuda and len(self._runners) > 1 else self._draft_s,
+            head_s=None if cuda and heads else self._head_s,
+            preparation_s=run.preparation_s,
+            kv_bytes=kv_bytes,
+            miscounted=self._model_calls() - self._forwards() - self._uncounted,
+        )
+
+    def _device_s(self) -> float | None:
+        if not self._stopwatch.cuda:
+            return self._model_s
+        return sum(self._laps[0::2]) if self._one_launch else None
+
+    def _forwards(self) -> int:
+        """Forwards that the runners counted."""
+        return sum(runner.forwards for runner in self._runners.values())
+
+    def _model_calls(self) -> int:
+        """Forwards that the hooks on the models counted; two runners may share a model."""
+        return sum(calls.n for calls in {runner.checkpoint.calls for runner in self._runners.values()})
+
+    def _host_s(self) -> float:
+        return sum(runner.host_s for runner in self._runners.values())
+
+    def _host_draft_s(self) -> float:
+        return self._host_s() - self._runners.target.host_s
+
+    def _host_head_s(self) -> float:
+        return sum(runner.beside_s for runner in self._runners.values())
+
+
+def _forwards_until_first_token(generation: Generation) -> int:
+    """The number of the first forward that committed a token, from 1."""
+    commits = generation.commits or [1]
+    return next(forward for forward, count in enumerate(commits, start=1) if count)

@@ -1,0 +1,38 @@
+"""A request: one prompt to continue, up to how many tokens, and what ends it earlier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to continue. Every batch, engine and external method decodes a list of these."""
+
+    prompt_ids: Sequence[int]
+    max_new_tokens: int
+    stop: Sequence[str] = ()  # strings that end the answer
+    seed: int = 0  # of its random numbers; they depend on nothing else but the position
+    item: int = 0  # the suite's item that it was made from, by number; a script of acceptance belongs to an item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests to decode, and the settings that all of them share."""
+
+    requests: Sequence[Request]
+    fixed_length: bool = False  # end tokens and stop strings are ignored
+    temperature: float = 0.0  # 0: greedy
+
+    @property
+    def slots(self) -> int:
+        """Positions that the longest may take."""
+        return max(len(request.prompt_ids) + request.max_new_tokens for request in self.requests)
+
+    @property
+    def most_new_tokens(self) -> int:
+        return max(request.max_new_tokens for request in self.requests)
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether a stop string may end an answer."""
+        return not self.fixed_length and any(request.stop for request in self.requests)

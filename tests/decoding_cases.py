@@ -1,0 +1,154 @@
+"""What tests of the decode loop share: prompts, models, requests, and what a step must not do."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import naive
+import pytest
+import torch
+from small import small_config
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
+
+from mtbench.decoding.external import Outside, run_outside
+from mtbench.decoding.loop import Batch, decode
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request, Workload
+from mtbench.models.loading import Checkpoint, Inspected
+from mtbench.models.runner import ModelRunner
+
+PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
+BUDGET = 24
+MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]  # more prompts than rows
+BUDGETS = [8 + 3 * i for i in range(5)]  # of the first five of MANY
+LATE = partial(Batch, tight=False)  # the fixed shapes and late reads of a GPU's host
+REFILLED: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": LATE}]
+CONFIGS: dict[str, PretrainedConfig] = {
+    "qwen2": small_config(),
+    "qwen2 sliding, tied": small_config(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1, tie_word_embeddings=True
+    ),
+    "qwen3": small_config(Qwen3Config, head_dim=16),
+    "llama": small_config(LlamaConfig),
+    "mistral sliding": small_config(MistralConfig, sliding_window=6),
+    "gemma2": small_config(Gemma2Config, head_dim=16, sliding_window=6),
+    "gemma3": small_config(Gemma3TextConfig, head_dim=16, sliding_window=6),
+}
+FORBIDDEN = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
+
+
+def requests_for(
+    prompts: Sequence[Sequence[int]],
+    budget: int | Sequence[int],
+    *,
+    stop: Sequence[Sequence[str]] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Request]:
+    """One budget for all, or one per prompt; by default a request's seed is its number."""
+    budgets = [budget] * len(prompts) if isinstance(budget, int) else budget
+    stops = [()] * len(prompts) if stop is None else stop
+    numbers = range(len(prompts)) if seeds is None else seeds
+    return [
+        Request(prompt_ids=prompt, max_new_tokens=most, stop=strings, seed=seed)
+        for prompt, most, strings, seed in zip(prompts, budgets, stops, numbers, strict=True)
+    ]
+
+
+def on(runner: ModelRunner) -> ModelRunners:
+    return ModelRunners("any", {"any": runner})
+
+
+def decode_prompts(
+    method: Method,
+    runners: ModelRunners,
+    prompts: Sequence[Sequence[int]],
+    budget: int | Sequence[int],
+    *,
+    stop: Sequence[Sequence[str]] | None = None,
+    seeds: Sequence[int] | None = None,
+    **how: Any,
+) -> tuple[list[Generation], Timing]:
+    return decode(method, runners, requests_for(prompts, budget, stop=stop, seeds=seeds), **how)
+
+
+def run(
+    method: Method,
+    runner: ModelRunner,
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    budget: int | Sequence[int] = BUDGET,
+    **how: Any,
+) -> list[Generation]:
+    """The answers of a method that needs one model."""
+    return decode_prompts(method, on(runner), prompts, budget, **how)[0]
+
+
+def run_external(
+    method: Outside,
+    checkpoints: Mapping[str, Checkpoint | Inspected],
+    prompts: Sequence[Sequence[int]],
+    budget: int | Sequence[int],
+    *,
+    stop: Sequence[Sequence[str]] | None = None,
+    **how: Any,
+) -> tuple[list[Generation], Timing]:
+    return run_outside(method, checkpoints, requests_for(prompts, budget, stop=stop), **how)
+
+
+def outcomes(generations: Sequence[Generation]) -> list[tuple[Any, ...]]:
+    """Tokens, commits and reasons."""
+    return [(g.token_ids, g.commits, g.finish_reason) for g in generations]
+
+
+def ar() -> Method:
+    method: Method = METHODS["ar"]()
+    return method
+
+
+def mars(**options: Any) -> Method:
+    method: Method = METHODS["mars"](**options)
+    return method
+
+
+def naive_logits(runner: ModelRunner) -> naive.Logits:
+    """The model's own eager attention over the whole sequence."""
+    model = runner.model
+
+    @torch.no_grad()
+    def logits(ids: list[int]) -> Tensor:
+        model.set_attn_implementation("eager")
+        out: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+        model.set_attn_implementation("mtbench")
+        return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
+
+    return logits
+
+
+class NoSynchronisation(TorchDispatchMode):
+    """Fails at an operation that makes a GPU's host wait."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in FORBIDDEN, f"{name} synchronises"
+        return func(*args, **(kwargs or {}))
+
+
+def forbid_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a test fail where the host reads a tensor."""
+    for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
+
+
+def check_step_never_waits(runners: ModelRunners, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Propose and accept read nothing from the device and write nothing to it, for every width, sampled."""
+    with torch.inference_mode():
+        batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
+        shape = batch.shape(batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1)))
+        forbid_reads(monkeypatch)
+        monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("the step writes to the device"))
+        with NoSynchronisation():  # type: ignore[no-untyped-call]
+            for variant in range(len(batch.variants)):
+                batch.step(shape._replace(variant=variant))

@@ -1,0 +1,71 @@
+"""A stand-in for CUDA graphs on a CPU: what a step does is recorded and replayed on the same tensors."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mtbench.decoding.engines import Captured
+
+
+class Recording(TorchDispatchMode):
+    """Stands in for a CUDA graph: the operations of one step, run again on the very tensors they were recorded with.
+
+    Whatever a step takes from the host is frozen in it, as in a graph; whatever does not keep its place is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.ran = False  # recording ran the step; a CUDA graph's first run is its first replay
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, out))
+        return out
+
+    def replay(self) -> None:
+        if not self.ran:
+            self.ran = True
+            return
+        for func, args, kwargs, out in self.operations:
+            for old, new in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Pool:
+    """Stands in for a pool of CUDA's allocator, which gives it up with its last graph."""
+
+    def __init__(self) -> None:
+        self.graphs: WeakSet[Recording] = WeakSet()
+        self.used = False
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """CUDA's graphs replaced by recordings; what is captured is listed, the graph that keeps the pool first."""
+    made: list[str] = []
+
+    @contextmanager
+    def record(graph: Recording, pool: Pool) -> Iterator[None]:
+        assert pool.graphs or not pool.used, "this pool has been given up"
+        pool.used = True
+        pool.graphs.add(graph)
+        with graph:
+            yield
+        made.append(f"{len(graph.operations)} operations")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("mtbench.decoding.engines.DEVICE", "cpu")
+    monkeypatch.setattr(Captured, "_anchor", None)
+    return made
