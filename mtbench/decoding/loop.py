@@ -456,7 +456,7 @@ class Batch:
         return self._host_s() - self.target.host_s
 
     def _beside_s(self) -> float:
-        return sum(runner.beside_s for runner in self.runners.values())
+        return sum(runner.heads_s for runner in self.runners.values())
 
     def _calls(self) -> int:
         """Forwards that the models themselves have seen."""
