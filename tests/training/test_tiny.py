@@ -9,6 +9,7 @@ from typing import Any
 import naive
 import pytest
 import torch
+from label_swaps import swap_rejections
 from torch import Tensor
 
 from mtbench.decoding.loop import decode
@@ -21,7 +22,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
-from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
+from mtbench.statistics import Difference, paired_difference, ratio_of_totals
 from mtbench.training.checkpoint import weights_sha256
 from mtbench.training.recipes import RECIPES
 from mtbench.training.train import train
