@@ -320,7 +320,7 @@ def verdicts(told: Operations) -> None:
     vocabulary = 152064 if not told.cpu else 512
     for rows in (1, 16, 64):
         logits = told.noise(rows, 1, vocabulary)
-        choice, largest, _ = kernels.judge(logits)
+        choice, largest, _ = kernels.argmax_logsumexp(logits)
         best = logits == logits.amax(-1, keepdim=True)
         lowest = torch.where(best, torch.arange(vocabulary, device=told.device), vocabulary).amin(-1)
         if not (torch.equal(choice, lowest) and torch.equal(largest, logits.amax(-1).float())):
@@ -329,7 +329,7 @@ def verdicts(told: Operations) -> None:
 
 
 def _logsumexp(logits: Tensor) -> Tensor:
-    return kernels.judge(logits)[2]
+    return kernels.argmax_logsumexp(logits)[2]
 
 
 def products(told: Operations) -> None:

@@ -94,7 +94,7 @@ class Medusa(Method):
                 logits = sampling.sampled(logits, rows.temperature, rows.seed, places)
             return logits.topk(max(self.branches), 2).indices
 
-        likely, guesses, nodes = runners.target.beside(candidates, state["read"]), [], 1
+        likely, guesses, nodes = runners.target.run_heads(candidates, state["read"]), [], 1
         for head, choices in enumerate(self.branches):
             guesses.append(likely[:, head, :choices].repeat(1, nodes))
             nodes *= choices

@@ -1,8 +1,8 @@
-"""`python -m mtbench` is the command `mtbench`."""
+"""Run the `mtbench` command by `python -m mtbench`."""
 
 import sys
 
 from mtbench.cli.main import main
 
-sys.argv[0] = "mtbench"  # what records call it
+sys.argv[0] = "mtbench"  # run records store the command by this name
 main()

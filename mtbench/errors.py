@@ -1,20 +1,20 @@
-"""What a user did wrong, in one line: the value, the choices, the next command."""
+"""User errors: one line with the wrong value, the allowed values and the next command."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake the user can mend. The command line prints it in one line and exits with 2."""
+    """A mistake that the user can correct. The command line prints it in one line and exits with 2."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line of bounded length."""
+    """Return the first line of an exception's message, without its full stop, cut at 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
-    """The error for a name that is not among `known`, with the nearest one if any is near.
+    """Return the error for a name that is not in `known`; it suggests the closest known name, if one is close.
 
     >>> print(unknown("method", "marz", ["ar", "mars"], "mtbench ls methods"))
     unknown method 'marz' (did you mean 'mars'?); known: ar, mars. See `mtbench ls methods`.

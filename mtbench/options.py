@@ -1,4 +1,4 @@
-"""Options are the fields of a dataclass: a method's (`mtbench ls methods`), an objective's (`mtbench train --help`)."""
+"""Options: dataclass fields of a method (`mtbench ls methods`) or a training objective (`mtbench train --help`)."""
 
 import dataclasses
 import typing
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mtbench.errors import UserError, unknown
 
-AUTO: Any = "auto"  # an option whose value the loop chooses, among the widths it declares
+AUTO: Any = "auto"  # the loop chooses the option's value from its `widths`
 
 
 def option(
@@ -23,13 +23,13 @@ def option(
     widths: tuple[int, ...] = (),
     engine: bool = False,
 ) -> Any:
-    """A field that is an option. `low` and `high` are inclusive.
+    """Return a dataclass field that is an option. `low` and `high` are inclusive.
 
-    `trained`: the default is what the checkpoint was trained with (the entry of that name in its training record,
-    `default` if it has none); another value is flagged. `same_output`: values that must give the default's tokens;
-    where both arms are in a run, one is held to the other. `role`: it names a checkpoint of the family by its role, or
-    is None for none. `widths`: it may also be `auto`, which is whichever of these recent commits call for. `engine`: it
-    says how an outside engine runs, not how it decodes.
+    `trained`: the default is the checkpoint's training option of that name, from its training record, or else
+    `default`; another value is flagged. `same_output`: values that must give the same tokens as the default; if both
+    arms are in a run, their tokens are compared. `role`: the option names a checkpoint of the family by its role; None
+    means no checkpoint. `widths`: the option may also be `auto`; the loop then chooses one of these values from recent
+    acceptance. `engine`: the option affects how an external engine runs, not what it decodes.
     """
     metadata = {"help": help, "low": low, "high": high, "trained": trained, "same_output": same_output}
     metadata |= {"role": role, "widths": widths, "engine": engine}
@@ -38,7 +38,7 @@ def option(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """One option as a user sees it."""
+    """An option as the command line lists it."""
 
     name: str
     default: Any
@@ -49,7 +49,7 @@ class Option:
 
 
 def options_of(holder: type[Any]) -> list[Option]:
-    """The options of a method, or of another class with such fields, in declaration order."""
+    """Return the options of a method or another dataclass, in declaration order."""
     kinds = typing.get_type_hints(holder)
     return [
         Option(
@@ -65,25 +65,25 @@ def options_of(holder: type[Any]) -> list[Option]:
 
 
 def roles_of(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
-    """The roles of the checkpoints that options name, of those chosen and the others at their defaults."""
+    """Return the roles that the method's options name, given the `chosen` values; other options have their defaults."""
     fields = dataclasses.fields(method)
     roles = [chosen.get(f.name, f.default) for f in fields if f.metadata["role"]]
     return [role for role in roles if role is not None]
 
 
 def decoding_options(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
-    """Those of the chosen options that differ from their defaults and say how it decodes."""
-    fields = dataclasses.fields(method)
-    return [f.name for f in fields if not f.metadata["engine"] and chosen.get(f.name, f.default) != f.default]
+    """Return the options that differ from their defaults and affect decoding, given the `chosen` values."""
+    fields = [f for f in dataclasses.fields(method) if not f.metadata["engine"]]
+    return [f.name for f in fields if chosen.get(f.name, f.default) != f.default]
 
 
 def common(method: type[Any]) -> list[str]:
-    """The options that are not a method's own: which checkpoint, and which of our engines if the loop is ours."""
+    """Return the options that every such method has: `on` (checkpoint) and, unless it is external, `engine`."""
     return ["on"] if method.outside else ["on", "engine"]
 
 
 def parse_option(method: type[Any], name: str, text: str) -> Any:
-    """The value of `name=text`; raises UserError that says what is allowed and the default."""
+    """Return the value of the option `name=text`. Raises UserError with what is allowed and the default."""
     names = [f.name for f in dataclasses.fields(method)]
     if name not in names:
         raise unknown(f"option of {method.name}", name, [*names, *common(method)], "mtbench ls methods")
@@ -96,7 +96,7 @@ def parse_option(method: type[Any], name: str, text: str) -> Any:
 
 
 def value_of(holder: type[Any], name: str, text: str) -> Any:
-    """The value of the option `name`, written as `text`; raises ValueError with what is allowed and the default."""
+    """Return the value of the option `name` given as `text`. Raises ValueError with what is allowed and the default."""
     kind = typing.get_type_hints(holder)[name]
     field = next(f for f in dataclasses.fields(holder) if f.name == name)
     if field.metadata["widths"] and text == AUTO:
@@ -104,7 +104,8 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
     try:
         value = _parse(kind, text)
         low, high = field.metadata["low"], field.metadata["high"]
-        if (low is not None and value < low) or (high is not None and value > high) or value != value:
+        is_nan = value != value
+        if is_nan or (low is not None and value < low) or (high is not None and value > high):
             raise ValueError
     except ValueError:
         raise ValueError(f"{_allowed(kind, field.metadata)}, default {show(field.default)}") from None
@@ -112,42 +113,50 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
 
 
 def build(method: type[Any], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """The method with its options resolved for a checkpoint, and a flag per option that differs from training."""
+    """Return the method with its options, and a flag for each option that differs from the `trained` one."""
     values, flags = dict(chosen), []
     for field in dataclasses.fields(method):
         if field.metadata["trained"] and field.name in trained:
-            learned = trained[field.name]
-            if values.setdefault(field.name, learned) != learned:
-                flags.append(f"{field.name}={show(values[field.name])}, trained with {show(learned)}")
+            trained_value = trained[field.name]
+            if values.setdefault(field.name, trained_value) != trained_value:
+                flags.append(f"{field.name}={show(values[field.name])}, trained with {show(trained_value)}")
     return method(**values), flags
 
 
 def show(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Return a value as text, as on the command line."""
     text = str(value)
     if isinstance(value, bool | NoneType):
         return text.lower()
     return text.removesuffix(".0") if isinstance(value, float) else text
 
 
+def _without_none(union: Any) -> Any:
+    """Return the type X of `X | None`."""
+    [kind] = [k for k in typing.get_args(union) if k is not NoneType]
+    return kind
+
+
 def _parse(kind: Any, text: str) -> Any:
+    """Return `text` as a value of the type. Raises ValueError if it is none."""
     if typing.get_origin(kind) is Literal:
         choices = {str(choice): choice for choice in typing.get_args(kind)}
         if text not in choices:
             raise ValueError
         return choices[text]
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return _parse(next(k for k in typing.get_args(kind) if k is not NoneType), text)
+        return _parse(_without_none(kind), text)
     if kind is bool:
         return _parse(Literal["true", "false"], text) == "true"
     return kind(text)
 
 
 def _allowed(kind: Any, bounds: Mapping[str, Any]) -> str:
+    """Return the allowed values in words."""
     if typing.get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) in (typing.Union, UnionType):
-        return _allowed(next(k for k in typing.get_args(kind) if k is not NoneType), bounds)
+        return _allowed(_without_none(kind), bounds)
     if kind is bool:
         return "true|false"
     low, high = bounds["low"], bounds["high"]

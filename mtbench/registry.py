@@ -1,10 +1,10 @@
-"""A registry: a name, a class, one file each.
+"""A registry of classes by name, one file for each class.
 
-METHODS stands in mtbench/decoding/registry.py and SUITES in mtbench/evaluation/registry.py.
+The registries are METHODS in mtbench/decoding/registry.py and SUITES in mtbench/evaluation/registry.py.
 
-The files of methods/ and suites/ register themselves when imported; other packages join by the entry-point
-groups `mtbench.methods` and `mtbench.suites`, each entry naming a module that registers on import (examples/ has one).
-What breaks in such a module is that entry's own fault: it is kept in `broken`, and everything else works.
+The files of methods/ and suites/ register their classes when imported. Other packages use the entry-point groups
+`mtbench.methods` and `mtbench.suites`; an entry names a module that registers on import (examples/ has one). If such a
+module fails, its entry is listed in `broken` with the reason, and everything else works.
 """
 
 import importlib
@@ -17,22 +17,22 @@ from typing import Any, Generic, TypeVar
 from mtbench.errors import UserError, first_line, unknown
 
 T = TypeVar("T", bound=type[Any])
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # colons, commas, bars, @ and / mean something else on a command line
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # arms on the command line use : , | @ and / as separators
 
 
 class Registry(Generic[T]):
-    """Names to classes. Filled by importing every module of `package` and every entry point of that group."""
+    """Maps names to classes. The first look-up imports all modules of `package` and all entry points of that group."""
 
     def __init__(self, kind: str, package: str, check: Callable[[type[Any]], None]) -> None:
         self.kind = kind
         self.package = package
-        self.broken: dict[str, str] = {}  # what is installed and cannot be used, by its name: why, and whose it is
-        self.checks = [check]  # each raises if a stranger's class is not what the rest of the core counts on
+        self.broken: dict[str, str] = {}  # name of an installed but unusable entry -> the reason and its package
+        self.checks = [check]  # each raises if a class of another package violates the interface
         self._classes: dict[str, T] = {}
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Class decorator: the class is known as `name` and stays importable. Raises if the name is taken."""
+        """Return a class decorator that registers the class as `name`. It raises ValueError if the name is taken."""
 
         def add(cls: T) -> T:
             if not NAME.fullmatch(name):
@@ -47,17 +47,19 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
-        """The class called `name`; raises UserError with the choices, or with what is wrong with it."""
+        """Return the class called `name`. Raises UserError with the choices, or with the reason if it is broken."""
         self._load()
         if name in self._classes:
             return self._classes[name]
         if name in self.broken:
             raise UserError(
-                f"{self.kind} {name!r} is installed but broken: {self.broken[name]}. Mend or uninstall that package, "
+                f"{self.kind} {name!r} is installed but broken: {self.broken[name]}. Repair or uninstall that package, "
                 f"or leave {name!r} out; `mtbench ls {self.kind}s` lists the others."
             )
         error = unknown(self.kind, name, self._classes, f"mtbench ls {self.kind}s")
-        raise UserError(f"{error} Broken: {', '.join(sorted(self.broken))}.") if self.broken else error
+        if self.broken:
+            raise UserError(f"{error} Broken: {', '.join(sorted(self.broken))}.")
+        raise error
 
     def __iter__(self) -> Iterator[str]:
         self._load()
@@ -67,6 +69,12 @@ class Registry(Generic[T]):
         if self._loaded:
             return
         self._loaded = True
+        self._import_package()
+        self._load_entry_points()
+        self._drop_invalid()
+
+    def _import_package(self) -> None:
+        """Import every module of `package`, which registers its classes."""
         try:
             package = importlib.import_module(self.package)
         except ModuleNotFoundError as error:
@@ -75,14 +83,20 @@ class Registry(Generic[T]):
             raise UserError(f"{self.package} is not installed; run `pip install -e .` in the project") from None
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
+
+    def _load_entry_points(self) -> None:
+        """Import the modules of other packages; an entry that fails registers nothing and is broken."""
         for entry in entry_points(group=self.package):
             before = set(self._classes)
             try:
                 entry.load()
             except (Exception, SystemExit) as error:
-                for name in set(self._classes) - before:  # half a module is none
+                for name in set(self._classes) - before:
                     del self._classes[name]
-                self._blame(entry.name, error, f"package {entry.dist.name}" if entry.dist else entry.value)
+                self._mark_broken(entry.name, error, f"package {entry.dist.name}" if entry.dist else entry.value)
+
+    def _drop_invalid(self) -> None:
+        """Remove the classes of other packages that fail a check."""
         for name, cls in list(self._classes.items()):
             if not cls.__module__.startswith(f"{self.package}."):
                 try:
@@ -90,7 +104,7 @@ class Registry(Generic[T]):
                         check(cls)
                 except Exception as error:
                     del self._classes[name]
-                    self._blame(name, error, f"module {cls.__module__}")
+                    self._mark_broken(name, error, f"module {cls.__module__}")
 
-    def _blame(self, name: str, error: BaseException, whose: str) -> None:
-        self.broken[name] = f"{type(error).__name__}: {first_line(error)} ({whose})"
+    def _mark_broken(self, name: str, error: BaseException, source: str) -> None:
+        self.broken[name] = f"{type(error).__name__}: {first_line(error)} ({source})"

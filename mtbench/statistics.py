@@ -1,22 +1,23 @@
-"""The numbers behind every claim: ratios of totals, accuracies, their intervals, and the words they allow.
+"""Statistics of every claim: ratios of totals, accuracies, their confidence intervals and verdicts.
 
-A rate or a ratio is a ratio of totals. Its interval is a t interval on the log scale over K units (linearised,
-as for ratio estimators in survey sampling: Cochran 1977, chapter 6): a percentile bootstrap over few blocks covers
-far less than it says. Where blocks are very uneven (log standard deviation 0.7, noise 0.2) a 95 % interval covers
-91 % at K = 6. `inconclusive` is a result: nothing is called faster, same or not worse without its interval.
+Ratios. Every rate and ratio is a ratio of totals. Its interval is a t interval on the log scale over K units,
+linearised as for ratio estimators in survey sampling (Cochran 1977, chapter 6). A percentile bootstrap over few blocks
+covers much less than its nominal level. With very uneven blocks (log standard deviation of sizes 0.7, of noise 0.2) a
+95 % interval covers 91 % at K = 6.
 
-Each word is a one-sided test, the one its interval inverts: a 95 % bound tests at 2.5 %, a 90 % bound at 5 %, and
-`same` is two tests at 5 % (Schuirmann 1987). Among many arms each word's p-values, one per arm, are adjusted by Holm
-1979 and compared with that same level, so the chance that any arm wrongly gets a word is that of one arm alone, and
-one arm alone gets exactly the word its intervals give. The intervals stay pointwise. Arms without a test do not
-count.
+Verdicts. A verdict is a word. Each word is a one-sided test, equivalent to a bound of an interval: a 95 % interval's
+bound tests at 2.5 %, a 90 % interval's at 5 %; `same` is two tests at 5 % (Schuirmann 1987). With many arms, the
+p-values of one word, one per arm, are adjusted by Holm (1979) and compared with the same level. So the chance that any
+arm wrongly gets a word is that of a single arm, and a single arm gets exactly the word that its intervals give.
+Intervals are not adjusted. Arms without a test are not counted. Without an interval the verdict is `inconclusive`.
 
-What cannot be had is None, never NaN. scipy is imported where a distribution is asked for: definitions need none.
+A missing value is None, never NaN. scipy is imported inside the functions that need a distribution, because it is slow
+to import and a run needs the definitions only. Wilson and McNemar are computed here: scipy's `binomtest` agrees up to
+rounding (the tests compare them), but results are stored with all digits, and the last one would change.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -26,11 +27,10 @@ import numpy.typing as npt
 Unit = Literal["block", "item", "round", "session"]
 
 UNITS_NEEDED: dict[Unit, int] = {"block": 6, "item": 6, "round": 5, "session": 5}
-BLOCKS_TO_PUBLISH = 16
 WINDOW_NEEDED_S = 1.0
 WINDOW_NEEDED_SYNCHRONISATIONS = 10
 SAMPLES_NEEDED_SHARE = 0.8
-SEEDS_NEEDED, SEEDS_TO_PUBLISH = 3, 5
+SEEDS_NEEDED = 3
 
 SPEED_MARGIN = 0.02
 ACCURACY_MARGIN = 0.02
@@ -44,8 +44,8 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
-OVERRULED = "alone, not among"  # by Holm: the word of one arm alone, withheld in company
-WORD_LEVELS = {  # the stronger of two words that both hold comes first
+OVERRULED = "alone, not among"  # "faster alone, not among 4 arms": the word without Holm's adjustment
+WORD_LEVELS = {  # word -> level of its test; of two words that both hold, the first is the stronger
     "faster": 0.025,
     "slower": 0.025,
     "same": 0.05,
@@ -56,6 +56,8 @@ WORD_LEVELS = {  # the stronger of two words that both hold comes first
 
 
 class Ratio(NamedTuple):
+    """A ratio of totals over `units` units, with its confidence interval."""
+
     value: float | None
     ci_low: float | None
     ci_high: float | None
@@ -65,6 +67,8 @@ class Ratio(NamedTuple):
 
 
 class Proportion(NamedTuple):
+    """An accuracy over `n` items, with its confidence interval."""
+
     value: float | None
     stderr: float | None
     ci_low: float | None
@@ -73,23 +77,25 @@ class Proportion(NamedTuple):
 
 
 class Difference(NamedTuple):
+    """An arm's accuracy minus the baseline's on the same `n` items, with its confidence interval."""
+
     difference: float | None
     ci_low: float | None
     ci_high: float | None
-    gained: int
-    lost: int
+    gained: int  # items that only the arm has right
+    lost: int  # items that only the baseline has right
     n: int
 
 
 class Totals(NamedTuple):
-    """What an arm did on the blocks compared: sums over blocks of the mean over their valid rounds."""
+    """An arm's counters and times: sums over blocks of the block's mean over its valid rounds."""
 
     tokens: float
-    row_forwards: float  # forwards of rows still live
-    batch_forwards: float
-    row_slots: float  # rows that a forward of the block carries, live or not, × the block's batch_forwards
-    device_s: float
-    decode_s: float
+    row_forwards: float  # one for each live row of each forward pass
+    batch_forwards: float  # forward passes
+    row_slots: float  # one for each row of each forward pass, live or idle
+    device_s: float  # in forward passes: device time; on a CPU time inside the model
+    decode_s: float  # wall time of decoding, without prefill
     wall_s: float
 
 
@@ -97,25 +103,25 @@ class Parts(NamedTuple):
     """tokens per second = tokens_per_forward · rows · utilisation · host · decode_share / forward_s, exactly."""
 
     tokens_per_forward: float
-    rows: float  # R, mean of the batch forwards: the slots, or a little less where the last static block is short
-    utilisation: float  # u, live share of the rows carried: a short block's missing rows are not idle rows
-    forward_s: float  # t, device time of a batch forward as it was, whatever rows it carried
-    host: float  # g, device time in decode wall: 1 − host gap
-    decode_share: float  # d, decode wall in wall
+    rows: float  # R, mean rows per forward pass: the batch size, or less if the last static block is short
+    utilisation: float  # u, live share of the rows; rows that a short block lacks do not count as idle
+    forward_s: float  # t, device time per forward pass
+    host: float  # g, device time / decode time = 1 − host gap
+    decode_share: float  # d, decode time / wall time
 
 
 class Factors(NamedTuple):
-    """Where a rate_ratio comes from: it is the product of these, and speedup is that over length_ratio."""
+    """rate_ratio = product of these factors, exactly. speedup = rate_ratio / length_ratio."""
 
     tokens_per_forward: float
     forward_time: float  # the baseline's forward_s / the arm's
-    utilisation: float  # of rows · utilisation, live rows per forward: arms may differ in the short block's share
+    utilisation: float  # ratio of rows · utilisation, live rows per forward pass
     host: float
     decode_share: float
 
 
 def mean_by(keys: npt.ArrayLike, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Mean of the values of each key, in the order of the sorted keys: a block's mean over its valid rounds."""
+    """Return the mean value of each key, in the order of sorted keys; for example each block's mean over its rounds."""
     _, group = np.unique(keys, return_inverse=True)
     return np.bincount(group, np.asarray(values, float)) / np.bincount(group)
 
@@ -123,12 +129,15 @@ def mean_by(keys: npt.ArrayLike, values: npt.ArrayLike) -> npt.NDArray[np.float6
 def ratio_of_totals(
     above: Sequence[npt.ArrayLike], below: Sequence[npt.ArrayLike], *, level: float = 0.95, unit: Unit = "block"
 ) -> Ratio:
-    """Product of the totals above over product of the totals below; every array holds one number per unit.
+    """Return (product of the sums of `above`) / (product of the sums of `below`). Each array has one value per unit.
 
-    speedup             [baseline wall] / [arm wall], by block; by round it is the interval `ci_repeat`
+    speedup             [baseline wall] / [arm wall], by block; by round for `ci_repeat`
     rate_ratio          [arm tokens, baseline wall] / [arm wall, baseline tokens], by block
     tokens per second   [tokens] / [wall], by block
     tokens per forward  [tokens] / [row_forwards], by item
+
+    With S the ratio, K units and e_k = Σ over `above` of x_k/Σx − the same over `below`: the standard error of log S is
+    √(K/(K−1) · Σ e_k²), and the interval is S · exp(± t(K−1) · standard error). Under UNITS_NEEDED units there is none.
     """
     assert len(above) == len(below), f"{len(above)} totals above, {len(below)} below"
     x = np.array([*above, *below], float)  # (totals, K)
@@ -146,7 +155,7 @@ def ratio_of_totals(
 
 
 def parts(totals: Totals) -> Parts | None:
-    """Where an arm's tokens per second come from. None if a counter is 0."""
+    """Return the parts of an arm's tokens per second; None if a counter is 0."""
     if min(totals) <= 0:
         return None
     return Parts(
@@ -160,7 +169,7 @@ def parts(totals: Totals) -> Parts | None:
 
 
 def factors(arm: Totals, baseline: Totals) -> Factors | None:
-    """Why the arm's tokens per second differ from the baseline's. None if a counter is 0."""
+    """Return the factors of the arm's tokens per second over the baseline's; None if a counter is 0."""
     x, x0 = parts(arm), parts(baseline)
     if x is None or x0 is None:
         return None
@@ -174,7 +183,10 @@ def factors(arm: Totals, baseline: Totals) -> Factors | None:
 
 
 def wilson(correct: int, n: int, *, level: float = 0.95) -> Proportion:
-    """An arm's accuracy with its score interval (Wilson 1927); stderr is that of the mean, over n − 1."""
+    """Return the accuracy p = correct / n with its score interval (Wilson 1927).
+
+    With z the normal quantile: (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n). `stderr` = √(p(1−p)/(n−1)).
+    """
     assert 0 <= correct <= n, f"{correct} correct of {n}"
     if n == 0:
         return Proportion(None, None, None, None, 0)
@@ -186,10 +198,10 @@ def wilson(correct: int, n: int, *, level: float = 0.95) -> Proportion:
 
 
 def mean_of_proportions(parts: Sequence[tuple[int, int]], *, level: float = 0.95) -> Proportion:
-    """The unweighted mean of several accuracies, (correct, n) each: every part counts alike, however many its items.
+    """Return the unweighted mean of the accuracies of several parts, (correct, n) each.
 
-    Parts are sampled apart, so their variances add up; each is taken about (correct + 1)/(n + 2), lest a part that is
-    all right or all wrong seem certain.
+    Parts are independent, so their variances add. Each variance is p(1 − p)/n at p = (correct + 1)/(n + 2), so that a
+    part with all or no items correct does not have variance 0. The interval is normal, cut to [0, 1].
     """
     if not parts:
         return Proportion(None, None, None, None, 0)
@@ -201,9 +213,11 @@ def mean_of_proportions(parts: Sequence[tuple[int, int]], *, level: float = 0.95
 
 
 def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Difference:
-    """Accuracy of the arm less the baseline's on the same n items: `gained` only it has right, `lost` only the other.
+    """Return the arm's accuracy minus the baseline's on the same n items.
 
-    The difference is (gained − lost)/n; the interval (Bonett & Price 2012) lies about the same with one more of each.
+    `gained`: items that only the arm has right; `lost`: items that only the baseline has right. The difference is
+    (gained − lost)/n. The interval (Bonett & Price 2012) is d ± z·√((p₁ + p₂ − d²)/(n + 2)), cut to [−1, 1], with
+    p₁ = (gained + 1)/(n + 2), p₂ = (lost + 1)/(n + 2) and d = p₁ − p₂.
     """
     assert gained + lost <= n, f"{gained} gained and {lost} lost of {n}"
     if n == 0:
@@ -214,19 +228,30 @@ def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) ->
 
 
 def mcnemar_p(gained: int, lost: int) -> float:
-    """Exact two-sided p that gains and losses are equally likely (McNemar 1947). Reported; decides nothing."""
+    """Return McNemar's exact two-sided p: min(1, 2·P(X ≤ min(gained, lost))), X ~ Binomial(gained + lost, ½).
+
+    It is reported only; no verdict depends on it. (McNemar 1947.)
+    """
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def n_needed(gained: int, lost: int, n: int, margin: float = ACCURACY_MARGIN) -> int | None:
-    """Items at which an arm as good as the baseline is found `not worse` four times in five: 6.18·ψ/M²."""
-    return math.ceil(6.18 * (gained + lost) / n / margin**2) if n else None
+    """Return 6.18·ψ/M², ψ = (gained + lost)/n, M = margin: the items at which an equally good arm has 80 % power.
+
+    That is, the verdict on an arm as good as the baseline is then `not worse` in 80 % of runs. None without items.
+    """
+    if n == 0:
+        return None
+    return math.ceil(6.18 * (gained + lost) / n / margin**2)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for their number (Holm 1979), in the order given."""
+    """Return the p-values adjusted for their number (Holm 1979), in the given order.
+
+    The i-th smallest of m is multiplied by m − i + 1; then none is smaller than its predecessor, and none exceeds 1.
+    """
     order = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -234,26 +259,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def swap_rejections(
-    wall_s: npt.ArrayLike, other_wall_s: npt.ArrayLike, *, swaps: int = 1000, seed: int = 0
-) -> float | None:
-    """Share of random per-block swaps of two arms' labels after which 95 % intervals exclude 1: 5 % if they hold."""
-    walls = np.array([wall_s, other_wall_s], float)  # (2, K)
-    rejected = 0
-    for swapped in np.random.default_rng(seed).random((swaps, walls.shape[1])) < 0.5:
-        first, second = np.where(swapped, walls[::-1], walls)
-        ratio = ratio_of_totals([first], [second])
-        if ratio.ci_low is None or ratio.ci_high is None:
-            return None
-        rejected += not ratio.ci_low <= 1 <= ratio.ci_high
-    return rejected / swaps
-
-
 def near_tie_epsilon(logit_differences: npt.ArrayLike, dtype: str) -> float | None:
-    """How far below the best a logit may be and still tie with it: what engine and window together does to logits.
+    """Return ε: a token ties with the best one if its logit is at most ε lower. None for too few positions.
 
-    logit_differences: between `ar` at its own width and at the arm's, on the same prefixes. In float32 and float64
-    the answer is fixed; else it is None for too few positions.
+    `logit_differences`: between `ar` at its own window width and at the arm's, on the same prefixes. ε is the 99.9th
+    percentile of their absolute values, at most 0.5; in float32 and float64 it is fixed.
     """
     if dtype in EXACT_EPSILON:
         return EXACT_EPSILON[dtype]
@@ -263,33 +273,31 @@ def near_tie_epsilon(logit_differences: npt.ArrayLike, dtype: str) -> float | No
     return min(EPSILON_CAP, float(np.quantile(differences, 0.999)))
 
 
-def chooses(item: str) -> bool:
-    """Whether a recommendation may choose on this item; it reports on the others."""
-    return sha256(item.encode()).digest()[0] % 2 == 0
-
-
 def _t_quantile(level: float, df: int) -> float:
+    """Return the t quantile of a two-sided interval."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, (1 + level) / 2))
 
 
 def _t_tail(distance: float, se: float, df: int) -> float:
-    """P(T ≥ distance/se); where nothing varies, any distance above 0 is beyond doubt."""
+    """Return P(T ≥ distance/se). For se = 0 it is 0 if the distance is positive, else 1."""
     from scipy.special import stdtr
 
-    return float(stdtr(df, -distance / se)) if se else float(distance <= 0)
+    if se == 0:
+        return float(distance <= 0)
+    return float(stdtr(df, -distance / se))
 
 
 def _bonett_price(gained: int, lost: int, n: int) -> tuple[float, float]:
-    """Centre and standard error of the difference, with one more item gained and one more lost."""
+    """Return centre and standard error of the paired difference (see `paired_difference`)."""
     p_gained, p_lost = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
     centre = p_gained - p_lost
     return centre, math.sqrt((p_gained + p_lost - centre**2) / (n + 2))
 
 
 class Verdict(NamedTuple):
-    """A word from a closed list, and what may follow it, punctuation included: `str` joins the two."""
+    """A word from a fixed list and a detail, with its punctuation. `str` joins the two."""
 
     word: str
     detail: str = ""
@@ -299,12 +307,15 @@ class Verdict(NamedTuple):
 
 
 def too_few(units: int, unit: Unit = "block") -> str | None:
-    """Why there will be no interval, for instance `4 blocks, 6 needed`."""
+    """Return why there is no interval, for example `4 blocks, 6 needed`; None if there is one."""
     return _short_of(UNITS_NEEDED[unit], units, unit)
 
 
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> str | None:
-    """Why one arm's timed windows are too short to compare: in all, or the shortest beside a synchronisation."""
+    """Return why an arm's timed windows are too short to compare, or None.
+
+    They need one second in total, and each needs ten times the cost of a synchronisation.
+    """
     total, shortest = sum(windows_s), min(windows_s, default=0.0)
     if total < WINDOW_NEEDED_S:
         return f"{total:.3g} s timed, {WINDOW_NEEDED_S:g} s needed"
@@ -313,14 +324,14 @@ def too_short(windows_s: Sequence[float], synchronisation_s: float) -> str | Non
 
 
 def too_many_dropped(*, used: int, dropped: int) -> str | None:
-    """Why a cell is void for want of samples."""
+    """Return why a cell is void: under 80 % of its samples are left. None if enough are left."""
     if used and used / (used + dropped) >= SAMPLES_NEEDED_SHARE:
         return None
     return f"{used} of {used + dropped} samples left, {SAMPLES_NEEDED_SHARE:.0%} needed"
 
 
 def length_flags(*, length_ratio: float | None, cut_by_budget: int, items: int) -> list[str]:
-    """What to mind about how long an arm's answers are."""
+    """Return the flags about the length of an arm's answers."""
     low, high = LENGTH_RATIO_RANGE
     flags = []
     if length_ratio is not None and not low <= length_ratio <= high:
@@ -333,45 +344,51 @@ def length_flags(*, length_ratio: float | None, cut_by_budget: int, items: int) 
 def speed_verdicts(
     speedups: Sequence[Ratio], doubts: Sequence[str | None], margin: float = SPEED_MARGIN
 ) -> list[Verdict]:
-    """`faster`, `slower`, `same` or `inconclusive` for all arms of one (suite, batch, baseline).
+    """Return the verdict on each arm of one (suite, batch size, baseline).
 
-    doubts: why an arm's times prove nothing (`too_short`), or None.
+    `faster`: 95 % interval above 1 + margin; `slower`: below 1 − margin; `same`: 90 % interval between the two; else
+    `inconclusive`. `doubts`: why an arm's times cannot be compared (`too_short`), or None.
     """
     reasons = [
         doubt or too_few(speedup.units, speedup.unit) or (None if speedup.value else "nothing measured")
         for speedup, doubt in zip(speedups, doubts, strict=True)
     ]
-    tested = (speedup for speedup, reason in zip(speedups, reasons, strict=True) if not reason)
-    judged = iter(_judge([_speed_p(speedup, margin) for speedup in tested]))
-    return [Verdict(INCONCLUSIVE, f": {reason}") if reason else next(judged) for reason in reasons]
+    tested = [i for i, reason in enumerate(reasons) if not reason]
+    verdicts = [Verdict(INCONCLUSIVE, f": {reason}") for reason in reasons]
+    for i, verdict in zip(tested, _adjusted_verdicts([_speed_p(speedups[i], margin) for i in tested]), strict=True):
+        verdicts[i] = verdict
+    return verdicts
 
 
 def withheld(verdict: str) -> bool:
-    """Whether a verdict on speed is inconclusive for want of measurements, not for what they say."""
+    """Return whether a verdict on speed is inconclusive because measurements are missing or too short."""
     return verdict.startswith(f"{INCONCLUSIVE}: ") and OVERRULED not in verdict
 
 
 def accuracy_verdicts(differences: Sequence[Difference], margin: float = ACCURACY_MARGIN) -> list[Verdict]:
-    """`not worse`, `worse by less than the margin`, `worse`, `worse than margin` or `inconclusive`, as for speed.
+    """Return the verdict on each arm of one (suite, batch size, baseline).
 
-    An inconclusive arm is told the items it needs, unless it has as many already.
+    `not worse`: 90 % interval above −margin; `worse`: 95 % interval below 0; `worse by less than the margin`: both;
+    `worse than margin`: 95 % interval below −margin; else `inconclusive`, with the number of items needed unless the
+    arm has as many.
     """
-    judged = iter(_judge([_accuracy_p(arm, margin) for arm in differences if arm.n]))
-    verdicts = []
-    for arm in differences:
-        verdict = next(judged) if arm.n else Verdict(INCONCLUSIVE, ": no items")
+    verdicts = [Verdict(INCONCLUSIVE, ": no items")] * len(differences)
+    tested = [i for i, arm in enumerate(differences) if arm.n]
+    adjusted = _adjusted_verdicts([_accuracy_p(differences[i], margin) for i in tested])
+    for i, verdict in zip(tested, adjusted, strict=True):
+        arm = differences[i]
         needed = n_needed(arm.gained, arm.lost, arm.n, margin)
         if verdict == (INCONCLUSIVE, "") and needed and needed > arm.n:
             verdict = Verdict(INCONCLUSIVE, f", needs n ≈ {needed}")
-        verdicts.append(verdict)
+        verdicts[i] = verdict
     return verdicts
 
 
 def stops_paying(verdicts: Mapping[int, str]) -> int | None:
-    """The smallest batch size from which on no verdict is `faster`: there an arm stops paying.
+    """Return the smallest batch size from which on no verdict is `faster`; None if the largest size is `faster`.
 
-    verdicts: batch size -> verdict on speed, of one arm over one baseline. Inconclusive is not faster. None: it is
-    faster at the largest size, so it stops at none of these. One that is faster nowhere stops at the smallest.
+    `verdicts`: batch size -> verdict on speed, of one arm over one baseline. `inconclusive` counts as not faster. If no
+    size is `faster`, this is the smallest size.
     """
     stops = None
     for size in sorted(verdicts, reverse=True):
@@ -382,7 +399,10 @@ def stops_paying(verdicts: Mapping[int, str]) -> int | None:
 
 
 def seeds_verdict(differences: Sequence[float], needed: int = SEEDS_NEEDED) -> Verdict:
-    """`higher` or `lower` if all training seeds agree in sign and their 95 % t interval excludes 0."""
+    """Return `higher` or `lower` if all training seeds agree in sign and their 95 % t interval excludes 0.
+
+    Else `cannot tell`, also with fewer than `needed` seeds.
+    """
     seeds = len(differences)
     if reason := _short_of(needed, seeds, "seed"):
         return Verdict("cannot tell", f": {reason}")
@@ -394,10 +414,14 @@ def seeds_verdict(differences: Sequence[float], needed: int = SEEDS_NEEDED) -> V
 
 
 def _short_of(needed: int, count: int, noun: str) -> str | None:
-    return f"{count} {noun}{'' if count == 1 else 's'}, {needed} needed" if count < needed else None
+    """Return, for example, `4 blocks, 6 needed`; None if there are enough."""
+    if count >= needed:
+        return None
+    return f"{count} {noun}{'' if count == 1 else 's'}, {needed} needed"
 
 
 def _speed_p(speedup: Ratio, margin: float) -> dict[str, float]:
+    """Return the p-value of each word on speed."""
     assert speedup.value is not None
     assert speedup.log_se is not None
     log, se, df = math.log(speedup.value), speedup.log_se, speedup.units - 1
@@ -410,6 +434,7 @@ def _speed_p(speedup: Ratio, margin: float) -> dict[str, float]:
 
 
 def _accuracy_p(arm: Difference, margin: float) -> dict[str, float]:
+    """Return the p-value of each word on accuracy."""
     centre, se = _bonett_price(arm.gained, arm.lost, arm.n)
     return {
         "worse than margin": NORMAL.cdf((centre + margin) / se),
@@ -418,18 +443,23 @@ def _accuracy_p(arm: Difference, margin: float) -> dict[str, float]:
     }
 
 
-def _judge(arms: Sequence[Mapping[str, float]]) -> list[Verdict]:
-    """Each arm's word, given its p-value for every word."""
-    adjusted = {word: holm([p[word] for p in arms]) for word in (arms[0] if arms else ())}
+def _adjusted_verdicts(arms: Sequence[Mapping[str, float]]) -> list[Verdict]:
+    """Return each arm's verdict, given its p-value of every word; p-values are adjusted by Holm word by word."""
+    if not arms:
+        return []
+    adjusted = {word: holm([p[word] for p in arms]) for word in arms[0]}
     verdicts = []
     for i, p in enumerate(arms):
         word, alone = _word({word: adjusted[word][i] for word in p}), _word(p)
-        overruled = word == INCONCLUSIVE != alone
-        verdicts.append(Verdict(word, f": {alone} {OVERRULED} {len(arms)} arms" if overruled else ""))
+        if word == INCONCLUSIVE and alone != INCONCLUSIVE:
+            verdicts.append(Verdict(word, f": {alone} {OVERRULED} {len(arms)} arms"))
+        else:
+            verdicts.append(Verdict(word))
     return verdicts
 
 
 def _word(p: Mapping[str, float]) -> str:
+    """Return the strongest word whose p-value is below its level."""
     holds = [word for word, level in WORD_LEVELS.items() if p.get(word, 1.0) < level]
     if {"worse", "not worse"} <= set(holds):
         return "worse by less than the margin"

@@ -196,7 +196,7 @@ def test_a_module_that_breaks_is_listed_with_its_reason(
     assert error.count("\n") == 1
     assert error.startswith("error: method 'good' is installed but broken: ")
     assert reason in error
-    assert "Mend or uninstall" in error
+    assert "Repair or uninstall" in error
 
 
 def test_a_suite_that_breaks_is_listed_with_its_reason(

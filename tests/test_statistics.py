@@ -1,16 +1,17 @@
-"""Every definition against a hand-computed case, every interval against simulation, every word at its edges."""
+"""Every definition against a case computed by hand, every interval against simulation, every verdict at its limits."""
 
 import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_swaps import swap_rejections
 
 from mtbench import statistics as stat
 from mtbench.statistics import Difference, Ratio, Totals, Verdict
@@ -52,8 +53,8 @@ def test_speedup_by_hand() -> None:
     assert (ratio.units, ratio.unit) == (6, "block")
 
 
-def test_rate_ratio_adds_what_moves_tokens_and_walls_with_their_signs() -> None:
-    """A block with more tokens and as much more wall, in one arm alone, moves nothing; two deviations add up."""
+def test_rate_ratio_adds_deviations_of_tokens_and_walls_with_their_signs() -> None:
+    """A block with more tokens and as much more wall time changes nothing; two deviations of one sign add up."""
     even, long_first = [2, 2, 2, 2, 2, 2], [7, 1, 1, 1, 1, 1]
     assert stat.ratio_of_totals([long_first, even], [long_first, even]).log_se == 0
     assert stat.ratio_of_totals([long_first, long_first], [even, even]).log_se == pytest.approx(
@@ -62,14 +63,14 @@ def test_rate_ratio_adds_what_moves_tokens_and_walls_with_their_signs() -> None:
 
 
 def test_a_lower_level_gives_a_narrower_interval() -> None:
-    """The 90 % interval reaches as far as the 95th percentile of t."""
+    """The 90 % interval ends at the 95th percentile of t."""
     ratio = stat.ratio_of_totals([[3, 1, 2, 2, 2, 2]], [[1, 1, 1, 1, 1, 1]], level=0.9)
     assert ratio.ci_high == pytest.approx(2 * math.exp(T_5_95 / math.sqrt(60)), rel=1e-6)
 
 
 @pytest.mark.parametrize(("unit", "needed"), [("block", 6), ("item", 6), ("round", 5), ("session", 5)])
 def test_too_few_units_have_a_value_and_no_interval(unit: stat.Unit, needed: int) -> None:
-    """One unit short of the minimum leaves the value alone; the minimum itself suffices."""
+    """With one unit fewer than the minimum there is no interval; with the minimum there is."""
     walls = np.arange(1.0, needed + 1)
     assert stat.ratio_of_totals([walls[1:]], [walls[1:]], unit=unit) == (1, None, None, None, needed - 1, unit)
     assert stat.ratio_of_totals([walls], [walls], unit=unit) == (1, 1, 1, 0, needed, unit)
@@ -82,31 +83,31 @@ def test_interval_over_five_rounds() -> None:
 
 
 @pytest.mark.parametrize("walls", [[0.0] * 6, [], [math.nan] + [1.0] * 5, [math.inf] + [1.0] * 5])
-def test_a_ratio_that_cannot_be_had_is_none(walls: list[float]) -> None:
-    """No time, no units and no number give None, never NaN or infinity."""
+def test_an_undefined_ratio_is_none(walls: list[float]) -> None:
+    """Zero time, no units, NaN and infinity give None, never NaN or infinity."""
     others = [1.0] * len(walls)
     for ratio in (stat.ratio_of_totals([walls], [others]), stat.ratio_of_totals([others], [walls])):
         assert ratio == (None, None, None, None, len(walls), "block")
 
 
 def test_mean_by_averages_the_rounds_of_each_block() -> None:
-    """Blocks come out sorted, each with the mean of the rounds it has."""
+    """Blocks are sorted, each with the mean of its rounds."""
     assert stat.mean_by([7, 3, 7, 5], [1, 10, 2, 4]).tolist() == [10, 4, 1.5]
 
 
 def lognormal(rng: np.random.Generator, sd: float, shape: tuple[int, int]) -> Array:
-    """Mean 1, log standard deviation `sd`."""
+    """Return log-normal numbers of mean 1 and log standard deviation `sd`."""
     return np.exp(sd * rng.standard_normal(shape) - sd**2 / 2)
 
 
 def speedups_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
-    """Speedups of 1.6, one per row of block sizes."""
+    """Return a speedup of 1.6 for each row of block sizes."""
     baseline, arm = 1.6 * size * noise(), size * noise()
     return [stat.ratio_of_totals([w0], [w]) for w0, w in zip(baseline, arm, strict=True)]
 
 
 def rate_ratios_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
-    """Rate ratios of 1.6, with lengths that vary and drag their walls along."""
+    """Return rate ratios of 1.6; lengths vary, and wall times with them."""
     tokens0, tokens = 100 * size * noise(), 90 * size * noise()
     wall0, wall = tokens0 * noise() / 50, tokens * noise() / 80
     rows = zip(tokens, wall0, wall, tokens0, strict=True)
@@ -114,7 +115,7 @@ def rate_ratios_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
 
 
 def tokens_per_forward_of(size: Array, noise: Callable[[], Array]) -> list[Ratio]:
-    """Tokens per forward of 1.6 over items of unlike lengths."""
+    """Return tokens per forward of 1.6 over items of different lengths."""
     forwards = 100 * size
     tokens = 1.6 * forwards * noise()
     return [stat.ratio_of_totals([t], [f], unit="item") for t, f in zip(tokens, forwards, strict=True)]
@@ -135,7 +136,7 @@ def coverage(
 @pytest.mark.parametrize("units", [6, 16, 64])
 @pytest.mark.parametrize("use", USES)
 def test_ratio_intervals_cover(use: Callable[[Array, Callable[[], Array]], list[Ratio]], units: int) -> None:
-    """95 % intervals hold the true ratio 93–97 times in a hundred, for every use and number of units."""
+    """95 % intervals contain the true ratio in 93–97 % of trials, for every use and number of units."""
     assert 0.93 <= coverage(use, units, spread=0.3, noise=0.1, trials=3000) <= 0.97
 
 
@@ -143,22 +144,22 @@ def test_ratio_intervals_cover(use: Callable[[Array, Callable[[], Array]], list[
 @pytest.mark.parametrize("units", [6, 16, 64])
 @pytest.mark.parametrize(("spread", "noise"), [(0, 0.02), (0, 0.1), (0.1, 0.05), (0.3, 0.02), (0.3, 0.1)])
 @pytest.mark.parametrize("use", USES)
-def test_ratio_intervals_cover_whatever_the_spread(
+def test_ratio_intervals_cover_for_every_spread(
     use: Callable[[Array, Callable[[], Array]], list[Ratio]], spread: float, noise: float, units: int
 ) -> None:
-    """Coverage stays at 93–97 % for every spread of sizes up to 0.3 and every noise up to 0.1."""
+    """Coverage is 93–97 % for every spread of sizes up to 0.3 and every noise up to 0.1."""
     assert 0.93 <= coverage(use, units, spread, noise, trials=20_000) <= 0.97
 
 
 @pytest.mark.slow
-def test_ratio_intervals_are_too_short_where_blocks_are_very_uneven() -> None:
-    """The limit told in the module: 91 % at six blocks of size spread 0.7 and noise 0.2."""
+def test_ratio_intervals_of_very_uneven_blocks_are_too_short() -> None:
+    """The module states it: 91 % at six blocks with size spread 0.7 and noise 0.2."""
     assert coverage(speedups_of, 6, spread=0.7, noise=0.2, trials=50_000) == pytest.approx(0.91, abs=0.01)
 
 
 @pytest.mark.parametrize("blocks", [32, 64, 200])
 def test_ratio_interval_agrees_with_the_bootstrap(blocks: int) -> None:
-    """From 32 blocks on, a percentile bootstrap over blocks gives the same interval but for its t quantile."""
+    """From 32 blocks on, a percentile bootstrap over blocks gives the same interval except for the t quantile."""
     rng = np.random.default_rng(blocks)
     widths = []
     for _ in range(20):
@@ -178,22 +179,22 @@ def test_ratio_interval_agrees_with_the_bootstrap(blocks: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [16, 32, 64])
-def test_swapping_the_labels_of_equal_arms_rejects_as_often_as_it_should(blocks: int) -> None:
-    """A/A: after random swaps per block, 3–7 % of the intervals exclude 1."""
+def test_swapped_labels_of_equal_arms_are_rejected_at_the_nominal_rate(blocks: int) -> None:
+    """A/A: after random label swaps by block, 3–7 % of the intervals exclude 1."""
     rng = np.random.default_rng(blocks)
     size = lognormal(rng, 0.3, (1, blocks))[0]
     walls, others = size * lognormal(rng, 0.05, (2, blocks))
-    share = stat.swap_rejections(walls, others, seed=blocks)
+    share = swap_rejections(walls, others, seed=blocks)
     assert share is not None
     assert 0.03 <= share <= 0.07
 
 
-def test_swapping_labels_needs_blocks() -> None:
+def test_swapping_labels_needs_six_blocks() -> None:
     """Five blocks have no interval and therefore no share of rejections."""
-    assert stat.swap_rejections([1] * 5, [2] * 5) is None
+    assert swap_rejections([1] * 5, [2] * 5) is None
 
 
-# Where it went
+# Parts and factors
 
 counts = st.integers(1, 10**7)
 seconds = st.floats(1e-3, 1e5)
@@ -211,7 +212,7 @@ totals = st.builds(
 
 @given(totals)
 def test_tokens_per_second_is_the_product_of_its_parts(arm: Totals) -> None:
-    """tpf · R · u · g · d / t is tokens over wall, to 1e-9, whatever the counters."""
+    """tpf · R · u · g · d / t = tokens / wall time, to 1e-9, for all counters."""
     parts = stat.parts(arm)
     assert parts is not None
     product = parts.tokens_per_forward * parts.rows * parts.utilisation * parts.host * parts.decode_share
@@ -220,7 +221,7 @@ def test_tokens_per_second_is_the_product_of_its_parts(arm: Totals) -> None:
 
 @given(totals, totals)
 def test_rate_ratio_is_the_product_of_five_factors(arm: Totals, baseline: Totals) -> None:
-    """The factors multiply to rate_ratio, to 1e-9, even where the arms' mean rows per forward differ."""
+    """The factors multiply to rate_ratio, to 1e-9, even if the arms' mean rows per forward differ."""
     factors = stat.factors(arm, baseline)
     assert factors is not None
     rate_ratio = (arm.tokens / arm.wall_s) / (baseline.tokens / baseline.wall_s)
@@ -230,7 +231,7 @@ def test_rate_ratio_is_the_product_of_five_factors(arm: Totals, baseline: Totals
 @settings(deadline=None)  # the first call imports scipy
 @given(st.lists(st.tuples(counts, counts, seconds, seconds), min_size=6, max_size=20))
 def test_rate_ratio_is_speedup_times_length_ratio(blocks: list[tuple[int, int, float, float]]) -> None:
-    """What a user waits, times how much more is written, is the gain in tokens per second."""
+    """Exactly, up to 1e-9."""
     tokens, tokens0, wall, wall0 = (list(column) for column in zip(*blocks, strict=True))
     rate_ratio = stat.ratio_of_totals([tokens, wall0], [wall, tokens0]).value
     speedup = stat.ratio_of_totals([wall0], [wall]).value
@@ -241,13 +242,13 @@ def test_rate_ratio_is_speedup_times_length_ratio(blocks: list[tuple[int, int, f
 
 
 def test_parts_by_hand() -> None:
-    """Blocks of 8, 8 and 4 rows, 100 forwards each, a tenth of the rows idle."""
+    """Blocks of 8, 8 and 4 rows, 100 forward passes each, 10 % of the rows idle."""
     arm = Totals(tokens=3600, row_forwards=1800, batch_forwards=300, row_slots=2000, device_s=6, decode_s=8, wall_s=10)
     assert stat.parts(arm) == stat.Parts(2, 20 / 3, 0.9, 0.02, 0.75, 0.8)
 
 
 def test_factors_by_hand() -> None:
-    """Each factor is over 1 where the arm is better off: forward time is the baseline's over the arm's."""
+    """A factor above 1 means that the arm is better; forward time is the baseline's over the arm's."""
     baseline = Totals(
         tokens=1000, row_forwards=1000, batch_forwards=100, row_slots=1000, device_s=8, decode_s=16, wall_s=20
     )
@@ -267,7 +268,7 @@ def test_factors_by_hand() -> None:
 
 @pytest.mark.parametrize("name", Totals._fields)
 def test_a_counter_of_zero_leaves_no_factors(name: str) -> None:
-    """An arm that did nothing has no parts, and neither it nor another compared with it has factors."""
+    """An arm with a counter of 0 has no parts, and no comparison with it has factors."""
     whole = Totals(*[1.0] * 7)
     empty = whole._replace(**{name: 0.0})
     assert stat.parts(empty) is None
@@ -279,7 +280,7 @@ def test_a_counter_of_zero_leaves_no_factors(name: str) -> None:
 
 
 def test_wilson_by_hand() -> None:
-    """182 of 256: a known interval and the standard error of a mean over n − 1."""
+    """182 of 256: the interval and the standard error with n − 1."""
     value, stderr, *ci, n = stat.wilson(182, 256)
     assert (value, n) == (182 / 256, 256)
     assert stderr == pytest.approx(0.02839, abs=5e-6)
@@ -287,18 +288,18 @@ def test_wilson_by_hand() -> None:
 
 
 def test_wilson_at_the_ends() -> None:
-    """All right or all wrong ends at 1 or 0 and leaves z²/(n + z²) of doubt."""
-    doubt = 1.959964**2 / (10 + 1.959964**2)
+    """With all or no items correct, the interval ends at 1 or 0 and has the width z²/(n + z²)."""
+    width = 1.959964**2 / (10 + 1.959964**2)
     none, all_ = stat.wilson(0, 10), stat.wilson(10, 10)
     assert (none.value, none.stderr, none.ci_low) == (0, 0, 0)
-    assert none.ci_high == pytest.approx(doubt, rel=1e-6)
+    assert none.ci_high == pytest.approx(width, rel=1e-6)
     assert (all_.value, all_.stderr, all_.ci_high) == (1, 0, 1)
-    assert all_.ci_low == pytest.approx(1 - doubt, rel=1e-6)
+    assert all_.ci_low == pytest.approx(1 - width, rel=1e-6)
     assert max(stat.wilson(n, n).ci_high or 0 for n in range(1, 100)) == 1
 
 
 def test_no_items_have_no_accuracy() -> None:
-    """None for what no item can tell, and a single item has no standard error."""
+    """Without items all values are None; a single item has no standard error."""
     assert stat.wilson(0, 0) == (None, None, None, None, 0)
     assert stat.wilson(1, 1).stderr is None
     assert stat.paired_difference(0, 0, 0) == (None, None, None, 0, 0, 0)
@@ -306,7 +307,7 @@ def test_no_items_have_no_accuracy() -> None:
 
 
 def test_paired_difference_by_hand() -> None:
-    """10 gained and 15 lost of 256: the difference is theirs, the interval that of 11 and 16 of 258."""
+    """10 gained and 15 lost of 256: the interval is centred on the difference of 11 and 16 of 258."""
     difference = stat.paired_difference(10, 15, 256)
     half = 1.959964 * math.sqrt((27 / 258 - (5 / 258) ** 2) / 258)
     assert difference.difference == -5 / 256
@@ -316,7 +317,7 @@ def test_paired_difference_by_hand() -> None:
 
 
 def test_paired_difference_stays_in_its_range() -> None:
-    """Two items can differ by no more than everything."""
+    """The interval is cut to [−1, 1]."""
     assert stat.paired_difference(2, 0, 2).ci_high == 1
     assert stat.paired_difference(0, 2, 2).ci_low == -1
 
@@ -325,7 +326,7 @@ def test_paired_difference_stays_in_its_range() -> None:
     ("gained", "lost", "p"), [(0, 0, 1), (5, 5, 1), (0, 5, 2 / 32), (5, 0, 2 / 32), (1, 4, 12 / 32), (10, 15, 0.42436)]
 )
 def test_mcnemar_p_by_hand(gained: int, lost: int, p: float) -> None:
-    """Twice the chance of a coin falling so unevenly, and 1 at most."""
+    """Twice the binomial tail, at most 1."""
     assert stat.mcnemar_p(gained, lost) == pytest.approx(p, abs=5e-6)
 
 
@@ -335,8 +336,25 @@ def test_n_needed_by_hand() -> None:
     assert stat.n_needed(10, 15, 256, margin=0.05) == 242
 
 
+@settings(deadline=None)  # the first call imports scipy
+@given(st.integers(1, 5000), st.floats(0, 1), st.sampled_from([0.9, 0.95]))
+def test_wilson_equals_scipys(n: int, share: float, level: float) -> None:
+    """To 1e-12. Ours stays: results are stored with all digits, and the last one can differ."""
+    correct = round(share * n)
+    expected = scipy.stats.binomtest(correct, n).proportion_ci(level, "wilson")
+    assert stat.wilson(correct, n, level=level)[2:4] == pytest.approx((expected.low, expected.high), rel=0, abs=1e-12)
+
+
+@settings(deadline=None)  # the first call imports scipy
+@given(st.integers(0, 400), st.integers(0, 400))
+def test_mcnemar_p_equals_scipys(gained: int, lost: int) -> None:
+    """The exact binomial test, to 1e-11."""
+    expected = scipy.stats.binomtest(gained, gained + lost, 0.5).pvalue if gained + lost else 1.0
+    assert stat.mcnemar_p(gained, lost) == pytest.approx(expected, rel=1e-11)
+
+
 def share_covered(counts: npt.NDArray[np.int64], covered: Callable[..., bool]) -> float:
-    """Share of the rows of simulated counts for which `covered` holds; each distinct row is asked once."""
+    """Return the share of simulated counts for which `covered` holds; each distinct row is evaluated once."""
     distinct, times = np.unique(counts, axis=0, return_counts=True)
     held = [covered(*(int(count) for count in row)) for row in distinct]
     return float(np.average(held, weights=times))
@@ -345,7 +363,7 @@ def share_covered(counts: npt.NDArray[np.int64], covered: Callable[..., bool]) -
 @pytest.mark.parametrize(("n", "most"), [(64, 1.0), (256, 0.97), (2000, 0.97)])
 @pytest.mark.parametrize("p", [0.3, 0.5, 0.7, 0.9])
 def test_wilson_covers(p: float, n: int, most: float) -> None:
-    """95 % intervals hold the true accuracy 93–97 times in a hundred; of few items, at least 93."""
+    """95 % intervals contain the true accuracy in 93–97 % of trials; with few items, in at least 93 %."""
     counts = np.random.default_rng(n).binomial(n, p, size=(20_000, 1))
     assert 0.93 <= share_covered(counts, lambda correct: covers(stat.wilson(correct, n)[2:4], p)) <= most
 
@@ -355,22 +373,22 @@ def test_wilson_covers(p: float, n: int, most: float) -> None:
 )
 @pytest.mark.parametrize("difference", [0, -0.02, -0.05])
 def test_paired_differences_cover(difference: float, n: int, psi: float, most: float) -> None:
-    """95 % intervals hold the true difference 93–97 times in a hundred; of few items, at least 93."""
+    """95 % intervals contain the true difference in 93–97 % of trials; with few items, in at least 93 %."""
     chances = [(psi + difference) / 2, (psi - difference) / 2, 1 - psi]
     counts = np.random.default_rng(n).multinomial(n, chances, size=20_000)[:, :2]
     share = share_covered(counts, lambda b, c: covers(stat.paired_difference(b, c, n)[1:3], difference))
     assert 0.93 <= share <= most
 
 
-def test_n_needed_is_the_sample_at_which_equal_arms_are_found_not_worse() -> None:
-    """With as many items as asked for, an arm as good as its baseline is `not worse` four times in five."""
+def test_n_needed_has_80_percent_power_for_equal_arms() -> None:
+    """With that many items, an arm as good as its baseline is `not worse` in 80 % of trials."""
     psi, n = 0.1, stat.n_needed(5, 5, 100) or 0
     counts = np.random.default_rng(0).multinomial(n, [psi / 2, psi / 2, 1 - psi], size=20_000)[:, :2]
     found = share_covered(counts, lambda b, c: accuracy(stat.paired_difference(b, c, n)) == ["not worse"])
     assert found == pytest.approx(0.8, abs=0.02)
 
 
-# Words
+# Verdicts
 
 
 @pytest.mark.parametrize(
@@ -385,12 +403,12 @@ def test_n_needed_is_the_sample_at_which_equal_arms_are_found_not_worse() -> Non
     ],
 )
 def test_holm_by_hand(p_values: list[float], adjusted: list[float]) -> None:
-    """The smallest times their number, the next times one less, never falling, 1 at most."""
+    """The smallest times their number, the next times one less, never decreasing, at most 1."""
     assert stat.holm(p_values) == pytest.approx(adjusted)
 
 
 def ratio(value: float, log_se: float) -> Ratio:
-    """A speedup over six blocks."""
+    """Return a speedup over six blocks."""
     return Ratio(value, None, None, log_se, 6, "block")
 
 
@@ -403,10 +421,8 @@ def ratio(value: float, log_se: float) -> Ratio:
         (0.98, -T_5_975, "slower", "inconclusive"),
     ],
 )
-def test_speed_words_change_where_a_bound_meets_the_margin(
-    bound: float, quantile: float, inside: str, outside: str
-) -> None:
-    """`faster` and `slower` need the 95 % interval beyond 2 %, `same` the 90 % interval within."""
+def test_speed_verdicts_change_at_the_margin(bound: float, quantile: float, inside: str, outside: str) -> None:
+    """`faster` and `slower` need the 95 % interval outside ±2 %, `same` the 90 % interval inside."""
     log_se = 0.001
     assert speed(ratio(bound * math.exp(quantile * log_se * 1.0001), log_se)) == [inside]
     assert speed(ratio(bound * math.exp(quantile * log_se * 0.9999), log_se)) == [outside]
@@ -415,26 +431,31 @@ def test_speed_words_change_where_a_bound_meets_the_margin(
 @pytest.mark.parametrize(
     ("value", "word"), [(1.03, "faster"), (1.02, "inconclusive"), (1, "same"), (0.98, "inconclusive"), (0.97, "slower")]
 )
-def test_speed_words_where_nothing_varies(value: float, word: str) -> None:
-    """Equal blocks leave no doubt about a ratio, except on the margin itself."""
+def test_speed_verdicts_without_variance(value: float, word: str) -> None:
+    """With equal blocks the verdict is certain, except on the margin itself."""
     assert speed(ratio(value, 0)) == [word]
 
 
 @settings(deadline=None)  # the first call imports scipy
 @given(st.lists(st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), min_size=6, max_size=12), st.floats(0.9, 1.1))
-def test_one_arm_gets_the_word_its_intervals_give(blocks: list[tuple[float, float]], faster: float) -> None:
-    """Without other arms to correct for, the words are exactly those read off the 95 % and 90 % intervals."""
+def test_a_single_arm_gets_the_verdict_of_its_intervals(blocks: list[tuple[float, float]], faster: float) -> None:
+    """Without other arms to adjust for, the 95 % and 90 % intervals give the verdict."""
     baseline, arm = [w0 * faster for w0, _ in blocks], [w for _, w in blocks]
     _, low_95, high_95, *_ = stat.ratio_of_totals([baseline], [arm])
     _, low_90, high_90, *_ = speedup = stat.ratio_of_totals([baseline], [arm], level=0.9)
     assert low_95 and high_95 and low_90 and high_90  # noqa: PT018
-    same = "same" if low_90 > 0.98 and high_90 < 1.02 else "inconclusive"
-    assert speed(speedup) == ["faster" if low_95 > 1.02 else "slower" if high_95 < 0.98 else same]
+    if low_95 > 1.02:
+        word = "faster"
+    elif high_95 < 0.98:
+        word = "slower"
+    else:
+        word = "same" if low_90 > 0.98 and high_90 < 1.02 else "inconclusive"
+    assert speed(speedup) == [word]
 
 
 @given(st.integers(1, 3000), st.floats(0, 0.3), st.floats(0, 0.3))
-def test_one_arm_gets_the_accuracy_word_its_intervals_give(n: int, gained: float, lost: float) -> None:
-    """`not worse` is read off the 90 % interval, `worse` and `worse than margin` off the 95 % one; two may hold."""
+def test_a_single_arm_gets_the_accuracy_verdict_of_its_intervals(n: int, gained: float, lost: float) -> None:
+    """The 90 % interval gives `not worse`, the 95 % one `worse` and `worse than margin`; two may hold."""
     pairs = int(gained * n), int(lost * n), n
     _, _, high, *_ = difference = stat.paired_difference(*pairs)
     _, low, *_ = stat.paired_difference(*pairs, level=0.9)
@@ -450,7 +471,7 @@ def test_one_arm_gets_the_accuracy_word_its_intervals_give(n: int, gained: float
 
 
 def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
-    """However large the speedup, four blocks prove nothing."""
+    """Even with a large speedup."""
     four = stat.ratio_of_totals([[9.0] * 4], [[1.0] * 4])
     assert speed(four) == ["inconclusive: 4 blocks, 6 needed"]
     assert speed(four._replace(units=1, unit="round")) == ["inconclusive: 1 round, 5 needed"]
@@ -459,7 +480,7 @@ def test_too_few_blocks_are_inconclusive_and_say_how_many_are_needed() -> None:
 
 
 def test_no_time_measured_is_inconclusive() -> None:
-    """Six blocks without a duration have no speedup and get no word."""
+    """Six blocks of zero time have no speedup and no verdict."""
     assert speed(stat.ratio_of_totals([[0.0] * 6], [[1.0] * 6])) == ["inconclusive: nothing measured"]
 
 
@@ -473,13 +494,13 @@ def test_no_time_measured_is_inconclusive() -> None:
         ([], 0, "0 s timed, 1 s needed"),
     ],
 )
-def test_short_windows_prove_nothing(windows_s: list[float], synchronisation_s: float, reason: str | None) -> None:
-    """An arm needs one second in all, and each window ten times what a synchronisation costs."""
+def test_windows_too_short_to_compare(windows_s: list[float], synchronisation_s: float, reason: str | None) -> None:
+    """An arm needs one second in total, and each window ten times the cost of a synchronisation."""
     assert stat.too_short(windows_s, synchronisation_s) == reason
 
 
-def test_a_doubt_about_the_times_overrules_the_word() -> None:
-    """An arm in doubt is inconclusive for that reason, and neither it nor a short arm weighs on the others."""
+def test_a_doubt_about_the_times_makes_an_arm_inconclusive() -> None:
+    """It is inconclusive for that reason. Neither it nor an arm of too few blocks counts in Holm's adjustment."""
     barely, few = ratio(1.0201 * math.exp(T_5_975 * 0.01), 0.01), ratio(2, 0.01)._replace(units=4)
     verdicts = stat.speed_verdicts([barely, barely, few], ["0.5 s timed, 1 s needed", None, None])
     assert [str(verdict) for verdict in verdicts] == [
@@ -504,19 +525,19 @@ def test_a_doubt_about_the_times_overrules_the_word() -> None:
         (0, 0, 0, "inconclusive: no items"),
     ],
 )
-def test_accuracy_words(gained: int, lost: int, n: int, word: str) -> None:
-    """Each word, and the items an inconclusive arm needs unless it has as many already."""
+def test_accuracy_verdicts(gained: int, lost: int, n: int, word: str) -> None:
+    """Each verdict, and the items that an inconclusive arm needs unless it has as many."""
     assert accuracy(stat.paired_difference(gained, lost, n)) == [word]
 
 
 def test_a_wider_margin_needs_fewer_items() -> None:
-    """What needs 1,509 items at 2 points needs 671 at 3, and is not worse at 6."""
+    """An arm that needs 1,509 items at 2 points needs 671 at 3, and is `not worse` at 6."""
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.03) == ["inconclusive, needs n ≈ 671"]
     assert accuracy(stat.paired_difference(10, 15, 256), margin=0.06) == ["not worse"]
 
 
-def test_among_many_arms_a_word_needs_a_smaller_p() -> None:
-    """Of three arms that are faster alone, only those that pass Holm's steps stay so; the other says why not."""
+def test_with_many_arms_a_verdict_needs_a_smaller_p() -> None:
+    """Of arms that are `faster` alone, those that fail Holm's steps become inconclusive and say why."""
     at_p = {p: ratio(1.02 * math.exp(t * 0.01), 0.01) for p, t in {0.02: 2.7565, 0.01: 3.3649, 0.001: 5.8934}.items()}
     assert speed(at_p[0.02]) == ["faster"]
     assert speed(at_p[0.02], at_p[0.01], at_p[0.001]) == ["faster", "faster", "faster"]
@@ -528,13 +549,13 @@ def test_among_many_arms_a_word_needs_a_smaller_p() -> None:
     ]
 
 
-def test_each_word_is_corrected_by_itself() -> None:
-    """Arms plainly slower do not weigh on whether another is faster beyond being its fellows."""
+def test_each_word_is_adjusted_separately() -> None:
+    """Arms with small p-values for other words change only the number of arms."""
     assert speed(ratio(2, 0.01), ratio(0.5, 0.01), ratio(1, 0.001)) == ["faster", "slower", "same"]
 
 
-def test_accuracy_words_are_corrected_too() -> None:
-    """An arm not worse alone may not be among five; one much worse stays so."""
+def test_accuracy_verdicts_are_adjusted_too() -> None:
+    """An arm that is `not worse` alone is inconclusive among five; one that is much worse stays so."""
     lone, worse = stat.paired_difference(21, 22, 700), stat.paired_difference(10, 90, 1319)
     assert accuracy(lone) == ["not worse"]
     assert accuracy(*[lone] * 4, worse) == [
@@ -545,8 +566,8 @@ def test_accuracy_words_are_corrected_too() -> None:
 
 @settings(deadline=None)  # the first call imports scipy
 @given(st.lists(st.tuples(st.floats(0.8, 1.25), st.floats(1e-4, 0.1)), min_size=1, max_size=8))
-def test_company_never_makes_a_word_stronger(arms: list[tuple[float, float]]) -> None:
-    """Every arm keeps the word it has alone or becomes inconclusive."""
+def test_other_arms_never_make_a_verdict_stronger(arms: list[tuple[float, float]]) -> None:
+    """Every arm keeps the verdict it has alone or becomes inconclusive."""
     speedups = [ratio(*arm) for arm in arms]
     together = words(stat.speed_verdicts(speedups, [None] * len(arms)))
     for speedup, word in zip(speedups, together, strict=True):
@@ -554,8 +575,8 @@ def test_company_never_makes_a_word_stronger(arms: list[tuple[float, float]]) ->
 
 
 @pytest.mark.slow
-def test_false_words_are_rare_however_many_the_arms() -> None:
-    """Eight arms on the margin against one baseline: any of them is called faster 2.5 times in a hundred at most."""
+def test_false_verdicts_are_rare_with_many_arms() -> None:
+    """Eight arms on the margin against one baseline: the chance that any is called `faster` is at most 2.5 %."""
     rng = np.random.default_rng(0)
     false = 0
     for _ in range(4000):
@@ -577,8 +598,8 @@ def test_false_words_are_rare_however_many_the_arms() -> None:
         (["faster", "inconclusive", "faster"], None),
     ],
 )
-def test_an_arm_stops_paying_where_faster_ends_for_good(words: list[str], stops: int | None) -> None:
-    """The smallest size from which on it is never `faster`; a gap before a larger one at which it is does not count."""
+def test_an_arm_stops_paying_after_its_last_faster_size(words: list[str], stops: int | None) -> None:
+    """The smallest size from which on it is never `faster`; a gap below a `faster` size does not count."""
     assert stat.stops_paying(dict(zip((1, 4, 16), words, strict=True))) == stops
     assert stat.stops_paying(dict(zip((16, 4, 1), reversed(words), strict=True))) == stops
 
@@ -596,8 +617,8 @@ def test_an_arm_stops_paying_where_faster_ends_for_good(words: list[str], stops:
         ([0, 0, 0], 3, "cannot tell"),
     ],
 )
-def test_seeds_must_agree_and_exclude_nothing_at_all(differences: list[float], needed: int, verdict: str) -> None:
-    """Three seeds tell a direction only if all share it and the interval between them excludes 0."""
+def test_seeds_must_agree_in_sign_and_exclude_zero(differences: list[float], needed: int, verdict: str) -> None:
+    """Three seeds give a direction only if all share it and their t interval excludes 0."""
     assert str(stat.seeds_verdict(differences, needed)) == verdict
 
 
@@ -608,11 +629,11 @@ def test_between_seed_interval_by_hand(factor: float, word: str) -> None:
     assert stat.seeds_verdict([1 - sd, 1, 1 + sd]).word == word
 
 
-# Near ties, halves, void and flags
+# Near ties, void cells and flags
 
 
-def test_near_tie_epsilon_is_what_width_alone_does_to_logits() -> None:
-    """The 99.9th percentile of at least 2,000 differences, half a logit at most; fixed in exact types."""
+def test_near_tie_epsilon_by_hand() -> None:
+    """The 99.9th percentile of at least 2,000 differences, at most half a logit; fixed in float32 and float64."""
     differences = np.linspace(-0.2, 0, 2001)
     assert stat.near_tie_epsilon(differences, "bfloat16") == pytest.approx(0.1998)
     assert stat.near_tie_epsilon(10 * differences, "bfloat16") == 0.5
@@ -621,16 +642,8 @@ def test_near_tie_epsilon_is_what_width_alone_does_to_logits() -> None:
     assert stat.near_tie_epsilon([], "float64") == 1e-9
 
 
-def test_half_of_the_items_choose() -> None:
-    """About every other item, always the same ones."""
-    chosen = [stat.chooses(f"gsm8k/{i}/0") for i in range(1000)]
-    assert 450 < sum(chosen) < 550
-    assert chosen[:8] == [stat.chooses(f"gsm8k/{i}/0") for i in range(8)]
-    assert any(one != other for one, other in pairwise(chosen[:8]))
-
-
-def test_under_four_fifths_of_the_samples_void_a_cell() -> None:
-    """28 of 35 samples suffice, 27 do not, and none at all never do."""
+def test_under_80_percent_of_the_samples_void_a_cell() -> None:
+    """28 of 35 samples suffice; 27 do not, nor does a cell without samples."""
     assert stat.too_many_dropped(used=28, dropped=7) is None
     assert stat.too_many_dropped(used=27, dropped=8) == "27 of 35 samples left, 80% needed"
     assert stat.too_many_dropped(used=0, dropped=0) == "0 of 0 samples left, 80% needed"
@@ -647,16 +660,16 @@ def test_under_four_fifths_of_the_samples_void_a_cell() -> None:
     ],
 )
 def test_length_flags(length_ratio: float | None, cut: int, flags: list[str]) -> None:
-    """Answers a tenth longer or shorter, and more than one in twenty cut, are flagged; the limits themselves not."""
+    """Answers over 10 % longer or shorter, and over 5 % cut, are flagged; the limits themselves are not."""
     assert stat.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=100) == flags
 
 
-def test_no_items_are_not_cut() -> None:
-    """A cell without items has no share cut by the budget."""
+def test_a_cell_without_items_is_not_flagged() -> None:
+    """It has no share cut by the budget."""
     assert stat.length_flags(length_ratio=1, cut_by_budget=0, items=0) == []
 
 
 def test_importing_the_definitions_does_not_import_scipy() -> None:
-    """Generation needs the definitions on machines where scipy only costs time."""
+    """A run needs only the definitions, and importing scipy is slow."""
     code = "import sys, mtbench.statistics; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -103,7 +103,7 @@ class BatchClock:
         return self._host_s() - self._runners.target.host_s
 
     def _host_head_s(self) -> float:
-        return sum(runner.beside_s for runner in self._runners.values())
+        return sum(runner.heads_s for runner in self._runners.values())
 
 
 def _forwards_until_first_token(generation: Generation) -> int:

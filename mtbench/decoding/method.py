@@ -93,7 +93,7 @@ class TargetOutput:
     @cached_property
     def _one_pass(self) -> tuple[Tensor, Tensor, Tensor]:
         """Choice, largest logit and log-sum-exp of each column, by one kernel over the vocabulary."""
-        return kernels.judge(self.logits)
+        return kernels.argmax_logsumexp(self.logits)
 
     @cached_property
     def choice(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""What the machine is and what it can do."""
+"""The machine: its description, its clocks and its speed."""

@@ -1,6 +1,6 @@
-"""The machine a run ran on, and what its GPU went through in every timed window. What cannot be had is None.
+"""The machine of a run, and its GPU's state during each timed window. Unavailable values are None.
 
-The GPU is asked through NVML (docs.nvidia.com/deploy/nvml-api), never set.
+The GPU is read through NVML (docs.nvidia.com/deploy/nvml-api); no setting is changed.
 """
 
 import atexit
@@ -22,7 +22,7 @@ PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "
 
 
 def environment(command: Sequence[str]) -> dict[str, Any]:
-    """What environment.json says; light, since it is written before anything else."""
+    """Return the contents of environment.json. Imports nothing large, since every run begins with it."""
     found = gpu()
     return {
         "command": list(command),
@@ -38,41 +38,42 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-POWER_CAP = 0x04  # NVML's reasons, nvmlClocksEventReason…: SwPowerCap
+# Bits of NVML's reasons for a reduced clock, nvmlClocksEventReason…
+POWER_CAP = 0x04  # SwPowerCap
 BRAKE = 0x80  # HwPowerBrakeSlowdown
-HARDWARE = 0x08 | BRAKE  # HwSlowdown, which is also told of a clock that just changes
+HARDWARE = 0x08 | BRAKE  # HwSlowdown, which drivers also report while a clock changes
 HEAT = 0x20  # SwThermalSlowdown
 THERMAL = HEAT | 0x40  # HwThermalSlowdown
-NOTICED = 1e-3  # share of a window: drivers count thermal slowdowns of "0.0 seconds", which move nothing
+NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A GPU at one moment; None is what cannot be had. Totals count from when the driver was loaded."""
+    """The state of a GPU at one time. Totals count from the start of the driver. Unavailable values are None."""
 
     at_s: float
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
-    reasons: int | None = None  # NVML's bits
-    processes: int | None = None  # that compute on it, this one included
+    reasons: int | None = None  # NVML's bits for a reduced clock
+    processes: int | None = None  # that use the GPU for compute, including this one
     energy_j: float | None = None  # total
     capped_s: float | None = None  # total time slowed by the power cap
     thermal_s: float | None = None  # total time slowed by heat
 
 
 class Gpu:
-    """One GPU as its driver tells it through `nvml`: pynvml, or a stand-in with the same functions."""
+    """One GPU, read through `nvml`: pynvml, or a test double with the same functions."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
 
     def read(self, query: str, *args: Any) -> Any:
-        """One query about this GPU; None where the driver does not answer it."""
+        """Return the answer to one query about this GPU; None if the driver does not support it."""
         return _ask(self.nvml, query, self.handle, *args)
 
     def sample(self) -> Sample:
-        """Its state now: a dozen queries, about a millisecond, so never inside a timed window."""
+        """Return its current state. Takes a dozen queries (about 1 ms); never call it in a timed window."""
         reasons = self.read("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # its name before driver 535
             reasons = self.read("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -89,11 +90,11 @@ class Gpu:
         )
 
     def energy_j(self) -> float | None:
-        """Joules since the driver was loaded; the counter moves every 20 to 100 ms."""
+        """Return the joules since the start of the driver. The counter updates every 20 to 100 ms."""
         return _scaled(self.read("nvmlDeviceGetTotalEnergyConsumption"), 1e-3)
 
     def describe(self) -> dict[str, Any]:
-        """What environment.json says of it."""
+        """Return its entry in environment.json."""
         memory = self.read("nvmlDeviceGetMemoryInfo")
         cap_mw = self.read("nvmlDeviceGetEnforcedPowerLimit")
         if cap_mw is None:
@@ -107,56 +108,60 @@ class Gpu:
         }
 
     def _processes(self) -> int | None:
-        """How many processes compute on it.
+        """Return the number of processes that use the GPU for compute, or None.
 
-        They are counted, never compared with our own id: inside a container the driver may give ids of another
-        namespace. It may also give none at all, and a list without even us says nothing: None.
+        Ids are not compared with our own: inside a container the driver may report ids of another namespace. It may
+        also report none; a list without this process tells nothing, so it is None.
         """
         found = self.read("nvmlDeviceGetComputeRunningProcesses")
         return len({p.pid for p in found}) if found else None
 
     def _slowed_s(self, policy: int) -> float | None:
-        """Total seconds under a perf policy's slowdown.
+        """Return the total seconds of slowdown by a performance policy.
 
-        By this older query and not by field values: the field ids of the newer counters differ between drivers.
+        Uses this older query instead of field values: the field ids of the newer counters differ between drivers.
         """
         status = self.read("nvmlDeviceGetViolationStatus", policy)
         return None if status is None else float(status.violationTime) * 1e-9
 
 
 def sample(device: str) -> Sample:
-    """The state of the GPU that `device` names; nothing is known, nor matters, of a CPU's."""
+    """Return the state of the GPU if `device` is `cuda`; for a CPU, only the time."""
     found = gpu() if device == "cuda" else None
     return Sample(at_s=time.perf_counter()) if found is None else found.sample()
 
 
 def window(before: Sample, after: Sample) -> dict[str, Any]:
-    """What a timing line says of the GPU between two samples, and in `dropped` why the time cannot be trusted.
+    """Return a timing line's GPU entries for the window between two samples.
 
-    Clock and temperature are those at its end, before the device has cooled. Power is the counter's mean over a window
-    of at least a second; a shorter one gets the driver's reading, which is a mean of the last second. `throttle` holds
-    the bits at the end, slowdowns that were on at the start, and those that the driver's counters saw in between.
+    `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
+    Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
+    of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
+    counters recorded in between.
     """
     wall_s = after.at_s - before.at_s
     energy_j = _growth(before.energy_j, after.energy_j)
     capped_s, thermal_s = _growth(before.capped_s, after.capped_s), _growth(before.thermal_s, after.thermal_s)
-    told = [s for s in (before.reasons, after.reasons, capped_s, thermal_s) if s is not None]
+    known = any(value is not None for value in (before.reasons, after.reasons, capped_s, thermal_s))
     throttle = (after.reasons or 0) | ((before.reasons or 0) & (BRAKE | THERMAL))
-    throttle |= POWER_CAP * ((capped_s or 0.0) > NOTICED * wall_s)
-    throttle |= HEAT * ((thermal_s or 0.0) > NOTICED * wall_s)
+    if capped_s is not None and capped_s > NOTICEABLE_SHARE * wall_s:
+        throttle |= POWER_CAP
+    if thermal_s is not None and thermal_s > NOTICEABLE_SHARE * wall_s:
+        throttle |= HEAT
     processes = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(processes) > 1 if processes else None
     return {
         "clock_mhz": after.clock_mhz,
         "temperature_c": after.temperature_c,
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
-        "throttle": throttle if told else None,
+        "throttle": throttle if known else None,
         "shared": shared,
         "dropped": _contamination(throttle, bool(shared)),
     }
 
 
 def _contamination(throttle: int, shared: bool) -> str | None:
+    """Return why a window is dropped, or None."""
     if shared:
         return "device shared with another process"
     if throttle & THERMAL:
@@ -165,7 +170,7 @@ def _contamination(throttle: int, shared: bool) -> str | None:
 
 
 def gpu() -> Gpu | None:
-    """The GPU that torch uses; before torch is imported, the first one. None where there is none, or no NVML."""
+    """Return the GPU that torch uses; before torch is imported, the first one. None without a GPU or NVML."""
     torch = sys.modules.get("torch")
     if _nvml() is None or (torch is not None and not torch.cuda.is_available()):
         return None
@@ -174,7 +179,7 @@ def gpu() -> Gpu | None:
 
 @cache
 def _gpu(uuid: str | None) -> Gpu | None:
-    """By its id: NVML counts all GPUs of the machine, torch those it is shown."""
+    """Return a GPU by its id. (An index would differ: NVML counts all GPUs, torch only the visible ones.)"""
     nvml = _nvml()
     handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None
     if handle is None and (uuid is None or _ask(nvml, "nvmlDeviceGetCount") == 1):
@@ -184,18 +189,19 @@ def _gpu(uuid: str | None) -> Gpu | None:
 
 @cache
 def _nvml() -> Any:
-    """NVML, started once for the life of the process; None without the library, a driver or a GPU."""
+    """Return NVML, initialised once per process; None without the library, a driver or a GPU."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # whatever is missing: the same answer
+    except Exception:  # ImportError, or any error of NVML
         return None
     atexit.register(pynvml.nvmlShutdown)
     return pynvml
 
 
 def _ask(nvml: Any, query: str, *args: Any) -> Any:
+    """Return the answer to a query; None if the driver or the library does not support it."""
     try:
         return getattr(nvml, query)(*args)
     except (nvml.NVMLError, AttributeError):
@@ -218,17 +224,19 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> str | None:
-    """The commit mtbench runs from, with `-dirty` if the tree differs; None outside a checkout."""
-    here = Path(mtbench.__file__).parent
-    command = ["git", "--no-optional-locks", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    """Return mtbench's git commit, with `-dirty` if files differ from it; None outside a checkout."""
+    folder = Path(mtbench.__file__).parent
+    command = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    commit = done.stdout.strip()
+    return commit if done.returncode == 0 and commit else None
 
 
 def _processor() -> str:
+    """Return the name of the CPU."""
     if sys.platform == "linux":
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

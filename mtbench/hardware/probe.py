@@ -1,8 +1,8 @@
-"""What a GPU can do, measured: the roofline (Williams, Waterman, Patterson, CACM 52/4, 2009).
+"""The roofline model (Williams, Waterman, Patterson, CACM 52/4, 2009): the least time of a forward pass on this GPU.
 
-A forward has to read the weights, the keys and values of its rows, and to multiply. `count` takes bytes and FLOPs from
-a model's own parameters, `probe` measures in this process how fast the GPU copies and multiplies, and `floor_s` puts
-the two together. Shapes and probe are stored with the session, so that results can be made again without model and GPU.
+A forward pass reads the weights and its rows' keys and values, and multiplies. `count` counts bytes and FLOPs from the
+model's parameters, `probe` measures the GPU's copy and matrix product rates, and `floor_s` combines them. Both are
+stored with the session, so that results can be computed again without model and GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ import torch
 from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import Checkpoint
 
-COPY_BYTES = 2 << 30  # of each of two buffers, memory allowing
+COPY_BYTES = 2 << 30  # of each of two buffers, if memory allows
 MATMUL_SIZE = 8192
 REPETITIONS = 20
 WARM_UP_S = 0.3  # for the clocks to rise
-NO_GPU = "no GPU: a CPU's caches hold small models, so bandwidth is no bound"
+NO_GPU = "no GPU: a CPU's caches hold small models, so memory bandwidth is not a bound"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a forward of a model reads and computes."""
+    """What a forward pass of a model reads and computes."""
 
     body: int  # parameters of all layers; the input embedding is looked up, not read
     head: int  # parameters of the output embedding, tied or not
@@ -35,22 +35,23 @@ class Shape:
     layers: int
     heads: int
     head_dim: int
-    sliding_layers: int  # those that see no further back than
-    sliding_window: int  # this many tokens
+    sliding_layers: int  # layers with sliding attention
+    sliding_window: int  # their window in tokens
 
     @property
     def bytes(self) -> int:
+        """Bytes of all weights that a forward pass reads."""
         return self.body_bytes + self.head_bytes
 
     def seen(self, context: float) -> float:
-        """Cached tokens that a layer reads per row, the mean over layers."""
+        """Return the cached tokens that a layer reads per row, as a mean over layers."""
         sliding = self.sliding_layers / self.layers
         return (1 - sliding) * context + sliding * min(context, self.sliding_window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What the GPU was measured to do."""
+    """The GPU's measured rates."""
 
     bandwidth_bytes_per_s: float  # read and written by a copy of `copy_bytes`
     matmul_flop_per_s: float  # of a `matmul_size`³ product of random numbers, in the run's type
@@ -60,8 +61,9 @@ class Probe:
 
 
 def count(model: Any) -> Shape:
-    """A loaded model's shape, from its parameters and its configuration; raises ValueError with the reason if it has
-    none that holds for every token.
+    """Return a model's shape from its parameters and configuration.
+
+    Raises ValueError for a mixture of experts, whose reads depend on the tokens.
     """
     config = model.config.get_text_config()
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
@@ -74,7 +76,7 @@ def count(model: Any) -> Shape:
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # as transformers reads it: a window then holds for every layer
+    if kinds is None:  # as in transformers, a window then applies to every layer
         kinds = ["sliding_attention" if window else "full_attention"] * layers
     return Shape(
         body=sum(p.numel() for p in body),
@@ -93,11 +95,12 @@ def count(model: Any) -> Shape:
 
 
 def floor_s(shape: Shape, probe: Probe, *, rows: float, positions: float, judged: float, context: float) -> float:
-    """Least seconds of one forward that feeds `positions` to each of `rows`, behind `context` cached tokens each, and
-    puts the last `judged` of them through the head.
+    """Return the least seconds of one forward pass.
 
-    Body, attention and head wait for each other; each takes the longer of its bytes and its FLOPs. Weights are read
-    once, so are cached keys and values; new ones and logits are written and read.
+    It feeds `positions` to each of `rows`, each after `context` cached tokens, and computes the logits of the last
+    `judged` positions. Body, attention and head run one after another; each takes the time of its bytes or of its
+    FLOPs, whichever is longer. Weights and cached keys and values are read once; new ones and logits are written and
+    read.
     """
     bandwidth, speed = probe.bandwidth_bytes_per_s, probe.matmul_flop_per_s
     fed, logits, seen = rows * positions, rows * judged, shape.seen(context)
@@ -110,14 +113,15 @@ def floor_s(shape: Shape, probe: Probe, *, rows: float, positions: float, judged
 
 
 def describe(device: str, dtype: torch.dtype, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
-    """What environment.json keeps for this: the probe, or why there is none, and the shape of every loaded checkpoint,
-    by its source.
+    """Measure the device; return the roofline entries of environment.json.
+
+    They are the probe, or the reason for none, and the shape of every loaded checkpoint by its source.
     """
     return described(*probe(device, dtype), checkpoints)
 
 
 def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
-    """The same of a probe made before."""
+    """Return the roofline entries of environment.json for an existing probe."""
     shapes: dict[str, Any] = {}
     for source, checkpoint in checkpoints.items():
         try:
@@ -128,14 +132,14 @@ def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str
 
 
 def probe(device: str, dtype: torch.dtype) -> tuple[Probe | None, str | None]:
-    """Measure the GPU in a second or two; None, and why, where there is none or no room for it."""
+    """Measure the GPU, in one or two seconds. Without a GPU or enough free memory, return None and the reason."""
     if device != "cuda":
         return None, NO_GPU
     free = torch.cuda.mem_get_info()[0]
     cache_bytes = int(torch.cuda.get_device_properties(0).L2_cache_size)
     copy_bytes = min(COPY_BYTES, free // 4)
     if copy_bytes < 4 * cache_bytes:
-        return None, f"{free >> 20} MiB of free GPU memory are too few to probe past its cache"
+        return None, f"{free >> 20} MiB of free GPU memory are too few to measure bandwidth beyond the cache"
     try:
         bandwidth = copy_rate(torch.device(device), copy_bytes)
         speed, size = matmul_rate(torch.device(device), dtype, memory=free // 2)
@@ -156,15 +160,17 @@ def probe(device: str, dtype: torch.dtype) -> tuple[Probe | None, str | None]:
 
 
 def copy_rate(device: torch.device, copy_bytes: int) -> float:
-    """Bytes read and written per second by a copy on the device."""
+    """Return the bytes read and written per second by a copy on the device."""
     source = torch.empty(copy_bytes // 4, dtype=torch.int32, device=device).random_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / _median_s(device, lambda: target.copy_(source))
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, *, memory: int, size: int = 1024) -> tuple[float, int]:
-    """FLOP/s of a square product of random numbers (zeros would draw less power, and clock higher), and its size: the
-    largest up to MATMUL_SIZE that fits `memory` and takes some tens of milliseconds.
+    """Return the FLOP/s of a square matrix product and its size.
+
+    The size doubles from `size` until a product takes over 4 ms, exceeds MATMUL_SIZE, or exceeds `memory`. Entries are
+    random: products of zeros draw less power, so the clock is higher.
     """
     while True:
         a, b, out = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
@@ -180,18 +186,19 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, *, memory: int, size: 
 
 
 def _once_s(device: torch.device, action: Callable[[], object]) -> float:
+    """Return the seconds of one `action`, after another one as warm-up."""
     stopwatch = Stopwatch(device)
     action()
-    began = stopwatch.now()
+    started_at = stopwatch.now()
     action()
-    return stopwatch.now() - began
+    return stopwatch.now() - started_at
 
 
 def _median_s(device: torch.device, action: Callable[[], object]) -> float:
-    """Seconds that `action` takes the device, the median of several, warmed up."""
+    """Return the median device seconds of `action` over REPETITIONS, after a warm-up."""
     stopwatch = Stopwatch(device)
-    began = stopwatch.now()
-    while stopwatch.now() - began < WARM_UP_S:
+    started_at = stopwatch.now()
+    while stopwatch.now() - started_at < WARM_UP_S:
         action()
     stopwatch.mark()
     for _ in range(REPETITIONS):

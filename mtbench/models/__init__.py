@@ -1,1 +1,1 @@
-"""The weights and one forward over them."""
+"""Model weights and the forward pass."""

@@ -1,11 +1,11 @@
-"""Attention: where the positions of a forward stand, what each of them sees, and the function that computes it.
+"""The attention function that mtbench registers with transformers, and the metadata of one forward pass.
 
-Models come from transformers through its public interfaces: an attention function of our own, registered by name.
-transformers builds no mask for a name it does not know, hands keyword arguments of `model(...)` through to the
-attention function, and tells it each layer's sliding window, so one function serves every model and every method runs
-the same code.
+transformers builds no mask for an attention function that it does not know. It passes the keyword arguments of
+`model(...)` to that function, and each layer's sliding window. So one function serves every model, and every decoding
+method runs the same code.
 
-R = rows, W = positions fed, S = slots of the cache, V = slots in view, H = query heads, K = key heads, d = head size.
+R = rows, W = positions fed, S = slots of the cache, V = slots in view, G = draft tokens, H = query heads, K = key
+heads, d = head size.
 """
 
 from collections.abc import Callable
@@ -20,41 +20,42 @@ from transformers import AttentionInterface
 from mtbench.models import kernels
 
 ATTENTION = "mtbench"
-FEW = 64  # positions per row: more are a prefill, which the library's attention serves best
+KERNEL_POSITIONS = 64  # per row; wider passes are prefills, for which PyTorch's attention is faster
 Visible = Callable[[Tensor, Tensor], Tensor]
 
 
 def causal(query_position: Tensor, key_position: Tensor) -> Tensor:
-    """A position sees itself and what came before it."""
+    """Return whether the query may attend to the key: a position attends to itself and to earlier positions."""
     return key_position <= query_position
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionMetadata:
-    """Where one forward's positions stand and what each of them sees.
+    """Slots, positions and attention mask of one forward pass.
 
-    Pending tokens sit at their own positions. Guess g sits in slot `base + g` at position `base + offset[g]`;
-    with `sees` (G, G) guess g sees guess h where `sees[g, h]`, without it `visible` decides for guesses too.
+    Committed tokens have equal slots and positions. Draft token g has slot `base + g` and position `base + offset[g]`.
+    With `sees`, draft token g attends to draft token h where `sees[g, h]`; without it, `visible` decides for draft
+    tokens too.
     """
 
     slots: Tensor  # (R, W)
     positions: Tensor  # (R, W)
-    base: Tensor  # (R,)
-    view: int
-    view_is_full: bool = False  # every slot in view holds a decided token
-    visible: Visible = causal
+    base: Tensor  # (R,) slot of the first draft token
+    view: int  # V
+    view_is_full: bool = False  # every slot in view holds a committed token
+    visible: Visible = causal  # of query and key positions: may the query attend to the key?
     sees: Tensor | None = None  # (G, G) bool
-    rows: Tensor | None = None  # (R,) rows of the cache these are; None: all of them, in order
+    rows: Tensor | None = None  # (R,) cache row of each row; None: all cache rows, in order
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     @cached_property
     def length(self) -> Tensor:
-        """Slots up to the last one fed, (R,)."""
+        """Number of slots up to the last one fed, (R,)."""
         return self.slots[:, -1] + 1
 
     def mask(self, sliding_window: int | None = None) -> Tensor:
-        """May query w see slot v? (R, W, V) bool."""
+        """Return which slot each query may attend to, (R, W, V) bool."""
         if sliding_window not in self._masks:
             self._masks[sliding_window] = self._mask(sliding_window)
         return self._masks[sliding_window]
@@ -65,20 +66,20 @@ class AttentionMetadata:
         if self.sees is None:
             mask = self.visible(query, slot)
             return mask if sliding_window is None else mask & (slot > query - sliding_window)
-        guesses = len(self.sees)
-        guess = slot - self.base[:, None]  # (R, V): which guess stands in this slot
-        is_guess = ((guess >= 0) & (guess < guesses))[:, None]
-        guess = guess.clamp(0, guesses - 1)
-        guess_position = self.positions[:, -guesses:].gather(1, guess)
-        position = torch.where(is_guess, guess_position[:, None], slot)  # (R, 1, V)
-        mask = self.visible(query, position) & (is_guess | (slot < self.base[:, None, None]))
-        mask[:, -guesses:] = torch.where(is_guess, self.sees[:, guess].transpose(0, 1), mask[:, -guesses:])
+        drafts = len(self.sees)
+        draft = slot - self.base[:, None]  # (R, V): index of the draft token in this slot
+        is_draft = ((draft >= 0) & (draft < drafts))[:, None]
+        draft = draft.clamp(0, drafts - 1)
+        draft_position = self.positions[:, -drafts:].gather(1, draft)
+        position = torch.where(is_draft, draft_position[:, None], slot)  # (R, 1, V)
+        mask = self.visible(query, position) & (is_draft | (slot < self.base[:, None, None]))
+        mask[:, -drafts:] = torch.where(is_draft, self.sees[:, draft].transpose(0, 1), mask[:, -drafts:])
         return mask if sliding_window is None else mask & (position > query - sliding_window)
 
     def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """The mask as an additive term for `group` query heads folded into the query axis: (R, 1, group·W, V).
+        """Return the mask as an additive term, (R, 1, group·W, V), with `group` query heads folded into the query axis.
 
-        None where nothing is hidden: one row's last position sees all that is in view.
+        None if nothing is masked: the only position of a single row attends to every slot in view.
         """
         if self.slots.numel() == 1 and self.view_is_full and sliding_window is None:
             return None
@@ -99,13 +100,13 @@ class AttentionMetadata:
         softcap: float | None = None,
         invariant: bool = False,
     ) -> Tensor:
-        """Attention under this feed: query (R, H, W, d), key and value in view (R, K, V, d), result (R, W, H, d).
+        """Return attention under this mask: query (R, H, W, d), key and value in view (R, K, V, d) to (R, W, H, d).
 
-        `invariant`: on a GPU by the kernel whose results do not depend on neighbours, however wide the feed.
+        `invariant`: on a GPU, always use the batch-invariant kernel (`kernels.attend`), also for wide passes.
         """
         if scale is None:
             scale = query.shape[3] ** -0.5
-        if query.is_cuda and (invariant or query.shape[2] <= FEW):
+        if query.is_cuda and (invariant or query.shape[2] <= KERNEL_POSITIONS):
             return kernels.attend(query, key, value, self.mask(sliding_window), self.length, scale, softcap)
         bias = self.bias(query.shape[1] // key.shape[1], sliding_window, query.dtype)
         return kernels.attend_plain(query, key, value, bias, scale, softcap)
@@ -124,7 +125,7 @@ def windowed_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers' modules call: attention under `metadata`."""
+    """Return attention under `metadata` and no attention weights. transformers' modules call this function."""
     return metadata.attend(query, key, value, scaling, sliding_window, softcap), None
 
 

@@ -1,13 +1,13 @@
-"""Families: checkpoints that belong together, by role. Light: nothing here loads a model.
+"""Model families: related checkpoints by role. Imports no torch and loads no model.
 
-A checkpoint is a folder, a hub id, an embedded one, or `random:SHAPE`: weights made on the spot
+A checkpoint is a folder, a hub id, an embedded checkpoint, or `random:SHAPE`: random weights of a known shape
 (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
 Xalphinions).
 """
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,19 @@ RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpo
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`roles`: role -> path or hub id. `trained`: role -> how it was trained, for checkpoints without a record."""
+    """Related checkpoints.
+
+    `roles`: role -> path or hub id. `trained`: role -> training options, for checkpoints without a training record.
+    """
 
     name: str
     roles: Mapping[str, str]
     trained: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     about: str = ""
-    domain: str | None = None  # the one suite it was made for; None: general
+    domain: str | None = None  # the only suite it was trained for; None: general
 
     def checkpoint(self, role: str) -> str:
-        """Path or hub id of the checkpoint in this role; raises UserError with the roles there are."""
+        """Return the path or hub id of the checkpoint in this role. Raises UserError with the known roles."""
         if role not in self.roles:
             raise UserError(
                 f"family {self.name!r} has no checkpoint in the role {role!r}; it has: {', '.join(self.roles)}. "
@@ -37,14 +40,14 @@ class Family:
         return self.roles[role]
 
     def training(self, role: str) -> Mapping[str, Any]:
-        """The options a role was trained with (`block_size` …), from its record or from what was published."""
+        """Return the options a role was trained with (`block_size` …), from its training record or from `trained`."""
         record = Path(locate(self.checkpoint(role))) / RECORD
         if not record.is_file():
             return self.trained.get(role, {})
         try:
             options: Mapping[str, Any] = json.loads(record.read_text())["options"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{record} is not a training record ({error!r}); mend it or delete it.") from None
+            raise UserError(f"{record} is not a valid training record ({error!r}); correct or delete it.") from None
         return options
 
 
@@ -59,13 +62,13 @@ def _released(size: str) -> Family:
 
 
 TINY = Path(__file__).parents[1] / "tiny"
-EMBEDDED = "embedded:tiny/"  # so that a plan made here is good for another installation
-RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights know no words: any ids of their vocabulary will do
-RANDOM = "random:"  # weights made on the spot, in a published shape or in that of a folder's config.json
+EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
+RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
+RANDOM = "random:"  # random weights of a published shape or of the shape in a folder's config.json
 
 
 def locate(source: str) -> str:
-    """Where to load a checkpoint from: a folder or a hub id, for what a plan or a family calls it."""
+    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family."""
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
 
 
@@ -85,7 +88,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def random_source(text: str) -> str:
-    """`random:NAME` or `random:FOLDER`, the folder by its absolute path. Raises UserError with the choices."""
+    """Return `random:NAME` or `random:FOLDER` with the absolute path. Raises UserError with the choices."""
     shape = text.removeprefix(RANDOM)
     source = shape if shape in SHAPES else _absolute(shape)
     if not text.startswith(RANDOM) or not (source in SHAPES or (Path(locate(source)) / "config.json").is_file()):
@@ -103,9 +106,10 @@ def family(
     weights: str | None = None,
     roles: Iterable[str] = (),
 ) -> Family:
-    """The family `name`; with `model`, a family with the role `ar` alone; with `weights`, random ones in all `roles`.
+    """Return the family `name`, with the roles in `checkpoints` replaced.
 
-    `checkpoints` override roles. Raises UserError for an unknown name or a local path that does not exist.
+    With `model`, return a family with only the role `ar` instead; with `weights`, random weights in all `roles`.
+    Raises UserError for an unknown name or a local path that does not exist.
     """
     if weights is not None:
         source = random_source(weights)
@@ -116,27 +120,25 @@ def family(
         chosen = FAMILIES[name]
     else:
         raise unknown("family", name, FAMILIES, "mtbench ls families")
-    overrides = {role: _absolute(where) for role, where in (checkpoints or {}).items()}
-    chosen = Family(
-        chosen.name,
-        {**chosen.roles, **overrides},
-        {role: how for role, how in chosen.trained.items() if role not in overrides},
-        chosen.about,
-        chosen.domain,
+    overrides = {role: _absolute(source) for role, source in (checkpoints or {}).items()}
+    chosen = replace(
+        chosen,
+        roles={**chosen.roles, **overrides},
+        trained={role: options for role, options in chosen.trained.items() if role not in overrides},
     )
-    for role, where in chosen.roles.items():
-        looks_local = where.startswith(("/", "./", "../", "~")) or where.count("/") != 1
-        if looks_local and not where.startswith(RANDOM) and not Path(locate(where)).is_dir():
+    for role, source in chosen.roles.items():
+        looks_local = source.startswith(("/", "./", "../", "~")) or source.count("/") != 1
+        if looks_local and not source.startswith(RANDOM) and not Path(locate(source)).is_dir():
             raise UserError(
-                f"checkpoint {where!r} for the role {role!r} does not exist; "
+                f"checkpoint {source!r} for the role {role!r} does not exist; "
                 "give a folder or a hub id `owner/name` with `--checkpoint ROLE=PATH_OR_ID`."
             )
     return chosen
 
 
-def _absolute(where: str) -> str:
-    """A folder by its absolute path, so that a plan means the same from anywhere; anything else as it is."""
-    if where.startswith(RANDOM):
-        return random_source(where)
-    path = Path(where).expanduser()
-    return str(path.resolve()) if path.is_dir() else where
+def _absolute(source: str) -> str:
+    """Return a folder's absolute path, so that a plan works from any directory; return other sources unchanged."""
+    if source.startswith(RANDOM):
+        return random_source(source)
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.is_dir() else source

@@ -1,9 +1,9 @@
-"""The operations that decide how fast a forward is, and whether it is the same in any company: attention over a cache,
-the verdict on logits, products, norms.
+"""The operations that decide a forward pass's speed and batch invariance: attention, matrix products, norms, argmax.
 
-Each stands here twice: `…_plain` in PyTorch is its definition, what tests compare with and what a CPU runs; on a GPU
-with Triton the kernels of `mtbench.models.triton_kernels` take over. They neither wait for the GPU nor for the host,
-so a CUDA graph can record them once a first call has compiled them.
+Batch-invariant: a row's result does not depend on the other rows, bit by bit. Each operation has two versions:
+`…_plain` in PyTorch is its definition, the reference in tests, and runs on a CPU; on a GPU with Triton the kernels of
+`mtbench.models.triton_kernels` run. They do not synchronise, so a CUDA graph can record them after a first call has
+compiled them.
 
 R = rows, W = positions fed, V = slots in view, H = query heads, K = key heads, d = head size.
 """
@@ -19,9 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @cache
 def _triton() -> ModuleType | None:
+    """Return the module of the kernels; None without Triton."""
     try:
         from mtbench.models import triton_kernels
-    except ImportError:  # Windows, or a PyTorch without it
+    except ImportError:  # Windows, or a PyTorch build without Triton
         return None
     return triton_kernels
 
@@ -35,17 +36,17 @@ def attend(
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of ragged rows over a cache, for a GPU: `query` (R, H, W, d), `key`, `value` (R, K, V, d), any strides.
+    """Return attention of rows of different lengths over a KV cache, (R, W, H, d), contiguous. For a GPU.
 
-    Query w of row r sees slot v where `mask[r, w, v]` (R, W, V) bool and v < `length[r]` (R,) int64; keys from there
-    on are not read. A query that sees nothing gets zeros. `softcap` squashes scores before the mask (Gemma 2).
-    Result (R, W, H, d), contiguous.
+    `query` (R, H, W, d), `key` and `value` (R, K, V, d), any strides. Query w of row r attends to slot v if
+    `mask[r, w, v]` (R, W, V) bool and v < `length[r]` (R,) int64; slots from `length[r]` on are not read. A query that
+    attends to no slot gets zeros. `softcap` is applied to the scores before the mask (Gemma 2).
 
-    Kernels: float16, bfloat16 and float32 (without TF32), head sizes 16, 32, 64, 128 and 256, sums in float32.
-    What one query gets is the same to the bit whatever R, W, V, its place among the others and what those hold:
-    blocks of keys have a fixed length and are summed in order, tiles have a fixed shape whose unused rows are idle,
-    and a tile's rows do not meet. It rests on the matrix unit treating the rows of a tile alike.
-    Masks load fastest where V is a multiple of 16. Anything else takes `attend_plain`, which promises none of this.
+    The kernels take float16, bfloat16 and float32 (without TF32), head sizes 16, 32, 64, 128 and 256, and sum in
+    float32. They are batch-invariant: a query's result is the same bit by bit for every R, W and V, at every index,
+    whatever the other rows hold. Blocks of keys have a fixed length and are summed in order, tiles have a fixed shape,
+    and the rows of a tile are independent. This assumes that the matrix unit treats all rows of a tile alike.
+    Masks load fastest if V is a multiple of 16. Other inputs go to `attend_plain`, which is not batch-invariant.
     """
     triton = _triton() if query.is_cuda else None
     if triton is not None and triton.attends(query, key, value):
@@ -66,48 +67,48 @@ def attend_plain(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """The same with a `bias` added to the scores, (R, 1, H/K·W, V) or None; a scale of None is d^-½.
+    """Return attention with `bias` (R, 1, H/K·W, V) added to the scores, (R, W, H, d), not contiguous.
 
-    The H/K query heads that share a key head are folded into the query axis, so keys are never expanded.
-    Result (R, W, H, d), not contiguous.
+    A `bias` of None adds nothing; a `scale` of None is d^-½. The H/K query heads that share a key head are folded into
+    the query axis, so keys are never expanded.
     """
     rows, heads, width, size = query.shape
     query = query.reshape(rows, key.shape[1], heads // key.shape[1] * width, size)
     if softcap is None:
         out = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-    else:  # scores are squashed before the mask, which the fused kernel cannot do
+    else:  # the fused kernel has no softcap
         scores = query @ key.transpose(2, 3) * (size**-0.5 if scale is None else scale)
         scores = torch.tanh(scores / softcap) * softcap
         out = (scores if bias is None else scores + bias).softmax(-1) @ value
     return out.reshape(rows, heads, width, -1).transpose(1, 2)
 
 
-def judge(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The first choice, its logit and the logsumexp: `(…, V)` to `(…)` int64, float32, float32.
+def argmax_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return argmax, maximum and logsumexp of the logits: `(…, V)` to `(…)` int64, float32, float32.
 
-    The lowest id of equals. Suppressed ids have logit −∞; a row of nothing else gives id 0, −∞ and −∞.
-    The kernels read the logits once and write no softmax.
+    The argmax is the lowest id of equal logits. Suppressed ids have logit −∞; a row of −∞ only gives id 0, −∞ and −∞.
+    The kernels read the logits once and store no probabilities.
     """
     triton = _triton() if logits.is_cuda and logits.dtype != torch.float64 else None
     if triton is None:
-        return judge_plain(logits)
-    verdict: tuple[Tensor, Tensor, Tensor] = triton.judge(logits)
-    return verdict
+        return argmax_logsumexp_plain(logits)
+    result: tuple[Tensor, Tensor, Tensor] = triton.argmax_logsumexp(logits)
+    return result
 
 
-def judge_plain(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """On a CPU; elsewhere `argmax` may take any of equals."""
+def argmax_logsumexp_plain(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same as `argmax_logsumexp` on a CPU; on other devices, `argmax` may return any of equal logits."""
     choice = logits.argmax(-1)
     largest = logits.gather(-1, choice[..., None]).squeeze(-1)
     return choice, largest.float(), logits.float().logsumexp(-1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x` (…, I) by `weight` (O, I), plus `bias` (O,): a row's result is the same to the bit in any company.
+    """Return the batch-invariant product of `x` (…, I) and `weight` (O, I) plus `bias` (O,): (…, O) in x's type.
 
-    Libraries choose their kernel by the number of rows, which is why the same row differs between batch sizes
-    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here tiles are of one shape, and
-    how the inputs are cut depends on the weight's shape alone. Sums in float32, result in x's type.
+    Libraries choose their kernel by the number of rows, so the same row differs between batch sizes
+    (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here all tiles have one shape, and
+    the split of the inputs depends only on the weight's shape. Sums are in float32.
     """
     triton = _triton() if x.is_cuda and x.dtype == weight.dtype and x.dtype != torch.float64 else None
     if triton is None:
@@ -117,15 +118,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """One row at a time, each from memory of its own: a library may take another path for another alignment."""
+    """Return the product row by row. Each row is copied first: a library may choose its kernel by memory alignment."""
     rows = [product(row.clone(), weight, bias) for row in x.reshape(-1, x.shape[-1])]
     return torch.stack(rows).view(*x.shape[:-1], -1) if rows else x.new_empty(*x.shape[:-1], len(weight))
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square normalisation of `x` (…, C) by `weight` (C,): a row's result is the same in any company.
+    """Return the batch-invariant RMS norm of `x` (…, C) with `weight` (C,).
 
-    A library cuts a row's sum by the number of rows there are.
+    A library's kernel may split a row's sum depending on the number of rows.
     """
     triton = _triton() if x.is_cuda and x.dtype != torch.float64 else None
     if triton is None:
@@ -135,6 +136,6 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """In float32 and rounded before the weight, as transformers computes it."""
+    """Return the RMS norm, computed in float32 and rounded to x's type before the weight, as in transformers."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,8 +1,8 @@
-"""Loading a checkpoint: any Hugging Face decoder with full or sliding attention, safetensors, no remote code.
+"""Load a checkpoint: any Hugging Face decoder with full or sliding attention, from safetensors, without remote code.
 
-`random:SHAPE` is no file: its weights are made where they are needed, for the speed of a model nobody has yet.
-What cannot be served exactly is refused by name: layers that cannot rewind (recurrent ones), and rope types
-`dynamic` and `longrope`, whose angles depend on the longest row of the batch.
+`random:SHAPE` has no files: its weights are drawn on the device, to measure speed without a download.
+Models that cannot be decoded exactly are rejected: those with recurrent layers, which cannot undo a rejected token, and
+those with the rope types `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
 """
 
 import json
@@ -36,7 +36,8 @@ from mtbench.models.random_shapes import SHAPES
 MASK = "<|mask|>"
 RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
-MISREAD = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)  # by transformers, of bad files
+# transformers raises these for bad files.
+LOADING_ERRORS = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,28 +45,28 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model ready to decode, with what decoding needs to know of its tokenizer."""
+    """A model ready to decode, with its tokenizer and special token ids."""
 
     source: str  # path or hub id, or random:SHAPE
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     end_ids: tuple[int, ...]
     mask_id: int | None
-    suppressed: Tensor  # ids no arm may emit: the mask and what the tokenizer cannot decode
+    suppressed: Tensor  # ids that no arm may emit: the mask and ids that the tokenizer cannot decode
     max_positions: int
     calls: "Calls"
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the LM head, padding rows included."""
+        """Rows of the LM head, including padding rows."""
         size: int = self.model.get_output_embeddings().weight.shape[0]
         return size
 
 
 class Calls:
-    """Counts forwards of a checkpoint by hooks of its own, to hold the lanes' count against.
+    """Counts a checkpoint's forward passes by hooks, as a check of the count in `ModelRunner`.
 
-    The count is kept on the model's device, so that a replayed forward counts as one.
+    The counter is a tensor on the model's device, so that each replay of a CUDA graph counts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,41 +74,42 @@ class Calls:
 
     @property
     def n(self) -> int:
+        """Forward passes so far; on a GPU this synchronises."""
         return int(self._count)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Count the forwards of `model` too."""
-        model.register_forward_hook(self._saw)
+        """Count the forward passes of `model` too."""
+        model.register_forward_hook(self._count_one)
 
-    def _saw(self, *_: Any) -> None:
+    def _count_one(self, *_: Any) -> None:
         self._count += 1
 
 
 @dataclass(frozen=True, eq=False)
 class Inspected:
-    """A checkpoint looked at without its weights: enough to plan with, and to refuse what would fail later."""
+    """A checkpoint's tokenizer and configuration without its weights: enough to plan a run and to check it."""
 
     source: str
     tokenizer: PreTrainedTokenizerBase
     config: Any
     mask_id: int | None
     end_ids: tuple[int, ...]
-    offline: bool  # what else there is to know of it must be here already
+    offline: bool  # use local files only
 
     @property
     def objective(self) -> str | None:
-        """What it was trained for, if its record says so."""
+        """The training objective in its training record; None without one."""
         name = self._record.get("objective")
         return name if isinstance(name, str) else None
 
     @property
     def feeds_masks(self) -> bool:
-        """Was it trained by an objective that feeds masks? One whose record does not say so may have been."""
+        """Whether its training objective feeds mask tokens. True if no training record says otherwise."""
         return self._record.get("feeds_masks") is not False
 
     @property
     def _record(self) -> dict[str, Any]:
-        """The training record; empty if there is none, or a broken one, which planning reports."""
+        """The training record; empty if it is missing or invalid. `Family.training` reports an invalid one."""
         file = Path(self.source) / RECORD
         try:
             record = json.loads(file.read_text()) if file.is_file() else {}
@@ -117,23 +119,24 @@ class Inspected:
 
     @property
     def max_positions(self) -> int:
+        """Longest sequence that the configuration allows."""
         return getattr(self.config, "max_position_embeddings", 1 << 30)
 
 
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
-    """Tokenizer and configuration. Raises UserError, in one line, for whatever cannot be served."""
+    """Read tokenizer and configuration. Raises UserError for a checkpoint that cannot be decoded exactly."""
     random, source = source.startswith(RANDOM), locate(source)
-    words = locate(RANDOM_TOKENIZER) if random else source
-    with _explained(words, "tokenizer", offline):
-        tokenizer = AutoTokenizer.from_pretrained(words, local_files_only=offline, trust_remote_code=False)
-        if len(tokenizer) < 2:  # transformers makes up an empty one where the files are missing
+    tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
+    with _explained(tokenizer_source, "tokenizer", offline):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
+        if len(tokenizer) < 2:  # transformers returns an empty tokenizer if the files are missing
             raise OSError("no tokenizer files")
     config = load_config(source, offline=offline)
     refuse_unserved(config, source)
     if random and len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer that goes with "
-            f"random weights; choose a larger shape, such as {RANDOM}{next(iter(SHAPES))}."
+            f"{source!r} has {config.vocab_size} ids, fewer than the {len(tokenizer)} of the tokenizer used with "
+            f"random weights; choose a larger shape: {', '.join(RANDOM + known for known in SHAPES)}."
         )
     if Path(source).is_dir():
         refuse_pickles(Path(source))
@@ -141,22 +144,24 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     if needs_mask and mask_id is None:
         raise UserError(
             f"checkpoint {source!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
-            "all in use); give a checkpoint trained for it with `--checkpoint ROLE=PATH_OR_ID`."
+            "all in use); give a checkpoint that has one with `--checkpoint ROLE=PATH_OR_ID`."
         )
     end_ids = () if random else _end_ids(_generation_settings(source, config, offline), tokenizer)
     return Inspected(source, tokenizer, config, mask_id, end_ids, offline)
 
 
 def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
-    """The tokenizer's own mask token; else the next free id, if the embedding has that row."""
+    """Return the tokenizer's mask token, or else the next free id if it is one of the embedding's `rows`, or None."""
     known = tokenizer.get_vocab()
-    own = known.get(MASK, tokenizer.mask_token_id)
+    own: int | None = known.get(MASK, tokenizer.mask_token_id)
+    if own is not None:
+        return own
     free = max(known.values()) + 1
-    return own if own is not None else free if free < rows else None
+    return free if free < rows else None
 
 
 def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", offline: bool = False) -> Checkpoint:
-    """Load model and tokenizer. Raises UserError for whatever cannot be served, naming it."""
+    """Load model and tokenizer. Raises UserError for a checkpoint that cannot be decoded exactly."""
     inspected = inspect(source, offline=offline)
     source = inspected.source
     logging.disable_progress_bar()
@@ -177,18 +182,18 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
 
 
 def random_model(config: PretrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """The architecture's own initialisation, always the same one, made on the device in its type."""
-    here = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(here), torch.device(device):
+    """Return a model with the architecture's own initialisation, drawn on `device` in `dtype` from a fixed seed."""
+    gpus = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(gpus), torch.device(device):
         torch.manual_seed(RANDOM_SEED)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     return model.to(device)
 
 
 def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, source: str) -> Checkpoint:
-    """Make a loaded model ready: our attention, end and mask tokens, suppressed ids.
+    """Return a loaded model ready to decode: our attention, end and mask tokens, suppressed ids.
 
-    Random weights may say every id but the mask, whether or not the tokenizer has a word for it, and never end.
+    Random weights may emit every id but the mask, also ids unknown to the tokenizer, and have no end token.
     """
     random = source.startswith(RANDOM)
     refuse_unserved(model.config, source)
@@ -212,7 +217,10 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
 
 
 def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKPOINT) -> Any:
-    """The checkpoint's configuration; `a2d-qwen2`, which is Qwen2 under another name, is read as Qwen2."""
+    """Return the checkpoint's configuration. `a2d-qwen2` is Qwen2 under another name and is read as Qwen2.
+
+    `other`: the option that the error message suggests, if the configuration cannot be read.
+    """
     shape = source.removeprefix(RANDOM)
     if shape != source:
         if shape in SHAPES:
@@ -227,57 +235,59 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
 
 
 def refuse_unserved(config: Any, source: str) -> None:
-    """Raise UserError if a layer or rope type of `config` cannot be decoded exactly with ragged rows."""
+    """Raise UserError if a layer or rope type of `config` cannot be decoded exactly in rows of different lengths."""
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if not hasattr(config, "num_attention_heads"):
         layers = {config.model_type}
-    if odd := sorted(layers - SERVED_LAYERS):
+    if unserved := sorted(layers - SERVED_LAYERS):
         raise UserError(
-            f"checkpoint {source!r} has layers of type {', '.join(odd)}, which cannot rewind; "
-            f"served: {', '.join(sorted(SERVED_LAYERS))}. See `mtbench ls families`."
+            f"checkpoint {source!r} has layers of type {', '.join(unserved)}, which cannot undo a rejected token; "
+            f"supported: {', '.join(sorted(SERVED_LAYERS))}. See `mtbench ls families`."
         )
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    nested = [r for r in rope.values() if isinstance(r, Mapping)] or [rope]  # per layer type, or one for all
+    nested = [r for r in rope.values() if isinstance(r, Mapping)] or [rope]  # one per layer type, or one for all
     kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in nested}
-    if odd := sorted(kinds - SERVED_ROPES):
+    if unserved := sorted(kinds - SERVED_ROPES):
         raise UserError(
-            f"checkpoint {source!r} uses rope type {', '.join(odd)}, whose angles depend on the batch; "
-            f"served: {', '.join(sorted(SERVED_ROPES))}."
+            f"checkpoint {source!r} uses rope type {', '.join(unserved)}, whose angles depend on the batch; "
+            f"supported: {', '.join(sorted(SERVED_ROPES))}. See `mtbench ls families`."
         )
 
 
 def _generation_settings(source: str, config: Any, offline: bool) -> GenerationConfig:
-    """The checkpoint's generation settings, as its loaded model would have them."""
+    """Return the generation settings that the loaded model would have."""
     try:
         return GenerationConfig.from_pretrained(source, local_files_only=offline)
-    except OSError:  # it has none
+    except OSError:  # no generation_config.json
         return GenerationConfig.from_model_config(config)
 
 
 def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every id that ends an answer: the tokenizer's, and those of the checkpoint's generation settings.
+    """Return the ids that end an answer: the tokenizer's and those of the checkpoint's generation settings.
 
-    Nothing else of those settings (repetition penalty, temperature …) ever reaches decoding.
+    Decoding ignores all other generation settings (repetition penalty, temperature …).
     """
     configured = getattr(settings, "eos_token_id", None)
-    ids = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])}
+    if not isinstance(configured, list):
+        configured = [configured]
+    ids = {tokenizer.eos_token_id, *configured}
     return tuple(sorted(i for i in ids if i is not None))
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise UserError if a checkpoint's weights are there only in a format that can run code when loaded."""
+    """Raise UserError if a checkpoint folder has no safetensors file. Pickled weights can run code when loaded."""
     files = sorted(os.listdir(folder))
     pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth"))]
     if not any(f.endswith(".safetensors") for f in files):
         found = f"pickled weights only ({pickled[0]}), which can run code when loaded" if pickled else "no weights"
         raise UserError(
             f"checkpoint {str(folder)!r} has {found}; mtbench reads safetensors. "
-            "Convert it, or give another with `--checkpoint ROLE=PATH_OR_ID`."
+            "Convert it, or give another checkpoint with `--checkpoint ROLE=PATH_OR_ID`."
         )
 
 
 class _explained:
-    """Turns what transformers raises while looking for `what` in `source` into one line for the user."""
+    """Context that turns an error of transformers while loading `what` from `source` into a UserError of one line."""
 
     def __init__(self, source: str, what: str, offline: bool, other: str = OTHER_CHECKPOINT) -> None:
         self.source, self.what, self.offline, self.other = source, what, offline, other
@@ -285,7 +295,7 @@ class _explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, MISREAD) or isinstance(error, UserError):
+        if not isinstance(error, LOADING_ERRORS) or isinstance(error, UserError):
             return
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))

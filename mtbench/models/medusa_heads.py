@@ -1,6 +1,6 @@
-"""The heads of Medusa-1 (arXiv 2401.10774, section 2.1.1): what training fits and decoding reads.
+"""The prediction heads of Medusa-1 (arXiv 2401.10774, section 2.1.1). Training fits them, decoding runs them.
 
-n = hidden states, H = hidden size, V = vocabulary.
+n = positions, C = hidden size, V = vocabulary.
 """
 
 import torch
@@ -8,7 +8,10 @@ from torch import Tensor
 
 
 class ResidualHead(torch.nn.Module):
-    """One head of Medusa-1: x + silu(Wx), then a matrix of its own; it begins as the target's head."""
+    """One head of Medusa-1: a residual block x + silu(Wx + b) and a projection `head` (V, C).
+
+    W and b start at zero and `head` as a copy of the target's LM head, so it starts with the target's logits.
+    """
 
     def __init__(self, head: Tensor) -> None:
         super().__init__()
@@ -18,5 +21,5 @@ class ResidualHead(torch.nn.Module):
         self.head = torch.nn.Parameter(head.detach().clone())
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(n, H) to (n, H)."""
+        """Return the residual block's output, (n, C) to (n, C); the caller applies `head`."""
         return hidden + torch.nn.functional.silu(self.hidden(hidden))

@@ -1,8 +1,8 @@
-"""Published shapes, for weights made on the spot: `random:qwen2.5-7b` is as fast as Qwen2.5-7B, and knows nothing.
+"""Published model shapes for random weights: `random:qwen2.5-7b` decodes as fast as Qwen2.5-7B; its text is noise.
 
-From the config.json of huggingface.co/Qwen/Qwen2.5-{0.5B,1.5B,3B,7B}-Instruct; layers, heads and tying as in Table 1 of
-the Qwen2.5 technical report, arXiv 2412.15115. They have 494,032,768, 1,543,714,304, 3,085,938,688 and 7,615,616,512
-parameters.
+Source: config.json of huggingface.co/Qwen/Qwen2.5-{0.5B,1.5B,3B,7B}-Instruct; layers, heads and tied embeddings as in
+Table 1 of the Qwen2.5 technical report, arXiv 2412.15115. Parameters: 494,032,768, 1,543,714,304, 3,085,938,688 and
+7,615,616,512.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 def _qwen2(
     layers: int, hidden: int, ff: int, heads: int, kv_heads: int, *, rows: int = 151_936, tied: bool = True
 ) -> dict[str, Any]:
-    """As a config.json has it; attention has biases on queries, keys and values by the architecture."""
+    """Return the entries of config.json. The architecture itself adds biases to queries, keys and values."""
     return {
         "model_type": "qwen2",
         "num_hidden_layers": layers,

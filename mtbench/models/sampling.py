@@ -1,6 +1,6 @@
-"""The token rules: which token, how sure, how many. Pure functions of tensors, with no model and no method in them.
+"""Sampling and acceptance rules as pure functions of tensors: which token, how confident, how many.
 
-R = rows, N = candidate positions, V = vocabulary.
+R = rows, N = candidate positions, K = draft tokens, V = vocabulary.
 """
 
 from typing import Literal
@@ -12,16 +12,16 @@ Metric = Literal["probability", "entropy", "margin"]
 
 
 def choose(logits: Tensor) -> Tensor:
-    """The token of each position, `(…, V)` to `(…)`: greedy, the lowest id of equals on a CPU."""
+    """Return the largest logit's id, `(…, V)` to `(…)`; on a CPU the lowest id of equal logits."""
     return logits.argmax(-1)
 
 
 def sampled(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> Tensor:
-    """What is largest at the chosen token, (R, n, V) float64: logits/T and Gumbel noise, hashed from row and place.
+    """Return logits/T plus Gumbel noise, (R, n, V) float64. Its argmax is a sample from softmax(logits/T).
 
-    Its argmax is a draw from softmax(logits/T) (Gumbel 1954; Maddison et al., arXiv 1411.0030). `seed` (R,); `position`
-    (R, n) of the tokens chosen. The noise of a place is the same in whatever forward, batch or method it is judged, so
-    that a method that verifies by equality is lossless for sampled decoding too.
+    (Gumbel 1954; Maddison et al., arXiv 1411.0030.) `seed` (R,); `position` (R, n) of the tokens to sample. The noise
+    is a hash of seed, position and token id, so it is the same in every forward pass, batch and method. That makes a
+    method that verifies draft tokens by equality lossless for sampled decoding too.
     """
     token = torch.arange(logits.shape[-1], device=logits.device)
     noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], token)))
@@ -29,9 +29,9 @@ def sampled(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) 
 
 
 def uniform(*keys: Tensor) -> Tensor:
-    """A number in (0, 1), float64, for each combination of whole numbers, which broadcast; the same ones give the same.
+    """Return a pseudo-random number in (0, 1), float64, for each combination of integer keys, which broadcast.
 
-    (Each key is stirred in by the finaliser of SplitMix64: Steele, Lea, Flood, OOPSLA 2014.)
+    Equal keys give equal numbers. Keys are mixed in by the finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     """
     state = torch.zeros((), dtype=torch.long, device=keys[0].device)
     for key in keys:
@@ -43,48 +43,46 @@ def uniform(*keys: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """Right, zeros coming in."""
+    """Return the logical right shift: zeros fill the left. (Tensors of int64 only have the arithmetic shift.)"""
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
 _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def rejection_sample(
-    draft: Tensor, offered: Tensor, wanted: Tensor, seed: Tensor, position: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Verify sampled drafts so that what comes out is distributed as `wanted`: tokens (R, K+1), how many drafts (R,).
+def rejection_sample(draft: Tensor, q: Tensor, p: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Verify draft tokens (R, K), sampled from q (R, K, V), against the target's distributions p (R, K+1, V).
 
-    Draft k, drawn from `offered[:, k]` (R, K, V), stays with the probability min(1, p/q) of itself under `wanted`
-    (R, K+1, V) and `offered`; the first that does not is replaced by a draw from what p has more than q, and behind the
-    last stands a draw from p: the most agreement two distributions can have. `position` (R, K+1) is each token's.
+    Accept draft token k with probability min(1, p/q). Resample the first rejected one from max(p − q, 0), normalised.
+    If all are accepted, sample one more token from p. The result is distributed as p. `position` (R, K+1) of the
+    tokens. Return the tokens (R, K+1) and the number of accepted draft tokens (R,).
     (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318, theorem 1.)
     """
     drafts = draft.shape[1]
-    p = wanted[:, :drafts].gather(2, draft[..., None])[..., 0]
-    q = offered.gather(2, draft[..., None])[..., 0]
-    dice = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _DICE))
-    accepted = prefix_length(dice * q < p)
-    more = wanted.clone()
-    more[:, :drafts] = (wanted[:, :drafts] - offered).clamp(min=0)
-    fresh = torch.arange(wanted.shape[2], device=draft.device) + _FRESH  # the draft has thrown the others
-    noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], fresh)))
-    replaced = (more.double().log() + noise).argmax(2)
+    p_draft = p[:, :drafts].gather(2, draft[..., None])[..., 0]
+    q_draft = q.gather(2, draft[..., None])[..., 0]
+    chance = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _ACCEPTANCE_KEY))
+    accepted = prefix_length(chance * q_draft < p_draft)
+    residual = p.clone()
+    residual[:, :drafts] = (p[:, :drafts] - q).clamp(min=0)
+    keys = torch.arange(p.shape[2], device=draft.device) + _RESAMPLING_KEY  # drawing the draft used the token ids
+    noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], keys)))
+    resampled = (residual.double().log() + noise).argmax(2)
     column = torch.arange(drafts + 1, device=draft.device)
-    padded = torch.cat((draft, replaced[:, :1]), 1)
-    return torch.where(column < accepted[:, None], padded, replaced), accepted
+    padded = torch.cat((draft, resampled[:, :1]), 1)
+    return torch.where(column < accepted[:, None], padded, resampled), accepted
 
 
-_DICE, _FRESH = -1, 1 << 32  # beyond any token's id
+_ACCEPTANCE_KEY, _RESAMPLING_KEY = -1, 1 << 32  # keys of `uniform` that are no token ids
 
 
 def confidence(logits: Tensor) -> Tensor:
-    """The probability of the first choice, `(…, V)` to `(…)`, in float32."""
+    """Return the largest probability, logits `(…, V)` to `(…)`, in float32."""
     return logits.float().softmax(-1).amax(-1)
 
 
 def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
-    """Is the model sure of its first choice? `(…, V)` logits to `(…)` bool, computed in float32.
+    """Return whether the model is confident in its most likely token: logits `(…, V)` to `(…)` bool, in float32.
 
     `probability`: p₁ ≥ threshold. `margin`: p₁ − p₂ ≥ threshold. `entropy`: H ≤ threshold, in nats.
     (MARS, arXiv 2604.07023, section 3.4 and Fig. 6.)
@@ -100,35 +98,35 @@ def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
 
 
 def prefix_length(true: Tensor) -> Tensor:
-    """How many leading positions are true: `(R, N)` bool to `(R,)`."""
+    """Return the number of leading true values: `(R, N)` bool to `(R,)`."""
     return true.cumprod(1).sum(1)
 
 
 def best_width(acceptance: Tensor, commits: Tensor, cost: Tensor) -> Tensor:
-    """Which of several windows promises the most tokens for its cost, (R,).
+    """Return the index of the window with the most expected tokens per cost, (R,).
 
-    `acceptance` (R,): how often a guess was lately accepted after those before it were; then a window that can commit N
-    tokens is worth (1 - a^N) / (1 - a) of them (Leviathan et al., arXiv 2211.17192, equation 1). `commits` and `cost`
-    (n,): of each window.
+    `acceptance` (R,): recent acceptance rate of a draft token, given that all before it were accepted. At rate a, a
+    window that can commit N tokens commits (1 - a^N) / (1 - a) on average (Leviathan et al., arXiv 2211.17192,
+    equation 1). `commits` and `cost`: of each window, (n,).
     """
     a = acceptance.clamp(max=0.999)[:, None]
     return ((1 - a**commits) / (1 - a) / cost).argmax(1)
 
 
 def top_confidence(confidence: Tensor, among: Tensor, count: int) -> Tensor:
-    """The `count` most confident positions `among` some, or as many as there are: (R, N), (R, N) bool to (R, N) bool.
+    """Select the `count` most confident of the positions in `among`: (R, N) and (R, N) bool to (R, N) bool.
 
-    The first of equals. (Low-confidence remasking: LLaDA, arXiv 2502.09992, section 2.4.)
+    Of equals, the first; if there are fewer, all. (Low-confidence remasking: LLaDA, arXiv 2502.09992, section 2.4.)
     """
     order = confidence.masked_fill(~among, -1).argsort(dim=1, descending=True, stable=True)
     return among & (order.argsort(dim=1) < count)
 
 
 def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of the offered tokens become output, and does the answer end with them: `(R,)` and `(R,)` bool.
+    """Return how many of `tokens` (R, N) become output, (R,), and whether the last one ends the answer, (R,) bool.
 
-    The first `count` of `tokens` (R, N), at most `room` (R,), up to the first end token, which is kept; `ends` (V,)
-    bool: is this id an end token.
+    Output are the first `count` (R,), at most `room` (R,), up to and including the first end token. `ends` (V,) bool:
+    whether an id is an end token.
     """
     before_end = prefix_length(~ends[tokens])
     kept = torch.minimum(torch.minimum(count, room), before_end + 1)

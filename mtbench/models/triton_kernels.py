@@ -1,14 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""The kernels behind `mtbench.models.kernels` on a GPU, in Triton, and what launches them. Imported only where they
-run.
+"""The Triton kernels of `mtbench.models.kernels` and their launchers. Imported only on machines that run them.
 
-Tile shapes are constants: no autotuning, which synchronises and lets the same row take another path in another
-batch. Launchers allocate, launch and never wait, so a CUDA graph can record them (after a first call has compiled).
-Rows and positions are not specialised on, nor slots in view but for being a multiple of 16 (masks then load 16 at a
-time), so a step of any shape runs the same compiled kernel.
+Tile shapes are constants. There is no autotuning: it synchronises, and the same row could run in another tile shape in
+another batch. Launchers allocate and launch but never synchronise, so a CUDA graph can record them after a first call
+has compiled them. Kernels are not specialised on the number of rows or positions, and on slots in view only for
+multiples of 16 (masks then load 16 at a time), so one compiled kernel serves all steps.
 
-Attention is flash decoding (https://pytorch.org/blog/flash-decoding): the keys are cut into blocks of fixed length,
-each block is softmaxed by itself, and a row's blocks are folded together from the first to its last.
+Attention is flash decoding (https://pytorch.org/blog/flash-decoding): keys are divided into blocks of fixed length,
+each block has its own softmax, and a row's blocks are combined in order, from the first to the last.
+
+Names: peak = maximum of the scores, mass = sum of exponentials relative to it, total = sum of values weighted by them.
 """
 
 import math
@@ -20,27 +21,27 @@ import triton.language as tl
 from torch import Tensor
 
 QUERIES = 64  # rows of a query tile, and of a linear's: the fewest that Hopper's matrix unit (wgmma) takes
-BLOCK_BYTES = 16384  # keys of a block: two programs per multiprocessor, each with a block at work and one on its way
-ENOUGH = 64  # programs that walk their blocks stream the cache nearly as fast as one program per block would
-SLICE = 4096  # of a vocabulary: 38 slices of Qwen2.5's, each thread loads 4 × 16 bytes of bfloat16
-OUTPUTS = 64  # of a linear, for one program
+BLOCK_BYTES = 16384  # keys of a block; two programs fit a multiprocessor, each with one block in use and one loading
+ENOUGH_PROGRAMS = 64  # from here on, a loop over blocks reads the cache nearly as fast as one program per block
+SLICE = 4096  # logits per program: 38 slices of Qwen2.5's vocabulary; each thread loads 4 × 16 bytes of bfloat16
+OUTPUTS = 64  # of a linear, per program
 INPUTS = 64  # of a linear, per step
-STREAMS = 256  # programs, two per multiprocessor of an H200 (132), that stream weights at full speed
-SHORTEST = 16  # steps of a part of a split linear: below some 1,000 inputs a second kernel costs more than it gains
-CHUNK = 1024  # rows of a split linear whose parts stand in memory at once
+STREAMING_PROGRAMS = 256  # about two per multiprocessor of an H200 (132): they read weights at full bandwidth
+MIN_STEPS = 16  # of a part of a split linear: below about 1,000 inputs a second kernel costs more than it saves
+CHUNK = 1024  # rows of a split linear whose parts are in memory at a time
 LOG2E = math.log2(math.e)
 
-PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16, bfloat16 ignore it
+PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
 
 
 @triton.jit
 def _fold(peak, mass, total, block_peak, block_mass, block_total):
-    """Softmax over what was seen so far and one more block; peaks in powers of two.
+    """Add one block to a running softmax; exponentials are powers of two.
 
-    `tl.fma` pins the arithmetic: the compiler may not choose another contraction where this is inlined elsewhere.
+    `tl.fma` fixes the arithmetic: otherwise the compiler could contract operations differently at each inlining.
     """
     highest = tl.maximum(peak, block_peak)
-    anchor = tl.where(highest == float("-inf"), 0.0, highest)  # nothing seen yet: −∞ − −∞ would be NaN
+    anchor = tl.where(highest == float("-inf"), 0.0, highest)  # all masked so far: −∞ − −∞ would be NaN
     old = tl.exp2(peak - anchor)
     new = tl.exp2(block_peak - anchor)
     mass = tl.fma(block_mass, new, mass * old)
@@ -50,9 +51,9 @@ def _fold(peak, mass, total, block_peak, block_mass, block_total):
 
 @triton.jit
 def _block(q, k, v, seen, inner, outer, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
-    """The softmax over one block: its peaks, its masses, its values' sums."""
+    """Return one block's softmax: peaks, masses and totals."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * inner
-    if SOFTCAP:  # softcap · tanh(score / softcap), the tanh by its exponential
+    if SOFTCAP:  # softcap · tanh(score / softcap), tanh written with an exponential
         score = (1.0 - 2.0 / (1.0 + tl.exp2(score))) * outer
     score = tl.where(seen, score, float("-inf"))
     peak = tl.max(score, 1)
@@ -62,7 +63,7 @@ def _block(q, k, v, seen, inner, outer, SOFTCAP: tl.constexpr, PRECISION: tl.con
 
 
 @triton.jit(do_not_specialize=["width", "tiles"])
-def _attend(
+def _attend(  # not split further: a function for its loads changes their order in the compiled kernel
     query,
     key,
     value,
@@ -85,7 +86,7 @@ def _attend(
     m_width,
     k_row,
     v_row,
-    k_head: tl.constexpr,  # constants, for they give the loads immediate offsets and free the registers of pointers
+    k_head: tl.constexpr,  # constants: loads then have immediate offsets and need fewer registers for pointers
     k_slot: tl.constexpr,
     k_size: tl.constexpr,
     v_head: tl.constexpr,
@@ -100,8 +101,11 @@ def _attend(
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of folded queries and one key head: of one block (SPLIT), or of all blocks to the end."""
-    tile = tl.program_id(0) % tiles  # neighbours share keys, which the second finds in the L2 cache
+    """Attention of one tile of queries and one key head, over one block of keys (SPLIT) or over all blocks in order.
+
+    `folded`: the queries of the GROUP query heads that share the key head, one after another.
+    """
+    tile = tl.program_id(0) % tiles  # adjacent programs read the same keys; the second hits the L2 cache
     row = (tl.program_id(0) // tiles // KEY_HEADS).to(tl.int64)
     key_head = tl.program_id(0) // tiles % KEY_HEADS
     visible = tl.minimum(tl.load(length + row), view).to(tl.int32)
@@ -111,7 +115,7 @@ def _attend(
     head = key_head * GROUP + folded // width
     place = folded % width
     heads = KEY_HEADS * GROUP
-    # Where results go is settled here, so that less lives in registers through the loop.
+    # The output index is computed here, so that fewer values stay in registers during the loop.
     at = head * width + place if SPLIT else place * heads + head
     size = tl.arange(0, SIZE)
     slot = tl.arange(0, BLOCK)
@@ -122,7 +126,7 @@ def _attend(
 
     if SPLIT:
         block = tl.program_id(1)
-        start = block.to(tl.int64) * BLOCK  # a cache may pass 2³¹ elements
+        start = block.to(tl.int64) * BLOCK  # a cache may have more than 2³¹ elements
         if start >= visible:
             return
         inside = start + slot < visible
@@ -168,9 +172,9 @@ def _combine(
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """Fold the blocks of one (row, head, query), AHEAD of them loaded at a time. Blocks never written are not read."""
+    """Combine the blocks of one (row, head, query), loading AHEAD of them at a time. Reads written blocks only."""
     row = (tl.program_id(0) // (HEADS * width)).to(tl.int64)
-    query = tl.program_id(0) % (HEADS * width)  # head by head
+    query = tl.program_id(0) % (HEADS * width)  # ordered by head
     blocks = tl.cdiv(tl.minimum(tl.load(length + row), view).to(tl.int32), BLOCK)
     size = tl.arange(0, SIZE)
     one = tl.arange(0, 1)
@@ -181,10 +185,10 @@ def _combine(
         for ahead in tl.static_range(AHEAD):
             block = start + ahead + one
             at = (row * splits + block) * HEADS * width + query
-            there = block < blocks  # a block that is not there weighs nothing: folding it changes no bit
-            block_peak = tl.load(peaks + at, mask=there, other=float("-inf"))
-            block_mass = tl.load(masses + at, mask=there, other=0.0)
-            block_total = tl.load(totals + at[:, None] * SIZE + size, mask=there[:, None], other=0.0)
+            exists = block < blocks  # a missing block has mass 0: adding it changes no bit
+            block_peak = tl.load(peaks + at, mask=exists, other=float("-inf"))
+            block_mass = tl.load(masses + at, mask=exists, other=0.0)
+            block_total = tl.load(totals + at[:, None] * SIZE + size, mask=exists[:, None], other=0.0)
             peak, mass, total = _fold(peak, mass, total, block_peak, block_mass, block_total)
     result = total / tl.where(mass == 0.0, 1.0, mass)[:, None]
     at = (row * width + query % width) * HEADS + query // width + one
@@ -192,7 +196,7 @@ def _combine(
 
 
 def attends(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Do the attention kernels take these tensors?"""
+    """Return whether the attention kernels support these tensors."""
     size = query.shape[-1]
     return (
         query.dtype == key.dtype == value.dtype
@@ -214,29 +218,27 @@ def attend(
     *,
     split: bool | None = None,
 ) -> Tensor:
-    """See `kernels.attend`. `split`: one program per block and a second kernel; None decides by size.
+    """Return attention; see `kernels.attend`.
 
-    Where rows, key heads and query tiles are few, blocks become programs of their own: a single row of Qwen2.5-7B
-    with 1,024 slots has 64, each a few dependent loads long. Otherwise a program walks its blocks, which spares the
-    sums their way through memory. Both fold the same blocks in the same order by the same arithmetic.
+    `split`: True runs one program per block of keys and a second kernel that combines them; False, programs that loop
+    over all blocks; None decides by size. A split gives few rows enough programs (64 for one row of Qwen2.5-7B with
+    1,024 slots); the loop writes no partial sums to memory. Both give the same bits: same blocks, order and arithmetic.
     """
     rows, heads, width, size = query.shape
     key_heads, view = key.shape[1], key.shape[2]
-    exact = query.dtype == torch.float32  # no matrix unit: operands pass through registers, so tiles are small
-    queries = 16 if exact else QUERIES
-    block = max(16, min(128, BLOCK_BYTES // size // (8 if exact else 2)))
+    exact = query.dtype == torch.float32
+    queries, block = _tile_shape(size, exact)
     tiles = triton.cdiv(heads // key_heads * width, queries)
     splits = triton.cdiv(view, block)
     if split is None:
-        split = rows * key_heads * tiles < ENOUGH and splits > 1
+        split = rows * key_heads * tiles < ENOUGH_PROGRAMS and splits > 1
     out = query.new_empty(rows, width, heads, size)
-    partials = (rows, splits, heads, width)
-    totals = query.new_empty(*partials, size, dtype=torch.float32) if split else out
-    masses = query.new_empty(partials, dtype=torch.float32) if split else out
-    peaks = query.new_empty(partials, dtype=torch.float32) if split else out
-    length = length.contiguous()  # free for what is; a column of a table would be misread
+    partials = _new_partials(query, splits) if split else (out, out, out)  # unused without a split
+    length = length.contiguous()  # the kernel takes no stride for it
     if mask.stride(-1) != 1:
         mask = mask.contiguous()
+    k_strides, v_strides = key.stride(), value.stride()
+    strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0], *k_strides[1:], *v_strides[1:])
     _attend[rows * key_heads * tiles, splits if split else 1](
         query,
         key,
@@ -244,20 +246,12 @@ def attend(
         mask.view(torch.uint8),
         length,
         out,
-        totals,
-        masses,
-        peaks,
-        scale * LOG2E if softcap is None else 2 * LOG2E * scale / softcap,
-        1.0 if softcap is None else softcap * LOG2E,
+        *partials,
+        *_score_factors(scale, softcap),
         width,
         view,
         tiles,
-        *query.stride(),
-        *mask.stride()[:2],
-        key.stride(0),
-        value.stride(0),
-        *key.stride()[1:],
-        *value.stride()[1:],
+        *strides,
         KEY_HEADS=key_heads,
         GROUP=heads // key_heads,
         SIZE=size,
@@ -267,31 +261,40 @@ def attend(
         SOFTCAP=softcap is not None,
         PRECISION=PRECISION[query.dtype],
         num_warps=8 if size == 256 and not exact else 4,
-        num_stages=1 if split or exact else 2,  # 2: the next block loads meanwhile
+        num_stages=1 if split or exact else 2,  # 2: the next block loads during the current one
     )
     if split:
-        _combine[(rows * heads * width,)](
-            length,
-            out,
-            totals,
-            masses,
-            peaks,
-            width,
-            view,
-            splits,
-            HEADS=heads,
-            SIZE=size,
-            BLOCK=block,
-            AHEAD=16,
-            num_warps=1,
-        )
+        grid, constants = (rows * heads * width,), {"HEADS": heads, "SIZE": size, "BLOCK": block, "AHEAD": 16}
+        _combine[grid](length, out, *partials, width, view, splits, **constants, num_warps=1)
     return out
 
 
+def _tile_shape(size: int, exact: bool) -> tuple[int, int]:
+    """Return a tile's queries and keys. `exact`: float32, whose operands are in registers, so tiles are small."""
+    if exact:
+        return 16, max(16, min(128, BLOCK_BYTES // size // 8))
+    return QUERIES, max(16, min(128, BLOCK_BYTES // size // 2))
+
+
+def _new_partials(query: Tensor, splits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return memory for each block's totals (R, splits, H, W, d), masses and peaks (R, splits, H, W)."""
+    rows, heads, width, size = query.shape
+    shape = (rows, splits, heads, width)
+    empty = partial(query.new_empty, dtype=torch.float32)
+    return empty(*shape, size), empty(shape), empty(shape)
+
+
+def _score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Return the factors of a score before and after the tanh of `softcap`, for exponentials in powers of two."""
+    if softcap is None:
+        return scale * LOG2E, 1.0
+    return 2 * LOG2E * scale / softcap, softcap * LOG2E
+
+
 @triton.jit
-def _judge(logits, peaks, places, masses, stride, vocabulary, SLICE: tl.constexpr):
-    """Of one slice of one row: the largest logit, the lowest id that has it, the sum of exponentials above it."""
-    row = tl.program_id(0).to(tl.int64)  # rows × vocabulary may pass 2³¹
+def _argmax_slice(logits, peaks, places, masses, stride, vocabulary, SLICE: tl.constexpr):
+    """Reduce one slice of one row: largest logit, its lowest id, sum of exponentials relative to it."""
+    row = tl.program_id(0).to(tl.int64)  # rows × vocabulary may exceed 2³¹
     index = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     x = tl.load(logits + row * stride + index, mask=index < vocabulary, other=float("-inf")).to(tl.float32)
     peak = tl.max(x, 0)
@@ -303,8 +306,8 @@ def _judge(logits, peaks, places, masses, stride, vocabulary, SLICE: tl.constexp
 
 
 @triton.jit
-def _verdict(peaks, places, masses, choice, largest, logsumexp, slices, vocabulary, SLICES: tl.constexpr):
-    """Of one row, from its slices. Slices of only −∞ weigh nothing; NaN still chooses an id that exists."""
+def _argmax_row(peaks, places, masses, choice, largest, logsumexp, slices, vocabulary, SLICES: tl.constexpr):
+    """Reduce the slices of one row. Slices of −∞ only have mass 0; with NaN, the chosen id is still in range."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, SLICES)
     at = row * slices + index
@@ -321,8 +324,8 @@ def _verdict(peaks, places, masses, choice, largest, logsumexp, slices, vocabula
     tl.store(logsumexp + row, anchor + tl.log(mass))
 
 
-def judge(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """See `kernels.judge`. Two kernels; the first reads the logits, once."""
+def argmax_logsumexp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return argmax, maximum and logsumexp; see `kernels.argmax_logsumexp`. The first kernel reads the logits, once."""
     shape, vocabulary = logits.shape[:-1], logits.shape[-1]
     flat = logits.reshape(-1, vocabulary)
     if flat.stride(1) != 1:
@@ -333,9 +336,9 @@ def judge(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if rows:
         peaks, masses = empty(rows, slices), empty(rows, slices)
         places = logits.new_empty(rows, slices, dtype=torch.int32)
-        _judge[rows, slices](flat, peaks, places, masses, flat.stride(0), vocabulary, SLICE=SLICE, num_warps=4)
+        _argmax_slice[rows, slices](flat, peaks, places, masses, flat.stride(0), vocabulary, SLICE=SLICE, num_warps=4)
         power = triton.next_power_of_2(slices)
-        _verdict[(rows,)](
+        _argmax_row[(rows,)](
             peaks, places, masses, choice, largest, logsumexp, slices, vocabulary, SLICES=power, num_warps=1
         )
     return choice, largest, logsumexp
@@ -360,8 +363,8 @@ def _linear(
     BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of the product, over one part of the inputs: `steps` steps of them, first to last."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # row tiles of the same weights run side by side
+    """One tile of the product over one part of the inputs: `steps` steps in order."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # adjacent programs read the same weights
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     column = tl.arange(0, INPUTS)
     first = tl.program_id(2) * steps
@@ -381,34 +384,36 @@ def _linear(
     if BIAS:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)
     at = (tl.program_id(2) * count + row).to(tl.int64)[:, None] * outputs + output
-    there = (row[:, None] < count) & (output < outputs)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=there)
+    inside = (row[:, None] < count) & (output < outputs)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["elements"])
 def _add(parts, bias, out, elements, outputs, PARTS: tl.constexpr, BIAS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """The parts of a split product, first to last, then the bias."""
-    at = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)  # CHUNK bounds it
-    there = at < elements
-    total = tl.load(parts + at, mask=there, other=0.0)
+    """Add the parts of a split product in order, then the bias."""
+    at = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)  # int32 suffices: CHUNK bounds it
+    inside = at < elements
+    total = tl.load(parts + at, mask=inside, other=0.0)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(parts + part * elements + at, mask=there, other=0.0)
+        total += tl.load(parts + part * elements + at, mask=inside, other=0.0)
     if BIAS:
-        total += tl.load(bias + at % outputs, mask=there, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=there)
+        total += tl.load(bias + at % outputs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
-def parts(outputs: int, inputs: int) -> int:
-    """Into how many parts a linear's inputs are cut: by the weight's shape alone, never by the batch.
+def parts_of(outputs: int, inputs: int) -> int:
+    """Return the number of parts into which a linear's inputs are split. It depends on the weight's shape only.
 
     Qwen2.5-7B: 3 parts for q, k, v and o, 5 for down, 1 for gate, up and the LM head.
     """
-    pieces: int = max(1, min(triton.cdiv(STREAMS, triton.cdiv(outputs, OUTPUTS)), inputs // (INPUTS * SHORTEST)))
-    return pieces
+    wanted = triton.cdiv(STREAMING_PROGRAMS, triton.cdiv(outputs, OUTPUTS))
+    most = inputs // (INPUTS * MIN_STEPS)
+    parts: int = max(1, min(wanted, most))
+    return parts
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """See `kernels.linear`. Every tile has 64 rows, even for one: the matrix unit then still waits for the weights."""
+    """Return the product; see `kernels.linear`. A tile always has 64 rows; even so, memory bandwidth is the limit."""
     outputs, inputs = weight.shape
     flat = x.reshape(-1, inputs)
     if flat.stride(1) != 1:
@@ -416,45 +421,45 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.stride(1) != 1:
         weight = weight.contiguous()
     out = x.new_empty(*x.shape[:-1], outputs)
-    pieces = parts(outputs, inputs)
-    steps = triton.cdiv(triton.cdiv(inputs, INPUTS), pieces)
+    parts = parts_of(outputs, inputs)
+    steps = triton.cdiv(triton.cdiv(inputs, INPUTS), parts)
     if not len(flat):
         return out
-    # Rows come out the same in any company, so many of them go in chunks, which bounds the parts' memory.
-    chunk = CHUNK if pieces > 1 else len(flat)
-    for some, into in zip(flat.split(chunk), out.view(-1, outputs).split(chunk), strict=True):
-        count = len(some)
-        sums = into if pieces == 1 else x.new_empty(pieces, count, outputs, dtype=torch.float32)
-        _linear[triton.cdiv(count, QUERIES), triton.cdiv(outputs, OUTPUTS), pieces](
-            some,
+    # Results are batch-invariant, so rows can be computed in chunks, which bounds the memory of the parts.
+    chunk = CHUNK if parts > 1 else len(flat)
+    for rows, result in zip(flat.split(chunk), out.view(-1, outputs).split(chunk), strict=True):
+        count = len(rows)
+        sums = result if parts == 1 else x.new_empty(parts, count, outputs, dtype=torch.float32)
+        _linear[triton.cdiv(count, QUERIES), triton.cdiv(outputs, OUTPUTS), parts](
+            rows,
             weight,
             bias,
             sums,
             count,
             outputs,
             inputs,
-            some.stride(0),
+            rows.stride(0),
             weight.stride(0),
             steps,
             ROWS=QUERIES,
             OUTPUTS=OUTPUTS,
             INPUTS=INPUTS,
             EVEN=inputs % INPUTS == 0,
-            BIAS=bias is not None and pieces == 1,
+            BIAS=bias is not None and parts == 1,
             PRECISION=PRECISION[x.dtype],
             num_warps=4,
             num_stages=2 if x.dtype == torch.float32 else 5,
         )
-        if pieces > 1:
+        if parts > 1:
             _add[(triton.cdiv(count * outputs, 1024),)](
-                sums, bias, into, count * outputs, outputs, PARTS=pieces, BIAS=bias is not None, ELEMENTS=1024
+                sums, bias, result, count * outputs, outputs, PARTS=parts, BIAS=bias is not None, ELEMENTS=1024
             )
     return out
 
 
 @triton.jit
 def _norm(x, weight, out, eps, size, SIZE: tl.constexpr):
-    """One row, summed in one order."""
+    """Normalise one row; the order of its sum is fixed."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE)
     wide = tl.load(x + row * size + column, mask=column < size, other=0.0).to(tl.float32)
@@ -465,7 +470,7 @@ def _norm(x, weight, out, eps, size, SIZE: tl.constexpr):
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `kernels.norm`. One program per row."""
+    """Return the RMS norm; see `kernels.norm`. One program per row."""
     size = x.shape[-1]
     x = x.contiguous()
     out = torch.empty_like(x)

@@ -20,7 +20,7 @@ POWER_NS = [50_000_000, 0]
 
 def over(seconds: float, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The window between two states of the driver, `seconds` long."""
-    samples = [Driver(**state).machine.sample() for state in (before, after)]
+    samples = [Driver(**state).gpu.sample() for state in (before, after)]
     start, end = ({name: getattr(s, name) for name in Sample.__slots__} for s in samples)
     return machine.window(Sample(**start | {"at_s": 0.0}), Sample(**end | {"at_s": seconds}))
 

@@ -1,4 +1,4 @@
-"""What a checkpoint must be to be served, and what is taken from it."""
+"""Which checkpoints load, which are rejected, and what is read from them."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ from mtbench.models.runner import Forwarded, ModelRunner
 @pytest.mark.parametrize(
     ("rope", "name"), [({"rope_type": "dynamic", "factor": 2.0}, "dynamic"), ({"rope_type": "longrope"}, "longrope")]
 )
-def test_rope_that_depends_on_the_batch_is_refused_by_name(rope: dict[str, object], name: str) -> None:
-    """`dynamic` and `longrope` change with the longest row, so a row would depend on its neighbours."""
+def test_rope_types_that_depend_on_the_batch_are_rejected(rope: dict[str, object], name: str) -> None:
+    """The angles of `dynamic` and `longrope` depend on the longest row, so rows would not be independent."""
     config = small_config()
     config.rope_parameters = {"rope_theta": 10000.0, **rope}
     with pytest.raises(UserError, match=f"uses rope type {name}"):
@@ -30,8 +30,8 @@ def test_rope_that_depends_on_the_batch_is_refused_by_name(rope: dict[str, objec
 
 
 @pytest.mark.parametrize("rope", ["default", "linear", "llama3", "yarn"])
-def test_other_rope_types_are_served(rope: str) -> None:
-    """Their angles depend on the position alone."""
+def test_other_rope_types_are_accepted(rope: str) -> None:
+    """Their angles depend on the position only."""
     config = small_config()
     config.rope_parameters = {"rope_theta": 10000.0, "rope_type": rope}
     refuse_unserved(config, "somewhere")
@@ -40,14 +40,14 @@ def test_other_rope_types_are_served(rope: str) -> None:
 @pytest.mark.parametrize(
     ("config", "name"), [(MambaConfig(), "mamba"), (Qwen3NextConfig(num_hidden_layers=4), "linear_attention")]
 )
-def test_layers_that_cannot_rewind_are_refused_by_name(config: object, name: str) -> None:
-    """A recurrent state cannot take back a rejected guess."""
+def test_recurrent_layers_are_rejected(config: object, name: str) -> None:
+    """A recurrent state cannot undo a rejected draft token."""
     with pytest.raises(UserError, match=name):
         refuse_unserved(config, "somewhere")
 
 
 def test_a_released_mars_checkpoint_is_read_as_qwen2(tmp_path: Path) -> None:
-    """`a2d-qwen2` is Qwen2 under another name; no remote code is asked for."""
+    """`a2d-qwen2` is Qwen2 under another name; its remote code is not loaded."""
     path = save_small(tmp_path / "mars")
     config = json.loads((path / "config.json").read_text())
     config |= {"model_type": "a2d-qwen2", "auto_map": {"AutoModelForCausalLM": "evil.Model"}, "architectures": ["A2D"]}
@@ -57,8 +57,8 @@ def test_a_released_mars_checkpoint_is_read_as_qwen2(tmp_path: Path) -> None:
     assert checkpoint.mask_id == MASK
 
 
-def test_what_no_arm_may_emit(tmp_path: Path) -> None:
-    """The mask and the rows no token stands for are suppressed; end tokens are the tokenizer's and the config's."""
+def test_suppressed_ids_and_end_tokens(tmp_path: Path) -> None:
+    """The mask and ids without a token are suppressed; end tokens are the tokenizer's and the generation settings'."""
     path = save_small(tmp_path / "model")
     generation = {"eos_token_id": [END, 7], "repetition_penalty": 1.1, "temperature": 0.7, "do_sample": True}
     (path / "generation_config.json").write_text(json.dumps(generation))
@@ -68,7 +68,7 @@ def test_what_no_arm_may_emit(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_a_mask_gets_the_next_free_id(tmp_path: Path) -> None:
-    """As Qwen2.5: the id after its last token is an unused row of the embedding."""
+    """For example Qwen2.5: the id after its last token is an unused embedding row."""
     path = save_small(tmp_path / "model")
     tokenizer = json.loads((path / "tokenizer.json").read_text())
     tokenizer["added_tokens"] = [t for t in tokenizer["added_tokens"] if t["content"] != "<|mask|>"]
@@ -80,8 +80,8 @@ def test_a_tokenizer_without_a_mask_gets_the_next_free_id(tmp_path: Path) -> Non
     assert inspect(str(path), needs_mask=True).mask_id == MASK
 
 
-def test_a_family_takes_one_role_from_elsewhere(tmp_path: Path) -> None:
-    """`--checkpoint` overrides a role and forgets how the published one was trained."""
+def test_a_role_of_a_family_can_be_replaced(tmp_path: Path) -> None:
+    """`--checkpoint` replaces a role; the published training options no longer apply."""
     path = str(save_small(tmp_path / "mine"))
     mine = family("qwen2.5-0.5b", checkpoints={"mars": path})
     assert (mine.checkpoint("mars"), mine.training("mars")) == (path, {})
@@ -89,8 +89,8 @@ def test_a_family_takes_one_role_from_elsewhere(tmp_path: Path) -> None:
     assert family("qwen2.5-0.5b", model=path).roles == {"ar": path}
 
 
-def test_an_architecture_of_another_house_loads_from_disk(tmp_path: Path) -> None:
-    """A Llama checkpoint is served like any other, in the type asked for."""
+def test_a_llama_checkpoint_loads_from_disk(tmp_path: Path) -> None:
+    """In the requested type."""
     from small import small_tokenizer
     from transformers import AutoModelForCausalLM
 
@@ -108,16 +108,16 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_has_the_parameters_its_model_has(name: str) -> None:
-    """To the last one, as published; nothing is made to find that out."""
+def test_a_shape_has_as_many_parameters_as_its_model(name: str) -> None:
+    """Exactly the published number, counted without allocating weights."""
     model = load(RANDOM + name, dtype=torch.bfloat16, device="meta").model
     assert model.num_parameters() == PUBLISHED[name]
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("shape", [EMBEDDED + "ar", "folder"])
-def test_random_weights_take_a_checkpoints_shape_and_nothing_else(shape: str, tmp_path: Path) -> None:
-    """Always the same weights, none of the folder's; the mask alone is never said, and no id ends an answer."""
+def test_random_weights_take_only_the_shape_of_a_checkpoint(shape: str, tmp_path: Path) -> None:
+    """The weights are reproducible and not the folder's; only the mask is suppressed, and no id ends an answer."""
     save_small(tmp_path / "folder")
     config = json.loads((tmp_path / "folder/config.json").read_text()) | {"vocab_size": 600}
     (tmp_path / "folder/config.json").write_text(json.dumps(config))
@@ -132,8 +132,8 @@ def test_random_weights_take_a_checkpoints_shape_and_nothing_else(shape: str, tm
     assert first.end_ids == ()
 
 
-def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> None:
-    """Every step has finite logits to choose from; ids that the borrowed tokenizer does not know are no words."""
+def test_random_weights_decode_in_bfloat16() -> None:
+    """Every step has finite logits; ids that the tokenizer does not know decode to an empty text."""
     checkpoint = load(f"{RANDOM}{EMBEDDED}ar", dtype=torch.bfloat16)
 
     class Watched(ModelRunner):
@@ -150,7 +150,7 @@ def test_random_weights_decode_in_bfloat16_and_what_they_say_has_a_text() -> Non
 
 
 def test_random_weights_fill_every_role(tmp_path: Path) -> None:
-    """Whatever a method asks for; each role may have a shape of its own; a folder is known by its absolute path."""
+    """Every role gets random weights; roles may have different shapes; a folder is stored by its absolute path."""
     all_random = family("", weights="random:qwen2.5-7b", roles=("ar", "mars"))
     assert set(all_random.roles.values()) == {"random:qwen2.5-7b"}
     mixed = {"ar": "random:qwen2.5-7b", "draft": "random:qwen2.5-0.5b"}
@@ -162,21 +162,21 @@ def test_random_weights_fill_every_role(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["{", "{}", "[]", '{"model_type": "qwen2", "hidden_size": "many"}'])
-def test_a_broken_shape_is_answered_with_another_shape(config: str, tmp_path: Path) -> None:
-    """Not with another checkpoint: none was given."""
+def test_the_error_for_a_broken_shape_suggests_another_shape(config: str, tmp_path: Path) -> None:
+    """It suggests `--weights`, not `--checkpoint`."""
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match=r"no usable configuration: .*Give another with `--weights random:SHAPE`"):
         inspect(f"random:{tmp_path}")
 
 
 @pytest.mark.parametrize("weights", ["random:qwen2.5-8b", "qwen2.5-7b", "random:no/such/folder", "random:"])
-def test_weights_of_no_known_shape_are_refused_with_the_choices(weights: str) -> None:
-    """In the same words for `--weights` and for `--checkpoint`."""
+def test_unknown_random_weights_are_rejected_with_the_choices(weights: str) -> None:
+    """The message is the same for `--weights` and `--checkpoint`."""
     with pytest.raises(UserError, match=r"are not known; choose random:qwen2.5-0.5b.*or random:FOLDER"):
         family("", weights=weights, roles=("ar",))
 
 
-def test_a_shape_without_room_for_the_borrowed_words_is_refused(tmp_path: Path) -> None:
-    """Prompts are tokenised by the embedded tokenizer, whose ids the shape must have."""
+def test_a_shape_with_fewer_ids_than_the_tokenizer_is_rejected(tmp_path: Path) -> None:
+    """Prompts are tokenised by the embedded tokenizer, and the shape must have all of its ids."""
     with pytest.raises(UserError, match="has 40 ids, fewer than the"):
         inspect(f"random:{save_small(tmp_path / 'small')}")

@@ -1,4 +1,4 @@
-"""The token rules, without a model."""
+"""The sampling and acceptance rules."""
 
 import pytest
 import torch
@@ -22,22 +22,21 @@ TORN = torch.tensor([0.45, 0.45, 0.1]).log()
         ("entropy", 0.95, True, True),
     ],
 )
-def test_sureness_by_metric(metric: sampling.Metric, threshold: float, sure: bool, torn: bool) -> None:
-    """p₁ at least, p₁ − p₂ at least, entropy at most: the threshold itself passes."""
-    assert sampling.sure(torch.stack((SURE, TORN)), metric, threshold - 1e-6 * (metric != "entropy")).tolist() == [
-        sure,
-        torn,
-    ]
+def test_confidence_by_metric(metric: sampling.Metric, threshold: float, sure: bool, torn: bool) -> None:
+    """p₁ or p₁ − p₂ at least, entropy at most the threshold; the threshold itself passes."""
+    if metric != "entropy":
+        threshold -= 1e-6  # the probabilities are rounded
+    assert sampling.sure(torch.stack((SURE, TORN)), metric, threshold).tolist() == [sure, torn]
 
 
-def test_leading_counts_up_to_the_first_gap() -> None:
-    """Whatever stands behind a rejected position is rejected too."""
+def test_prefix_length_counts_up_to_the_first_false() -> None:
+    """A position after a rejected one is rejected too."""
     pattern = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], dtype=torch.bool)
     assert sampling.prefix_length(pattern).tolist() == [2, 0, 4]
 
 
-def test_kept_tokens_end_with_the_end_token_or_the_room() -> None:
-    """The end token is kept, nothing behind it; neither count nor room is passed."""
+def test_kept_tokens_stop_at_the_end_token_count_and_room() -> None:
+    """The end token is kept and nothing after it; at most `count` and `room` tokens are kept."""
     ends = torch.zeros(10, dtype=torch.bool)
     ends[9] = True
     tokens = torch.tensor([[1, 9, 3, 9], [1, 2, 3, 4], [9, 2, 3, 4], [1, 2, 3, 9], [1, 2, 3, 4]])

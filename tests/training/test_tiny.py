@@ -10,6 +10,7 @@ import naive
 import pytest
 import torch
 from decoding_cases import decode_prompts
+from label_swaps import swap_rejections
 from torch import Tensor
 from whole import plan_of
 
@@ -20,7 +21,7 @@ from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.prompts import open_suite
-from mtbench.statistics import Difference, paired_difference, ratio_of_totals, swap_rejections
+from mtbench.statistics import Difference, paired_difference, ratio_of_totals
 from mtbench.training.checkpoint import weights_sha256
 from mtbench.training.recipes import RECIPES
 from mtbench.training.train import train
