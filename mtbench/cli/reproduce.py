@@ -144,7 +144,7 @@ def _finish(folder: Path, asked: "Asked", parts: "list[Part]", workers: int | No
     """Run what is missing; a table of every figure, then the page's path as the last line."""
     from mtbench.report.progress import RunProgress
     from mtbench.reproduce import page
-    from mtbench.reproduce.beside import compare
+    from mtbench.reproduce.compare import compare
     from mtbench.reproduce.published import published, run
 
     broken: list[UserError] = []

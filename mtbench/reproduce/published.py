@@ -1,20 +1,17 @@
-"""`mtbench reproduce`: a published table as one command, with our figure beside each of the paper's and a verdict.
+"""Run a published table again: read its figures, lay out one run per family of checkpoints, and run them.
 
-A reproduction is a file of published figures (mtbench/reproduce/published/, one schema for all) and an ordinary run
-for each family of checkpoints the table is about, `DIR/<family>/`, with all that runs have; beside them
+A reproduction is a directory. It holds an ordinary run for each family of the table, `DIR/<family>/`, and
 
-    asked.json             what was asked for, and what cannot be run here and why
-    reproduction.json      figure by figure: published, ours, interval, difference, verdict
-    reproduction.md, .html the same to look at (mtbench/reproduce/page.py)
+    asked.json             the options of the command, and what cannot run here with the reasons
+    reproduction.json      per figure: published, ours, interval, difference, verdict (mtbench/reproduce/compare.py)
+    reproduction.md, .html the same as pages (mtbench/reproduce/page.py)
 
-How figures are compared is in mtbench/reproduce/beside.py.
+The published figures are in mtbench/reproduce/published/, one file per table.
 """
 
-import dataclasses
-import json
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,9 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
 from mtbench.models.families import Family
 from mtbench.models.loading import inspect
+from mtbench.records import dump, read_json
 from mtbench.report.write import write_report
+from mtbench.reproduce.record import Asked, AskedFile, AskedPart, Published, PublishedRow
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress, generate
@@ -35,9 +34,7 @@ from mtbench.runs.score import due, score
 from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
-SCHEMA_VERSION = 1
 ASKED, RESULT = "asked.json", "reproduction.json"
-AVERAGE = "average"  # in place of a benchmark: the unweighted mean of all of them
 EAGER = "eager"  # the engine papers measure with
 PAPER = PROTOCOLS[1]
 PASSED_ON = (  # to the runs, as they were asked for
@@ -50,82 +47,17 @@ PASSED_ON = (  # to the runs, as they were asked for
     "skip_unscorable",
     "allow_unsandboxed_code",
 )
-UNITS = {  # of the quantities a table may have; a share's margin is in points, a rate's in percent
-    "accuracy": "%",
-    "accuracy_change": "points",
-    "tokens_per_forward": "",
-    "tokens_per_s": "",
-    "wall_s": "s",
-    "speedup": "",
-    "draft_forwards": "",
-    "draft_forwards_change": "%",
-}
 SHARES = ("accuracy", "accuracy_change")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRow:
-    """One row of a table. `figures`: quantity -> benchmark, or `average` -> the figure as it is printed."""
-
-    row: str
-    family: str
-    arm: str  # as `mtbench run --method` takes it
-    figures: Mapping[str, Mapping[str, str]]
-    batch_size: int | None = None  # None: it does not matter to what the row says
-    against: Mapping[str, str] = field(default_factory=dict)  # quantity -> the arm it is over
-    not_comparable: Mapping[str, str] = field(default_factory=dict)  # quantity -> why
-    note: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A published table: mtbench/schemas/published.schema.json says what is in it."""
-
-    name: str
-    title: str
-    what: str
-    source: Mapping[str, Any]
-    setup: Mapping[str, Any]
-    caveats: Sequence[str]
-    also: Sequence[Mapping[str, str]]
-    benchmarks: Mapping[str, Mapping[str, Any]]
-    plan: Mapping[str, Any]
-    families: Mapping[str, Mapping[str, str]]  # family -> role -> checkpoint, beyond those the family has
-    not_comparable: Mapping[str, str]
-    rows: Sequence[PublishedRow]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What was asked for: the options of `mtbench reproduce`. None: the table's own."""
-
-    name: str
-    family: str | None = None
-    suite: Sequence[str] = ()
-    checkpoint: Mapping[str, str] = field(default_factory=dict)
-    limit: int | None = None
-    batch_size: Sequence[int] | None = None
-    rounds: int | None = None
-    max_new_tokens: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    engine: str | None = None
-    data_dir: str | None = None
-    offline: bool = False
-    protocol: str = PAPER
-    seed: int = 0
-    skip_unscorable: bool = False
-    allow_unsandboxed_code: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The run of one family. `plan` is None where nothing of it can be run."""
+    """The run of one family. `plan` is None if nothing of it can run."""
 
     family: str
     plan: Plan | None
-    missing: dict[str, str]  # method, as the table has it -> why it is not run
-    closed: dict[str, str]  # suite -> why it is not run
+    missing: dict[str, str]  # method, as the table names it -> why it does not run
+    closed: dict[str, str]  # suite -> why it does not run
 
     @property
     def folder(self) -> str:
@@ -133,27 +65,26 @@ class Part:
 
 
 def names() -> list[str]:
-    """Of the reproductions there are."""
+    """Return the names of the published tables."""
     return sorted(file.stem for file in FOLDER.glob("*.json"))
 
 
 def published(name: str) -> Published:
-    """Raises UserError with the choices."""
+    """Return a published table. Raises UserError with the choices for an unknown name."""
     if name not in names():
         raise unknown("reproduction", name, names(), "mtbench reproduce")
-    stored = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return Published(**{**stored, "rows": [PublishedRow(**row) for row in stored["rows"]]})
+    return read_json(FOLDER / f"{name}.json", Published)
 
 
 def lay_out(table: Published, asked: Asked) -> list[Part]:
-    """A part for every family, with its plan. Raises UserError if nothing at all can be run, or a name is not known."""
+    """Return a part with its plan for every family. Raises UserError if nothing can run or a name is unknown."""
     for suite in asked.suite:
         SUITES[suite.partition(":")[0]]
     sizes = {row.batch_size for row in table.rows}
     if asked.batch_size is not None and None not in sizes and sizes.isdisjoint(asked.batch_size):
-        said = ",".join(map(str, asked.batch_size))
+        given = ",".join(map(str, asked.batch_size))
         known = ", ".join(map(str, sorted(filter(None, sizes))))
-        raise UserError(f"--batch-size {said}: {table.name} is at {known}; take one of them, or leave it out.")
+        raise UserError(f"--batch-size {given}: {table.name} has {known}; give one of them, or leave it out.")
     parts = [_part(table, asked, family) for family in _families(table, asked)]
     if any(part.plan for part in parts):
         return parts
@@ -162,7 +93,7 @@ def lay_out(table: Published, asked: Asked) -> list[Part]:
 
 
 def _families(table: Published, asked: Asked) -> list[str]:
-    """Those to run: the table's, the one of them that was asked for, or one that stands in for all."""
+    """Return the families to run: the table's, or the one given by --family, which may replace all of them."""
     chosen = list(table.families) if asked.family is None else [asked.family]
     if asked.checkpoint and len(chosen) > 1:
         raise UserError(
@@ -173,13 +104,13 @@ def _families(table: Published, asked: Asked) -> list[str]:
 
 
 def stands_in(table: Published, asked: Asked) -> bool:
-    """Whether a family that is not the table's takes the place of all."""
+    """Return whether --family names a family that is not the table's and so replaces all of them."""
     return asked.family is not None and asked.family not in table.families
 
 
 def suites_of(table: Published, asked: Asked) -> dict[str, str]:
-    """benchmark -> the suite it is run as: its own, if it was not left out; else one of those that stand in."""
-    own = {name: benchmark["suite"] for name, benchmark in table.benchmarks.items()}
+    """Return benchmark -> suite to run: the benchmark's own, or one of the suites that --suite gives instead."""
+    own = {name: benchmark.suite for name, benchmark in table.benchmarks.items()}
     if not asked.suite:
         return own
     if set(asked.suite) <= set(own.values()):
@@ -194,11 +125,11 @@ def _part(table: Published, asked: Asked, family: str) -> Part:
         suite=suites,
         family=family,
         checkpoint={**table.families.get(family, {}), **asked.checkpoint},
-        engine=_said(asked.engine, table.plan["engine"]),
-        batch_size=tuple(_said(asked.batch_size, table.plan["batch_sizes"])),
-        limit=_said(asked.limit, table.plan["limit"]),
-        rounds=_said(asked.rounds, table.plan["rounds"]),
-        max_new_tokens=_said(asked.max_new_tokens, table.setup["max_new_tokens"]),
+        engine=_given(asked.engine, table.plan.engine),
+        batch_size=tuple(_given(asked.batch_size, table.plan.batch_sizes)),
+        limit=_given(asked.limit, table.plan.limit),
+        rounds=_given(asked.rounds, table.plan.rounds),
+        max_new_tokens=_given(asked.max_new_tokens, table.setup.max_new_tokens),
         **{name: getattr(asked, name) for name in PASSED_ON},
     )
     specs = specs_of(rows)
@@ -214,13 +145,13 @@ def _part(table: Published, asked: Asked, family: str) -> Part:
     return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
 
 
-def _said(asked: Any, own: Any) -> Any:
-    """What was asked for, else the table's own."""
+def _given(asked: Any, own: Any) -> Any:
+    """Return the given option, else the table's own value."""
     return own if asked is None else asked
 
 
 def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
-    """One plan of those of single suites."""
+    """Join the plans of single suites to one plan; None if there are none."""
     if not plans:
         return None
     suites = [suite for plan in plans for suite in plan.suites]
@@ -233,12 +164,12 @@ def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
 
 
 def arm_of(spec: str, engine: str) -> Arm:
-    """The one arm that a row's method is."""
+    """Return the arm that a row's method describes."""
     return parse_arms([spec], engine)[0]
 
 
 def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
-    """Which arms cannot be run for want of a checkpoint, and why."""
+    """Return the arms that cannot run because a checkpoint is missing or unfit, with the reasons."""
     assert request.family is not None
     family = families.family(request.family, checkpoints=request.checkpoint)
     unfit: dict[tuple[str, bool], str | None] = {}
@@ -259,16 +190,16 @@ def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
 
 
 def _how_to_get(family: Family, role: str) -> str:
-    """Why a role has no checkpoint, and the command that gives it one."""
-    said = f"family {family.name!r} has no checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
+    """Return why a role has no checkpoint, and the command that provides one."""
+    text = f"family {family.name!r} has no checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
     for recipe, stages in RECIPES.items():
         if recipe.endswith(family.name) and role in [stage.name for stage in stages]:
-            said += f", or train it with `mtbench train --recipe {recipe} --only {role}`"
-    return said
+            text += f", or train it with `mtbench train --recipe {recipe} --only {role}`"
+    return text
 
 
 def _unfit(source: str, needs_mask: bool, *, offline: bool) -> str | None:
-    """Why a checkpoint cannot be used; None if it can."""
+    """Return why a checkpoint cannot be used; None if it can."""
     try:
         inspect(source, offline=offline, needs_mask=needs_mask)
     except UserError as error:
@@ -277,12 +208,12 @@ def _unfit(source: str, needs_mask: bool, *, offline: bool) -> str | None:
 
 
 def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
-    """The arms that rows are of and over, as methods of `mtbench run`."""
+    """Return the arms of the rows and their baselines, as `--method` takes them."""
     return list(dict.fromkeys(spec for row in rows for spec in (row.arm, *row.against.values())))
 
 
 def not_released(table: Published) -> list[str]:
-    """The roles that neither a family of the table nor its file has a checkpoint for."""
+    """Return the roles without a released checkpoint: neither the family nor the table's file names one."""
     roles = {
         role: None
         for family, given in table.families.items()
@@ -294,7 +225,7 @@ def not_released(table: Published) -> list[str]:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise UserError if something is there already."""
+    """Raise UserError if the directory is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{str(folder)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
@@ -303,30 +234,30 @@ def refuse_existing(folder: Path) -> None:
 
 
 def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[str]) -> None:
-    """Write a reproduction that has not run yet. Raises UserError if something is there already."""
+    """Create the directory of a reproduction. Raises UserError if it is not empty."""
     refuse_existing(folder)
-    kept = [{name: getattr(part, name) for name in ("family", "missing", "closed")} for part in parts]
+    kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
     try:
         for part in parts:
             if part.plan is not None:
                 begin_run(folder / part.folder, part.plan, command)
-        RunDirectory(folder).write_json(ASKED, {"asked": dataclasses.asdict(asked), "parts": kept})
-    except BaseException:  # half a beginning could not be gone on with
+        RunDirectory(folder).write_json(ASKED, dump(AskedFile(asked=asked, parts=kept)))
+    except BaseException:  # an incomplete directory could not be resumed
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def reopen(folder: Path) -> tuple[Asked, list[Part]]:
-    """A reproduction that was begun. Raises UserError if there is none."""
+    """Read a reproduction that was started. Raises UserError if there is none."""
     if not (folder / ASKED).is_file():
-        raise UserError(f"{str(folder)!r} holds no {ASKED}; begin anew with `mtbench reproduce NAME -o DIR`.")
-    stored = RunDirectory(folder).read_json(ASKED)
+        raise UserError(f"{str(folder)!r} has no {ASKED}; start a reproduction with `mtbench reproduce NAME -o DIR`.")
+    stored = RunDirectory(folder).read(ASKED, AskedFile)
     parts = []
-    for kept in stored["parts"]:
-        run = RunDirectory(folder / safe(kept["family"]))
+    for kept in stored.parts:
+        run = RunDirectory(folder / safe(kept.family))
         plan = read_plan(run) if run.has("plan.json") else None
-        parts.append(Part(plan=plan, **kept))
-    return Asked(**stored["asked"]), parts
+        parts.append(Part(family=kept.family, plan=plan, missing=kept.missing, closed=kept.closed))
+    return stored.asked, parts
 
 
 def run(
@@ -339,7 +270,7 @@ def run(
     *,
     report: bool = True,
 ) -> None:
-    """Run what is missing of a part, score it, and write its report if there shall be one."""
+    """Run what is missing of a part, score it and, with `report`, write its report."""
     opened = RunDirectory.open(folder / part.folder)
     generate(opened, progress, workers=workers, ray=ray, data_dir=asked.data_dir)
     if due(opened):

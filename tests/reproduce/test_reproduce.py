@@ -21,7 +21,7 @@ from mtbench.report.terminal import DEMONSTRATION
 from mtbench.reproduce import page
 from mtbench.reproduce import published as reproduction
 from mtbench.reproduce.agreement import WORDS
-from mtbench.reproduce.beside import compare
+from mtbench.reproduce.compare import compare
 from mtbench.reproduce.published import Asked, Part, Published, PublishedRow, lay_out, names, published
 from mtbench.results.samples import read
 from mtbench.runs.directory import Record, RunDirectory
