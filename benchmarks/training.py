@@ -235,7 +235,7 @@ def cost(batch: Packed, config: Any) -> Cost:
     body, head = parameters(config)
     size = config.hidden_size // config.num_attention_heads
     heads = config.num_hidden_layers * config.num_attention_heads
-    fed, predicted = batch.ids.numel(), len(batch.at)
+    fed, predicted = batch.ids.numel(), len(batch.predictor)
     worked = AttentionMask(batch).blocks().to_dense().squeeze(1).bool()  # (R, T / TILE, T / TILE)
     text = torch.nn.functional.pad(batch.document, (0, -batch.document.shape[1] % TILE), value=PADDING) != PADDING
     needed = worked & text.unflatten(1, (-1, TILE)).any(2)[:, :, None]

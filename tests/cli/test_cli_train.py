@@ -14,6 +14,7 @@ from mtbench.options import options_of
 from mtbench.training.objectives import OBJECTIVES, Mars
 from mtbench.training.recipe_runner import arguments, needs
 from mtbench.training.recipes import RECIPES, Stage
+from mtbench.training.train import TrainingRequest
 from mtbench.training.trainer import Settings
 
 STAGES = [(stages, stage) for stages in RECIPES.values() for stage in stages]
@@ -41,8 +42,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What a command would train, in place of training it."""
     seen: dict[str, Any] = {}
 
-    def train(*args: Any, **more: Any) -> None:
-        seen["args"], seen["teacher"], seen["data_dir"] = args, more["teacher"], more["data_dir"]
+    def train(request: TrainingRequest, *_: Any) -> None:
+        seen["request"] = request
 
     def initialise(_: Any, out: Path, *, seed: int, data: Any, **shape: int) -> None:
         seen.update(out=out, seed=seed, data=data, shape=shape)
@@ -78,19 +79,28 @@ def test_the_command_of_a_stage_asks_for_that_stage(
     def place(source: str | None) -> str | None:
         return str(tmp_path / source) if source in needs(stage, stages) and source else source
 
-    out = tmp_path / stage.name
-    expected = (stage.objective, place(stage.base), stage.data, stage.to_read(), stage.settings, out)
-    assert (asked["args"], asked["teacher"]) == (expected, place(stage.teacher))
+    assert asked["request"] == TrainingRequest(
+        objective=stage.objective,
+        base=place(stage.base) or "",
+        data=stage.data,
+        count=stage.to_read(),
+        settings=stage.settings,
+        out=tmp_path / stage.name,
+        teacher=place(stage.teacher),
+    )
 
 
 def test_values_reach_the_objective_with_their_types(asked: dict[str, Any]) -> None:
     """Numbers, words and switches; what is not said is the default."""
     said = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0 --random-offset"
     assert invoke(*said.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
-    objective, base, data, count, settings, out = asked["args"]
-    assert objective == Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True)
-    assert settings == Settings(learning_rate=1e-3, pack=0)
-    assert (base, data, count, out) == ("a/b", ("x", "y"), None, Path("out"))
+    assert asked["request"] == TrainingRequest(
+        objective=Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True),
+        base="a/b",
+        data=("x", "y"),
+        settings=Settings(learning_rate=1e-3, pack=0),
+        out=Path("out"),
+    )
 
 
 @pytest.mark.parametrize(("asked_for", "held_out"), [(5, 0), (9, 1), (60, 6), (10_000, 512)])
@@ -127,12 +137,15 @@ def test_a_command_trains_and_says_where(base: Path, tmp_path: Path) -> None:
         (["--data", "arithmetic", "--epochs", "nan"], "--epochs 'nan' is not allowed; it is a number from"),
         (["--data", "arithmetic", "--batch-size", "0"], "--batch-size '0' is not allowed; it is a whole number of at"),
         (["--data", "arithmetic", "--examples", "8", "--base", "/nowhere"], "'/nowhere'"),
-        (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "learns from no teacher"),
+        (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "uses no teacher"),
     ],
 )
-def test_a_mistake_is_one_error_and_writes_nothing(base: Path, tmp_path: Path, said: list[str], reason: str) -> None:
-    """The command raises a UserError that names the value; no folder is left behind."""
-    result = invoke("ar", "--base", base, "--out", tmp_path / "out", *said)
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["train", "dry run"])
+def test_a_mistake_is_one_error_and_writes_nothing(
+    base: Path, tmp_path: Path, said: list[str], reason: str, dry_run: list[str]
+) -> None:
+    """Command and dry run raise a UserError that names the value; no folder is left behind."""
+    result = invoke("ar", "--base", base, "--out", tmp_path / "out", *said, *dry_run)
     assert isinstance(result.exception, UserError)
     assert reason in str(result.exception)
     assert not list(tmp_path.iterdir())
