@@ -465,9 +465,9 @@ class Pair(Suite):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"__init__": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
-        ({"prompts": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
-        ({"prompts": lambda *_: ["a"]}, "suite 'pair' broke: AttributeError"),
+        ({"__init__": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
+        ({"prompts": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
+        ({"prompts": lambda *_: ["a"]}, "suite 'pair' failed: AttributeError"),
     ],
 )
 def test_a_suite_that_cannot_ask_is_one_line(

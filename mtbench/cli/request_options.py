@@ -130,7 +130,7 @@ def _bundled(bundle: Path, asked: dict[str, Any]) -> dict[str, Any]:
         raise UserError("--bundle and --data-dir both say where the data are; give one of them.")
     opened = open_bundle(bundle)
     specs = [spec.partition(":") for spec in asked["suite"]]
-    suites = [f"{name}{colon}{SUITES[name].found(rest, opened.data_dir)}" for name, colon, rest in specs]
+    suites = [f"{name}{colon}{SUITES[name].resolve_variant(rest, opened.data_dir)}" for name, colon, rest in specs]
     asked = {**asked, "data_dir": str(opened.data_dir), "suite": suites}
     if asked["model"] or asked["weights"] or asked["family"] not in (None, opened.family):
         return asked
