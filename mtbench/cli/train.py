@@ -35,7 +35,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Train a checkpoint by an objective, from another one or from nothing (init); or all of a recipe.",
+    help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
 out = Console()
 err = Console(stderr=True)

@@ -368,7 +368,7 @@ def test_checkpoints_named_beside_a_bundle_come_first(tmp_path: Path, data: Path
 
 def test_a_bundle_and_a_data_folder_are_refused_together(tmp_path: Path) -> None:
     """They say the same thing."""
-    with pytest.raises(UserError, match="--bundle and --data-dir both say where the data are"):
+    with pytest.raises(UserError, match="--bundle and --data-dir both name the data"):
         ask(bundle=tmp_path / "x.tar", data_dir=tmp_path)
 
 
@@ -414,7 +414,7 @@ def test_fetch_makes_what_run_takes(
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        (["--suite", "mt-bench", "--suite", "arithmetic"], "run on different checkpoints when none are named"),
+        (["--suite", "mt-bench", "--suite", "arithmetic"], "use different checkpoints by default"),
         (["--suite", "arithmetic", "--role", "ar", "--no-checkpoints"], "give one of them"),
         (["--suite", "arithmetic", "--role", "nobody"], "has no checkpoint in the role 'nobody'"),
         (["--suite", "arithmetic", "--checkpoint", "here"], "is not ROLE=PATH_OR_ID"),
