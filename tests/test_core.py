@@ -16,7 +16,7 @@ ROOT = Path(mtbench.__file__).parent
 CORE = sorted(ROOT.rglob("*.py"))
 LONGEST_METHOD = 150  # lines
 NAMED_ALIKE = {  # roles of checkpoints, objectives of training, the suite of the demonstration
-    "runs/plan.py runs/records.py cli/request_options.py": {"arithmetic"},
+    "runs/run_request.py": {"arithmetic"},
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars"},
     "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion"},
     "results/acceptance.py": {"mars"},  # whose figure

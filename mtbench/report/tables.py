@@ -323,6 +323,8 @@ def gaps(cells: Sequence[Cell]) -> list[str]:
             arms = [c["arm"] for c in answered if c.get(key) == reason]
             whose = "" if len(arms) == len(answered) else f" of {', '.join(arms)}"
             said.append(f"{what}{whose}: {reason}.")
+    if any(c["device"] == "cpu" and c["peak_memory_bytes"] is None for c in answered):
+        said.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
     if any(c["batching"] == "refill" for c in answered):
         said.append("Between commits: the step a row began at is not stored where slots are refilled.")
     if any(c["samples"]["used"] == 1 and c["ttft_s"]["p50"] is not None for c in answered):

@@ -25,13 +25,13 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
 from mtbench.models.families import Family
 from mtbench.models.loading import inspect
-from mtbench.report.write import write_report
-from mtbench.results.aggregate import assemble
+from mtbench.report import pipeline
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Progress, generate
+from mtbench.runs.execution import Execution
+from mtbench.runs.executor import Progress
 from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.score import due, score
+from mtbench.runs.run_request import DEFAULTS
 from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
@@ -107,15 +107,15 @@ class Asked:
     batch_size: Sequence[int] | None = None
     rounds: int | None = None
     max_new_tokens: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    device: str = DEFAULTS.device
+    dtype: str = DEFAULTS.dtype
     engine: str | None = None
     data_dir: str | None = None
-    offline: bool = False
+    offline: bool = DEFAULTS.offline
     protocol: str = PAPER
-    seed: int = 0
-    skip_unscorable: bool = False
-    allow_unsandboxed_code: bool = False
+    seed: int = DEFAULTS.seed
+    skip_unscorable: bool = DEFAULTS.skip_unscorable
+    allow_unsandboxed_code: bool = DEFAULTS.allow_unsandboxed_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,11 +339,8 @@ def run(
     *,
     report: bool = True,
 ) -> None:
-    """Run what is missing of a part, score it, and write its report if there shall be one."""
-    opened = RunDirectory.open(folder / part.folder)
-    generate(opened, progress, workers=workers, ray=ray, data_dir=asked.data_dir)
-    if due(opened):
-        score(opened, asked.data_dir, unsandboxed=asked.allow_unsandboxed_code)
-    results = assemble(opened)
-    if report:
-        write_report(opened, results)
+    """Run what is missing of a part and score it; with `report`, write its pages too."""
+    execution = Execution(
+        workers=workers, ray=ray, data_dir=asked.data_dir, allow_unsandboxed_code=asked.allow_unsandboxed_code
+    )
+    pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)

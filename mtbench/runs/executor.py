@@ -49,11 +49,14 @@ def generate(
     workers: int | None = None,
     ray: str | None = None,
     data_dir: str | None = None,
+    *,
+    peak_memory_on_cpu: bool = False,
 ) -> None:
     """Run whatever of the plan is not on disk yet; `time_budget_s` is this session's, else the plan's.
 
     By this process, by so many `workers` of this machine, or by those of the Ray cluster at an address. `data_dir`:
-    where private suites' data is, if elsewhere than the plan says. Raises UserError if nothing can be run at all, or if
+    where private suites' data is, if elsewhere than the plan says. `peak_memory_on_cpu`: measure peak memory on a CPU
+    too, in one process per cell. Raises UserError if nothing can be run at all, or if
     the run was begun on another kind of device or in another type.
     """
     plan = open_plan(run, data_dir)
@@ -80,25 +83,37 @@ def generate(
             if not all(stage.run_blocks(sessions, deadline) for stage in stages):
                 progress.note("time budget spent; what is missing runs with --resume")
     if pool is not None:
-        _untimed(run, plan, pool, failed, progress.note, deadline)
+        _untimed(run, plan, pool, failed, progress.note, deadline, peak_memory_on_cpu)
     else:
-        _untimed_apart(run, plan, failed, progress.note, deadline)
+        _untimed_apart(run, plan, failed, progress.note, deadline, peak_memory_on_cpu)
 
 
 def _untimed(
-    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
+    run: RunDirectory,
+    plan: Plan,
+    pool: ModelPool,
+    failed: set[str],
+    note: Callable[[str], None],
+    deadline: float,
+    peak_memory_on_cpu: bool,
 ) -> None:
     """The passes behind the timed one: re-scoring, energy, memory."""
     for cell in plan.cells:
         if cell.cell not in failed:
             rescoring.check(run, cell, plan.suite(cell.suite), pool, note)
     energy.measure(run, plan, pool, failed, note, deadline)
-    peak_memory.measure(run, plan, pool, failed, note, deadline)
+    if pool.device != "cpu" or peak_memory_on_cpu:
+        peak_memory.measure(run, plan, pool, failed, note, deadline)
     pool.clear()
 
 
 def _untimed_apart(
-    run: RunDirectory, plan: Plan, failed: set[str], note: Callable[[str], None], deadline: float
+    run: RunDirectory,
+    plan: Plan,
+    failed: set[str],
+    note: Callable[[str], None],
+    deadline: float,
+    peak_memory_on_cpu: bool,
 ) -> None:
     """The same in a process of its own: who hands out work to GPUs must never be seen on one."""
     sessions = run.read_json("environment.json").get("sessions", [])
@@ -110,7 +125,8 @@ def _untimed_apart(
         return
     context = multiprocessing.get_context("spawn")
     heard, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_untimed_in_child, args=(str(run.path), plan, request, failed, tell, deadline))
+    arguments = (str(run.path), plan, request, failed, tell, deadline, peak_memory_on_cpu)
+    child = context.Process(target=_untimed_in_child, args=arguments)
     with undisturbed():
         child.start()
     tell.close()
@@ -128,9 +144,15 @@ def _untimed_apart(
 
 
 def _untimed_in_child(
-    path: str, plan: Plan, request: RunRequest, failed: set[str], tell: Connection, deadline: float
+    path: str,
+    plan: Plan,
+    request: RunRequest,
+    failed: set[str],
+    tell: Connection,
+    deadline: float,
+    peak_memory_on_cpu: bool,
 ) -> None:
-    _untimed(RunDirectory(Path(path)), plan, ModelPool(request), failed, tell.send, deadline)
+    _untimed(RunDirectory(Path(path)), plan, ModelPool(request), failed, tell.send, deadline, peak_memory_on_cpu)
 
 
 KIND = ("--device", "--dtype", "the GPU")  # of a session; a cell's are all of one

@@ -370,7 +370,7 @@ def test_named_checkpoints_replace_those_of_the_bundle(tmp_path: Path, data: Pat
 
 def test_a_bundle_and_a_data_folder_are_refused_together(tmp_path: Path) -> None:
     """Both name the data."""
-    with pytest.raises(UserError, match="--bundle and --data-dir both say where the data are"):
+    with pytest.raises(UserError, match="--bundle and --data-dir both name the data"):
         request(bundle=tmp_path / "x.tar", data_dir=tmp_path)
 
 
@@ -416,7 +416,7 @@ def test_plan_uses_a_bundle_of_fetch(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--suite", "mt-bench", "--suite", "arithmetic"], "run on different checkpoints when none are named"),
+        (["--suite", "mt-bench", "--suite", "arithmetic"], "use different checkpoints by default"),
         (["--suite", "arithmetic", "--role", "ar", "--no-checkpoints"], "give one of them"),
         (["--suite", "arithmetic", "--role", "nobody"], "has no checkpoint in the role 'nobody'"),
         (["--suite", "arithmetic", "--checkpoint", "here"], "is not ROLE=PATH_OR_ID"),

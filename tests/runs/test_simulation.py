@@ -25,7 +25,6 @@ from mtbench.evaluation.suite import Prompt
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Plan, RunRequest, Script, read_plan
@@ -329,7 +328,6 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
     arms = ("ar", "mars:tau=0.9", "mars:tau=0.9,cache=block,cache_block=8")
     shape, drawn = ("--suite", "synthetic:32x16", "--weights", "random:embedded:tiny/ar"), RunDirectory(tmp_path / "1")
     rest = ("--limit", "12", "--rounds", "1", "--batch-size", "2", "--accept", "0.7,0.5", "-o", str(drawn.path))
-    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)  # a process per cell
     monkeypatch.setattr(sys, "argv", ["mtbench", "run", *shape, *(f"--method={arm}" for arm in arms), *rest])
     with pytest.raises(SystemExit) as stopped:
         main.main()

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
-from mtbench.decoding.registry import METHODS
+from mtbench import METHODS, NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window, option
 from mtbench.models import sampling
-from mtbench.options import option
 
 
 @METHODS.register("bigram")

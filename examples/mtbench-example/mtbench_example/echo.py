@@ -5,9 +5,7 @@ mtbench run --suite echo
 
 from collections.abc import Mapping
 
-from mtbench.errors import UserError
-from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench import SUITES, Prompt, Source, Suite, Template, UserError
 
 SENTENCES = (
     "The lamp in the hall burns all night because nobody remembers to turn it off.",

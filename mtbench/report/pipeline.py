@@ -1,0 +1,24 @@
+"""A planned run, from its plan to its report: generate → score → aggregate → report.
+
+The command line, `mtbench.run` and `mtbench reproduce` share these steps.
+"""
+
+from mtbench.report.write import write_report
+from mtbench.results.aggregate import assemble
+from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.execution import Execution, generate, score_if_due
+from mtbench.runs.executor import Progress
+
+
+def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Record:
+    """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
+    generate(run, execution, progress)
+    score_if_due(run, execution)
+    return report(run) if pages else assemble(run)
+
+
+def report(run: RunDirectory) -> Record:
+    """Write results.json, report.md and report.html; return the results."""
+    results = assemble(run)
+    write_report(run, results)
+    return results
