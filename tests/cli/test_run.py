@@ -206,7 +206,7 @@ def test_a_run_does_not_resume_in_another_type(checkpoints: dict[str, str], tmp_
     plan = run.read_json("plan.json")
     plan["request"]["dtype"] = "float64"
     run.write_json("plan.json", plan)
-    with pytest.raises(UserError, match="begun with --dtype float32, here it would go on with float64"):
+    with pytest.raises(UserError, match="started with --dtype float32; it cannot resume with float64"):
         generate(run, Quiet())
 
 
@@ -364,7 +364,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
     "limit": (["--limit", "0"], "--limit 0 is not allowed"),
     "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 90s, 30m or 2h."),
-    "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not here"),
+    "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not available"),
     "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),

@@ -62,7 +62,7 @@ def test_the_engine_in_an_arm_beats_the_flag() -> None:
 def test_an_outside_engine_takes_no_engine_of_ours() -> None:
     """Neither said with the arm, which is refused, nor for all arms at once, which leaves it as it is."""
     assert parse_arms(["hf-generate", "ar"], engine="graph")[0].engine is None
-    with pytest.raises(UserError, match=re.escape("hf-generate is an engine of its own, so `engine=eager`")) as refused:
+    with pytest.raises(UserError, match=re.escape("hf-generate is an external engine, so `engine=eager`")) as refused:
         parse_arms(["hf-generate:engine=eager"])
     assert "\n" not in str(refused.value)
 

@@ -122,9 +122,7 @@ def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_runner: Calla
     """In half precision a CPU's libraries choose by the number of rows."""
     runner = make_runner()
     runner.model.to(torch.bfloat16)
-    with pytest.raises(
-        UserError, match=r"'invariant' keeps its promise in bfloat16 by a GPU's kernels.*--dtype float32"
-    ):
+    with pytest.raises(UserError, match=r"'invariant' needs a GPU's kernels in bfloat16.*--dtype float32"):
         ENGINES["invariant"]().runner(runner.checkpoint)
 
 

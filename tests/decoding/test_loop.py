@@ -199,7 +199,7 @@ def test_layers_of_another_shape_run_as_transformers_writes_them(
     assert fast.decoder is None
     assert graph.layers(runner.checkpoint).startswith("transformers' modules (a layer has other parts: ")
     assert run(mars(tau=0.3), fast, make=graph.batch) == run(mars(tau=0.3), runner)
-    with pytest.raises(UserError, match=r"'invariant' needs layers of the Llama shape.*other parts.*engine=eager"):
+    with pytest.raises(UserError, match=r"needs layers of the Llama architecture.*other parts.*engine=eager"):
         ENGINES["invariant"]().runner(runner.checkpoint)
 
 

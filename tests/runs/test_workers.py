@@ -192,9 +192,9 @@ def test_a_ray_cluster_gives_the_figures_of_one(request_: RunRequest, alone: Any
         ({"workers": 0}, r"--workers 0 is not allowed; it is from 1 to \d+, the cores of this machine"),
         ({"workers": 10_000}, r"--workers 10000 is not allowed; it is from 1 to \d+"),
         pytest.param(
-            {"ray": "local"}, r"has no GPU to count, so say how many workers: `--workers N`", marks=pytest.mark.slow
+            {"ray": "local"}, r"has no GPU to count; give the number of workers: `--workers N`", marks=pytest.mark.slow
         ),
-        ({"ray": "127.0.0.1:1", "workers": 1}, r"--ray '127.0.0.1:1': no cluster \(.*`ray start --head` begins one"),
+        ({"ray": "127.0.0.1:1", "workers": 1}, r"--ray '127.0.0.1:1': no cluster \(.*`ray start --head` starts one"),
     ],
     ids=["none", "too many", "not said", "no cluster"],
 )
