@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

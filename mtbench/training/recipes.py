@@ -50,14 +50,16 @@ def _tiny() -> tuple[Stage, ...]:
     small = {**body, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
     first = Settings(learning_rate=1.5e-3, epochs=1, batch_size=32, seed=42, held_out=HELD_OUT)
     second = replace(first, seed=43)
-    kept = replace(first, dtype="float32")
+    in_float32 = replace(first, dtype="float32")
 
     def from_ar(name: str, objective: Objective, examples: int = count) -> Stage:
         return Stage(name=name, objective=objective, base="ar", data=data, examples=examples, settings=second)
 
     return (
         Stage(name="init", objective=None, data=data, examples=20_000, settings=first, shape=whole),
-        Stage(name="sums", objective=Ar(), base="init", data=("arithmetic:sums",), examples=32_000, settings=kept),
+        Stage(
+            name="sums", objective=Ar(), base="init", data=("arithmetic:sums",), examples=32_000, settings=in_float32
+        ),
         Stage(name="ar", objective=Ar(), base="sums", data=data, examples=32_000, settings=first),
         from_ar("ar_long", Ar(), 15_600),
         from_ar("mars", Mars(block_size=4)),

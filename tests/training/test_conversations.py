@@ -49,7 +49,7 @@ def write_lines(path: Path, rows: Sequence[Any]) -> str:
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def token_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The token cache of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "mtbench" / "tokens"
@@ -240,7 +240,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "count", "asked"),
+    ("data", "count", "arguments"),
     [
         ("allenai/Dolci-Instruct-SFT", None, ("allenai/Dolci-Instruct-SFT", None, "train", False)),
         ("openai/gsm8k@socratic:test", 2, ("openai/gsm8k", "socratic", "test", True)),
@@ -248,13 +248,13 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_data_set_of_the_hub_is_asked_for_by_name(
-    monkeypatch: pytest.MonkeyPatch, data: str, count: int | None, asked: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, data: str, count: int | None, arguments: tuple[Any, ...]
 ) -> None:
     """OWNER/NAME, @CONFIG, :SPLIT; with a count its rows are streamed."""
     import datasets
 
     def load(path: str, name: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
-        assert (path, name, split, streaming) == asked
+        assert (path, name, split, streaming) == arguments
         yield from ROWS[:3]
         yield {"text": "Q"}
 
@@ -317,16 +317,16 @@ def numbers(examples: Sequence[Any]) -> list[int]:
 def test_every_source_is_evaluated_on_in_proportion(sizes: list[int], held_out: int) -> None:
     """Both parts together have all examples, in order; each source gives its end, within one of its exact share."""
     total = sum(sizes)
-    learned, apart = map(numbers, of_sizes(sizes).split(held_out))
-    assert len(apart) == min(held_out, total // 10)
-    assert sorted([*learned, *apart]) == list(range(total))
-    assert (learned, apart) == (sorted(learned), sorted(apart))
+    trained, held_out_numbers = map(numbers, of_sizes(sizes).split(held_out))
+    assert len(held_out_numbers) == min(held_out, total // 10)
+    assert sorted([*trained, *held_out_numbers]) == list(range(total))
+    assert (trained, held_out_numbers) == (sorted(trained), sorted(held_out_numbers))
     end = 0
     for size in sizes:
         begin, end = end, end + size
-        of_it = [n for n in apart if begin <= n < end]
-        assert of_it == list(range(end - len(of_it), end))
-        assert abs(len(of_it) - len(apart) * size / total) < 1
+        of_source = [n for n in held_out_numbers if begin <= n < end]
+        assert of_source == list(range(end - len(of_source), end))
+        assert abs(len(of_source) - len(held_out_numbers) * size / total) < 1
 
 
 @given(some.integers(1, 200), some.integers(0, 40))
@@ -343,11 +343,11 @@ def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None
 )
 def test_a_small_source_keeps_its_share_in_any_order(sizes: Sequence[int], shares: Sequence[int]) -> None:
     """Ten of a hundred are held out, and a source of ten beside one of ninety gives one of them."""
-    learned, apart = of_sizes(sizes).split(10)
+    trained, held_out_numbers = of_sizes(sizes).split(10)
     source = [n for n, size in enumerate(sizes) for _ in range(size)]
-    of = [source[number] for number in numbers(apart)]
-    assert [of.count(n) for n in range(len(sizes))] == list(shares)
-    assert len(learned) == 90
+    sources_held_out = [source[number] for number in numbers(held_out_numbers)]
+    assert [sources_held_out.count(n) for n in range(len(sizes))] == list(shares)
+    assert len(trained) == 90
 
 
 @given(some.integers(1, 200), some.integers(1, 4), some.integers(0, 60))
@@ -356,9 +356,9 @@ def test_of_each_source_the_requested_number_is_trained_on(examples: int, kinds:
     settings = Settings(held_out=held_out)
     read = Stage(name="x", objective=None, data=("x",) * kinds, examples=examples, settings=settings).to_read()
     assert read is not None
-    learned, _ = of_sizes([read] * kinds).split(held_out)
-    of = [number // read for number in numbers(learned)]
-    assert {of.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
+    trained, _ = of_sizes([read] * kinds).split(held_out)
+    sources_trained = [number // read for number in numbers(trained)]
+    assert {sources_trained.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
 
 
 # --- Tokens -------------------------------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ def test_a_change_that_the_tokens_depend_on_invalidates_the_cache(
     assert (second.sha256 == first.sha256) == (change == "special")
 
 
-def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list[int], kept: Path) -> None:
+def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list[int], token_folder: Path) -> None:
     """Adding a source or changing the order tokenises nothing again."""
     first, second = (prepare(data, 5, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
     calls.clear()
@@ -523,7 +523,7 @@ def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list
         assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
         assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
     assert not calls
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(token_folder.iterdir())) == 2
 
 
 def test_the_cache_does_not_depend_on_names_and_places(
@@ -554,11 +554,11 @@ def emptied(file: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [truncated, corrupted, emptied])
 def test_a_damaged_cache_file_is_made_again(
-    rows: str, tokenizer: Any, calls: list[int], kept: Path, spoil: Callable[[Path], None]
+    rows: str, tokenizer: Any, calls: list[int], token_folder: Path, spoil: Callable[[Path], None]
 ) -> None:
     """A truncated file, a flipped bit, an empty file: it is not used, and it is repaired."""
     first = prepare(rows, None, tokenizer, max_length=64, seed=0).sha256
-    (file,) = kept.iterdir()
+    (file,) = token_folder.iterdir()
     spoil(file)
     calls.clear()
     assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
@@ -566,7 +566,7 @@ def test_a_damaged_cache_file_is_made_again(
     calls.clear()
     assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
     assert not calls
-    assert list(kept.iterdir()) == [file]
+    assert list(token_folder.iterdir()) == [file]
 
 
 def test_without_a_writable_cache_data_are_tokenised_each_time(

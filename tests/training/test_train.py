@@ -1,5 +1,6 @@
 """Training end to end, on models of width 16: what is written, how it resumes, and how it stops."""
 
+import gc
 import json
 import math
 import shutil
@@ -45,12 +46,17 @@ COUNT, HELD_OUT, STEPS = 16, 1, 8  # 15 conversations twice, in steps of 4
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A token cache of its own; one thread, so that sums always have the same order."""
+    """A token cache of its own; one thread, so that sums always have the same order.
+
+    The Trainer collects garbage at the start of each training. Frozen objects, those of all imports, are left out.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+    gc.unfreeze()
     torch.set_num_threads(threads)
 
 
