@@ -1,4 +1,7 @@
-"""Rules for the source of the core: it names no method and no suite, so that adding one needs a single new file."""
+"""Rules for the source of the core: it names no method and no suite, and its functions are short.
+
+So a new method or suite needs a single new file.
+"""
 
 import ast
 import inspect
@@ -14,7 +17,11 @@ from mtbench.evaluation.registry import SUITES
 
 ROOT = Path(mtbench.__file__).parent
 CORE = sorted(ROOT.rglob("*.py"))
-LONGEST_METHOD = 150  # lines
+LONGEST_METHOD = 150  # lines of a method's file
+LONGEST_FUNCTION = 60  # lines
+LONG_FUNCTIONS = {  # file and function -> why it is longer
+    "models/triton_kernels.py _attend": "a kernel; a function for its loads changes their order in the compiled code",
+}
 NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training objectives; the demonstration's suite
     "runs/plan.py runs/records.py cli/request_options.py": {"arithmetic"},
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars"},
@@ -59,3 +66,12 @@ def test_the_file_of_a_method_is_short(name: str) -> None:
     file = inspect.getsourcefile(METHODS[name])
     assert file is not None
     assert len(Path(file).read_text().splitlines()) <= LONGEST_METHOD
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_functions_are_short(file: Path) -> None:
+    """At most 60 lines, without decorators; longer ones are listed with a reason."""
+    functions = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.FunctionDef)]
+    name = file.relative_to(ROOT).as_posix()
+    long = {f"{name} {f.name}" for f in functions if (f.end_lineno or 0) - f.lineno >= LONGEST_FUNCTION}
+    assert long == {function for function in LONG_FUNCTIONS if function.split()[0] == name}
