@@ -1,6 +1,6 @@
 """Rules for the source of the core: it names no method and no suite, and its functions are short.
 
-So a new method or suite needs a single new file.
+Because no name is used, a new method or suite needs a single new file.
 """
 
 import ast
