@@ -6,7 +6,6 @@ the released code of MARS (arXiv 2604.07023). `datasets` is needed for the hub, 
 """
 
 import gzip
-import json
 import re
 import zlib
 from array import array
@@ -21,6 +20,7 @@ import torch
 from jinja2 import TemplateError
 
 from mtbench.errors import UserError, first_line
+from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_parquet
 from mtbench.evaluation.lm_eval import go_offline
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
@@ -269,27 +269,20 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield f"{path}, line {number:,}", json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{path}, line {number:,}: not JSON ({first_line(error)})") from None
+            for number, value in read_json_lines(lines):
+                yield f"{path}, line {number:,}", value
+    except RowError as error:
+        raise UserError(f"{path}, line {error.number:,}: {error.reason}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path} beyond line {number:,} ({first_line(error)})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
-
-    number = 0
     try:
-        for batch in ParquetFile(path).iter_batches(CHUNK):
-            for row in batch.to_pylist():
-                number += 1
-                yield f"{path}, row {number:,}", row
-    except (OSError, ArrowException) as error:
-        raise UserError(f"cannot read {path} beyond row {number:,} ({first_line(error)})") from None
+        for number, row in read_parquet(path):
+            yield f"{path}, row {number:,}", row
+    except RowError as error:
+        raise UserError(f"{path}, row {error.number:,}: {error.reason}") from None
 
 
 READERS: Mapping[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {

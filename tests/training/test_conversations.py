@@ -206,7 +206,7 @@ def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, f
         ("latin.jsonl", b'{"prompt": "caf\xe9", "completion": "A"}\n', "latin.jsonl, line 1: not JSON"),
         ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n", mtime=0)[:-6], "beyond line 1"),
         ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond line 0"),
-        ("not.parquet", b"plain", r"not\.parquet beyond row 0"),
+        ("not.parquet", b"plain", r"not\.parquet, row 1: not readable as Parquet"),
         ("mine.csv", b"plain", r"mine\.csv has an unknown file type; known: \.jsonl"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -223,7 +223,7 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
     [
         ("nothing", r"no data 'nothing'; known: a suite \(arithmetic, "),
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
-        ("arithmetic", "say how many with `--examples N`"),
+        ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
     ],
 )
