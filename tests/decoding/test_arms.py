@@ -128,7 +128,7 @@ def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
         ("mars:extra=yes", "extra is true|false, default false."),
         ("mars:confidence=logit", "confidence is probability|entropy|margin, default probability."),
         ("mars:tau", "'tau' is not `option=value`; options of mars: tau, block_size, confidence"),
-        ("mars:cache=block,extra=true", "extra=true needs cache=cursor or cache=none"),
+        ("mars:cache=block,extra=true", "extra=true needs cache=cursor or none"),
     ],
 )
 def test_a_wrong_value_is_told_what_is_allowed(spec: str, says: str) -> None:
