@@ -23,8 +23,7 @@ from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.runs import execution
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import Execution
-from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
+from mtbench.runs.run_request import DEFAULTS, OPTIONS, Execution, RunRequest
 
 SEQUENCES = tuple(name for name in OPTIONS if isinstance(getattr(DEFAULTS, name), tuple))
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
@@ -85,7 +84,7 @@ def run(
     """
     request = _request(options)
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
-    settings.check(request.device)
+    execution.check(settings, request.device)
     if resume and out is None:
         raise UserError("resume=True needs the run directory: mtbench.run(out=DIR, resume=True).")
     directory = execution.default_directory(request) if out is None else Path(out)

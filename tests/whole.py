@@ -12,10 +12,10 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs import execution
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import Execution
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 
 

@@ -21,7 +21,7 @@ INTERRUPTED = 130
 
 
 class Entry(NamedTuple):
-    """A command that is not loaded yet. `module` has a Typer `app` with the command, or one that is the command."""
+    """A command that is not loaded yet. The Typer `app` of `module` contains the command, or is the command."""
 
     module: str
     panel: str

@@ -8,7 +8,7 @@ from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import results_tables
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.execution import Execution
+from mtbench.runs.run_request import Execution
 
 
 def finish(run: RunDirectory, settings: Execution, json_to: Path | None) -> bool:

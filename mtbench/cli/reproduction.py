@@ -19,8 +19,9 @@ from mtbench.report.terminal import plan_table
 from mtbench.reproduce import page, published
 from mtbench.reproduce.beside import compare
 from mtbench.reproduce.published import Asked, Part, Published
-from mtbench.runs.execution import Execution, changed
+from mtbench.runs.execution import changed, check
 from mtbench.runs.executor import estimate_s
+from mtbench.runs.run_request import Execution
 
 PER_EXECUTION = {"offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
 
@@ -55,7 +56,7 @@ def dry_run(params: Mapping[str, Any]) -> None:
 
 
 def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[Asked, Published, list[Part]]:
-    Execution(workers=params["workers"], ray=params["ray"]).check(params["device"])
+    check(Execution(workers=params["workers"], ray=params["ray"]), params["device"])
     asked, table = _asked(params), published.published(params["name"])
     if folder is not None:
         published.refuse_existing(folder)

@@ -23,6 +23,7 @@ from mtbench.cli.request_options import (
     request_of,
     with_options,
 )
+from mtbench.runs.run_request import Execution
 
 app = typer.Typer()
 
@@ -44,11 +45,10 @@ def run(
 ) -> None:
     """Compare arms: plan, generate, score and report."""
     from mtbench.cli import report, stages
-    from mtbench.runs.execution import Execution
 
     request = request_of(ctx.params)
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
-    settings.check(request.device)
+    stages.check(settings, request.device)
     if dry_run:
         stages.dry_run(request, None if resume else directory)
         return
@@ -79,7 +79,6 @@ def generate(
     Needs no network, no lm-eval and no datasets, unless the authors of a suite ask that its prompts be in no file.
     """
     from mtbench.cli import stages
-    from mtbench.runs.execution import Execution
 
     where = None if data_dir is None else str(data_dir)
     stages.generate(directory, Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory))
@@ -91,7 +90,6 @@ def score(
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.cli import stages
-    from mtbench.runs.execution import Execution
 
     where = None if data_dir is None else str(data_dir)
     stages.score(directory, Execution(data_dir=where, allow_unsandboxed_code=allow_unsandboxed_code))

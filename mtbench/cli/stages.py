@@ -12,11 +12,11 @@ from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.runs import execution
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import Execution
+from mtbench.runs.execution import check as check
 from mtbench.runs.executor import estimate_s
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import RunRequest
+from mtbench.runs.run_request import Execution, RunRequest
 
 
 def start(request: RunRequest, directory: Path | None) -> RunDirectory:

@@ -6,8 +6,9 @@ The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.execution import Execution, generate, score_if_due
+from mtbench.runs.execution import generate, score_if_due
 from mtbench.runs.executor import Progress
+from mtbench.runs.run_request import Execution
 
 
 def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Record:

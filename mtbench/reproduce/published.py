@@ -27,11 +27,10 @@ from mtbench.models.families import Family
 from mtbench.models.loading import inspect
 from mtbench.report import pipeline
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import Execution
 from mtbench.runs.executor import Progress
 from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.run_request import DEFAULTS
+from mtbench.runs.run_request import DEFAULTS, Execution
 from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"

@@ -6,7 +6,6 @@ mtbench/report/pipeline.py goes on to the report.
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from mtbench.runs.executor import generate as run_plan
 from mtbench.runs.model_pool import resolve_device
 from mtbench.runs.plan import Plan, read_plan
 from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.run_request import RunRequest
+from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import due
 from mtbench.runs.score import score as score_run
 from mtbench.runs.workers import refuse as refuse_workers
@@ -28,36 +27,11 @@ PER_EXECUTION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code
 UNPLANNED = ("environment.json", ".environment.json.", ".plan.json.")  # files of a run that stopped before its plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """How one call executes a plan on this machine. It is not part of the plan: every `--resume` chooses again."""
-
-    time_budget_s: float | None = None  # None: the plan's
-    workers: int | None = None
-    ray: str | None = None
-    data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
-    allow_unsandboxed_code: bool = False
-    peak_memory: bool = False  # measure it on a CPU too
-
-    @classmethod
-    def of(
-        cls, request: RunRequest, *, workers: int | None = None, ray: str | None = None, peak_memory: bool = False
-    ) -> "Execution":
-        """Return the execution that a request asks for."""
-        return cls(
-            time_budget_s=request.time_budget_s,
-            workers=workers,
-            ray=ray,
-            data_dir=request.data_dir,
-            allow_unsandboxed_code=request.allow_unsandboxed_code,
-            peak_memory=peak_memory,
-        )
-
-    def check(self, device: str) -> None:
-        """Raise UserError if this machine or cluster lacks the workers or the device."""
-        refuse_workers(self.workers, self.ray, device)
-        if self.ray is None:
-            resolve_device(device)
+def check(execution: Execution, device: str) -> None:
+    """Raise UserError if this machine or cluster lacks the workers or the device."""
+    refuse_workers(execution.workers, execution.ray, device)
+    if execution.ray is None:
+        resolve_device(device)
 
 
 def default_directory(request: RunRequest) -> Path:

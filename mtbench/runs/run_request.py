@@ -1,9 +1,10 @@
-"""The options of a run, with their defaults: of `mtbench run`, `mtbench plan` and `mtbench.run`.
+"""The options of a run with their defaults, and how one call executes it. For `mtbench run` and `mtbench.run`.
 
 Light: the command line reads the defaults from here for its help, without torch.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -45,3 +46,29 @@ class RunRequest(Record):
 
 DEFAULTS = RunRequest()
 OPTIONS = tuple(RunRequest.model_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How one call executes a plan on this machine. It is not part of the plan: every `--resume` chooses again."""
+
+    time_budget_s: float | None = None  # None: the plan's
+    workers: int | None = None
+    ray: str | None = None
+    data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
+    allow_unsandboxed_code: bool = False
+    peak_memory: bool = False  # measure it on a CPU too
+
+    @classmethod
+    def of(
+        cls, request: RunRequest, *, workers: int | None = None, ray: str | None = None, peak_memory: bool = False
+    ) -> "Execution":
+        """Return the execution that a request asks for."""
+        return cls(
+            time_budget_s=request.time_budget_s,
+            workers=workers,
+            ray=ray,
+            data_dir=request.data_dir,
+            allow_unsandboxed_code=request.allow_unsandboxed_code,
+            peak_memory=peak_memory,
+        )
