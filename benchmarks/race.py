@@ -15,23 +15,26 @@ from functools import partial
 from mtbench import statistics
 from mtbench.decoding.output import Generation, Timing
 from mtbench.hardware import machine
+from mtbench.records import dump
 from mtbench.results.roofline import fraction
-from mtbench.results.samples import Measured
+from mtbench.results.samples import CellData
 from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.requests import requests_of
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # at most; when one arm reallocates shared memory, others must prepare again
 PREPARED = "the batch included preparation"
+LEFT_OUT = ("step_s", "identical")  # fields of a timing line that are not reported
 
 
 @dataclasses.dataclass(frozen=True)
 class Race:
     """The measurements, by arm, in the plan's order."""
 
-    arms: dict[str, Measured]
+    arms: dict[str, CellData]
     preparation_s: dict[str, float]  # seconds of the first calls beyond those of a warm call
     session: Record  # as environment.json has it
 
@@ -46,24 +49,26 @@ class Race:
     def doubt(self) -> str | None:
         """Return why the times cannot be compared, or None."""
         measured = list(self.arms.values())
-        used, ran = len(measured[0].valid), len({(t["round"], t["block"]) for t in measured[0].timings})
+        used, ran = len(measured[0].valid), len({(t.round, t.block) for t in measured[0].timings})
         if dropped := statistics.too_many_dropped(used=used, dropped=ran - used):
             return dropped
         for arm in measured:
-            if short := statistics.too_short([t["wall_s"] for t in arm.samples], self.session["synchronisation_s"]):
+            if short := statistics.too_short([t.wall_s for t in arm.samples], self.session["synchronisation_s"]):
                 return short
         return None
 
     def dropped(self) -> Counter[str]:
         """Return the number of contaminated batches by reason; batches dropped because of them do not count."""
-        return Counter(t["dropped"] for one in self.arms.values() for t in one.timings if t["dropped"])
+        return Counter(t.dropped for one in self.arms.values() for t in one.timings if t.dropped)
 
     def figures(self, arm: str) -> Record:
         """Return the figures of one arm."""
         measured = self.arms[arm]
         cell, totals = measured.cell, measured.totals
         judged = 1 if cell.engine is None else method_of(cell).window().guesses + 1
-        roofline, reason = fraction(cell, judged, measured.lines.values(), measured.samples, [self.session])
+        roofline, reason = fraction(
+            cell, judged, measured.lines.values(), measured.samples, [SessionRecord(**self.session)]
+        )
         busy = self.rate(arm, "device_s", "decode_s").value
         step_s = self.rate(arm, "decode_s", "batch_forwards").value
         parts = statistics.parts(totals) if totals else None
@@ -71,7 +76,7 @@ class Race:
             "batch_size": cell.batch_size,
             "batching": cell.batching,
             "simulated": cell.simulated,
-            "blocks": len({t["block"] for t in measured.samples}),
+            "blocks": len({t.block for t in measured.samples}),
             "tokens_per_s": {
                 "decode": self.rate(arm, "tokens", "decode_s")._asdict(),
                 "wall": self.rate(arm, "tokens", "wall_s")._asdict(),
@@ -84,7 +89,7 @@ class Race:
             "roofline_reason": reason,
             "prefill_s": measured.total("prefill_s"),
             "preparation_s": self.preparation_s[arm],
-            "samples": [{k: v for k, v in t.items() if k != "step_s"} for t in measured.timings],
+            "samples": [{k: v for k, v in dump(t).items() if k not in LEFT_OUT} for t in measured.timings],
         }
 
 
@@ -111,8 +116,8 @@ def race(
     decode = partial(_decode, pool, plan)
     preparation_s = _warm_up(decode, cells, chosen[0], min(warm_tokens, suite.max_new_tokens), deadline)
 
-    timings: dict[str, list[Record]] = {cell.arm: [] for cell in cells}
-    lines: dict[str, dict[str, Record]] = {cell.arm: {} for cell in cells}
+    timings: dict[str, list[TimingLine]] = {cell.arm: [] for cell in cells}
+    lines: dict[str, dict[str, GenerationLine]] = {cell.arm: {} for cell in cells}
     shuffler, ends, longest_s = random.Random(group.batch_size), time.monotonic() + seconds, 0.0
     for round_, block in ((r, b) for r in itertools.count(1) for b in range(len(chosen))):
         started_at = time.monotonic()
@@ -123,16 +128,23 @@ def race(
             generations, timing = decode(cell, chosen[block], suite.max_new_tokens)
             window = machine.window(before, machine.sample(pool.device))
             window["dropped"] = window["dropped"] or (PREPARED if timing.preparation_s else None)
-            place = {"session": 1, "round": round_, "block": block, "order": order}
-            timings[cell.arm].append({**place, **dataclasses.asdict(timing), **window})
+            place: Record = {"session": 1, "round": round_, "block": block, "order": order}
+            timings[cell.arm].append(TimingLine(**place, **dataclasses.asdict(timing), **window, identical=None))
             for i, generation in zip(chosen[block], generations, strict=True):
                 item = suite.items[i]
-                line = {"prompt_ids": item.prompt_ids, "forwards": generation.forwards, "block": block}
-                lines[cell.arm].setdefault(item.item, {**line, **dataclasses.asdict(generation)})
+                line = GenerationLine(
+                    item=item.item,
+                    prompt_ids=item.prompt_ids,
+                    prompt_tokens=len(item.prompt_ids),
+                    forwards=generation.forwards,
+                    block=block,
+                    **dataclasses.asdict(generation),
+                )
+                lines[cell.arm].setdefault(item.item, line)
         longest_s = max(longest_s, time.monotonic() - started_at)
-    clean = ({(t["round"], t["block"]) for t in of_arm if not t["dropped"]} for of_arm in timings.values())
+    clean = ({(t.round, t.block) for t in of_arm if not t.dropped} for of_arm in timings.values())
     valid = set.intersection(*clean)
-    arms = {c.arm: Measured(c, lines[c.arm], timings[c.arm], valid, {}, None) for c in cells}
+    arms = {c.arm: CellData(c, lines[c.arm], timings[c.arm], valid, {}, None) for c in cells}
     return Race(arms=arms, preparation_s=preparation_s, session=session)
 
 

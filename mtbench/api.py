@@ -95,8 +95,8 @@ def run(
         for warning in plan.warnings():
             warnings.warn(warning, stacklevel=2)
     with RunProgress(Console(stderr=True, quiet=not progress)) as shown:
-        record = pipeline.finish(opened, settings, shown)
-    return Results(directory, record)
+        results = pipeline.finish(opened, settings, shown)
+    return Results(directory, records.dump(results))
 
 
 def load(directory: str | Path) -> Results:

@@ -7,7 +7,8 @@ from mtbench.cli.session import err, out, say
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import results_tables
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.results.record import Results
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
 
 
@@ -16,7 +17,7 @@ def finish(run: RunDirectory, settings: Execution, json_to: Path | None) -> bool
     with RunProgress(err) as progress:
         results = pipeline.finish(run, settings, progress)
     _print_results(run, results, json_to)
-    return all(cell["status"] == "ok" for cell in results["cells"])
+    return all(cell.status == "ok" for cell in results.cells)
 
 
 def report(directory: Path, json_to: Path | None) -> None:
@@ -25,7 +26,7 @@ def report(directory: Path, json_to: Path | None) -> None:
     _print_results(run, pipeline.report(run), json_to)
 
 
-def _print_results(run: RunDirectory, results: Record, json_to: Path | None) -> None:
+def _print_results(run: RunDirectory, results: Results, json_to: Path | None) -> None:
     """Print the tables, then the page's path as the last line; with `--json -`, only the JSON is standard output."""
     to_stdout = str(json_to) == "-"
     console = err if to_stdout else out

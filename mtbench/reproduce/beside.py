@@ -40,7 +40,7 @@ from mtbench.reproduce.published import (
     suites_of,
 )
 from mtbench.results import samples
-from mtbench.results.samples import Measured
+from mtbench.results.samples import CellData
 from mtbench.runs.directory import Record, RunDirectory
 
 
@@ -75,7 +75,7 @@ class _Opened:
         self.table, self.asked, self.part = table, asked, part
         self.suites = suites_of(table, asked)
         self.run = RunDirectory(folder / part.folder)
-        self.cells: dict[tuple[str, str, int], tuple[Measured, Record]] = {}
+        self.cells: dict[tuple[str, str, int], tuple[CellData, Record]] = {}
         self.session: Record = {}
         if part.plan is not None and self.run.has("results.json"):
             self.session = (self.run.read_json("environment.json").get("sessions") or [{}])[-1]
@@ -101,7 +101,7 @@ class _Opened:
             "closed": [{"suite": suite, "why": why} for suite, why in self.part.closed.items()],
         }
 
-    def cell(self, spec: str, benchmark: str, batch_size: int | None) -> tuple[Measured, Record] | str:
+    def cell(self, spec: str, benchmark: str, batch_size: int | None) -> tuple[CellData, Record] | str:
         """The cell of an arm on a benchmark, or why there is none."""
         if spec in self.part.missing:
             return self.part.missing[spec]
@@ -129,7 +129,7 @@ class _Opened:
         """Tokens per forward, ours and by the paper's accounting, of every cell that counts its forwards."""
         lines = []
         for (suite, arm, size), (one, _) in self.cells.items():
-            forwards, tokens = one.counted("forwards"), sum(len(g["token_ids"]) for g in one.lines.values())
+            forwards, tokens = one.counted("forwards"), one.tokens
             if not forwards:
                 continue
             surplus = one.counted("surplus") if self.asked.protocol == PAPER and _told(one) else None
@@ -149,9 +149,9 @@ class _Opened:
         return lines
 
 
-def _told(one: Measured) -> bool:
+def _told(one: CellData) -> bool:
     """Whether every answer says how many tokens were accepted behind its end."""
-    return bool(one.lines) and all(line.get("surplus") is not None for line in one.lines.values())
+    return bool(one.lines) and all(line.surplus is not None for line in one.lines.values())
 
 
 def _figure(
@@ -201,7 +201,7 @@ def _means(table: Published, part: _Opened | None) -> list[str]:
     return list({suite: name for name, suite in reversed(suites.items())}.values())[::-1]
 
 
-Pair = tuple[tuple[Measured, Record], tuple[Measured, Record] | None]
+Pair = tuple[tuple[CellData, Record], tuple[CellData, Record] | None]
 
 
 def _pair(row: PublishedRow, quantity: str, benchmark: str, part: _Opened | None) -> Pair | str:
@@ -225,7 +225,7 @@ class _Ours:
 
 
 def _measure(
-    quantity: str, cell: tuple[Measured, Record], over: tuple[Measured, Record] | None, protocol: str
+    quantity: str, cell: tuple[CellData, Record], over: tuple[CellData, Record] | None, protocol: str
 ) -> "_Ours | str":
     """Ours of a quantity, or why there is none."""
     one, record = cell
@@ -267,14 +267,14 @@ def _plainly(value: float | None, n: int, low: float | None = None, high: float 
     return "nothing was measured" if value is None else _Ours(Estimate(float(value), low, high), n)
 
 
-def _tokens_per_forward(one: Measured, protocol: str) -> "_Ours | str":
+def _tokens_per_forward(one: CellData, protocol: str) -> "_Ours | str":
     """By the paper's accounting where the run follows its protocol, else ours."""
     if one.counted("forwards") is None:
         return "its engine hides its forwards"
     counted = protocol == PAPER and _told(one)
     lines = one.lines.values()
-    tokens = [len(g["token_ids"]) + (g["surplus"] if counted else 0) for g in lines]
-    ratio = statistics.ratio_of_totals([tokens], [[g["forwards"] for g in lines]], unit="item")
+    tokens = [len(g.token_ids) + (g.surplus or 0 if counted else 0) for g in lines]
+    ratio = statistics.ratio_of_totals([tokens], [[g.forwards or 0 for g in lines]], unit="item")
     return _plainly(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
 
 
@@ -302,7 +302,7 @@ def _odd(part: _Opened, row: PublishedRow, quantity: str, benchmark: str, pair: 
     return [why for why in said if why]
 
 
-def _miniature(part: _Opened, row: PublishedRow, benchmark: str, one: Measured, record: Record) -> list[str]:
+def _miniature(part: _Opened, row: PublishedRow, benchmark: str, one: CellData, record: Record) -> list[str]:
     """In what ours is smaller than, or different from, what the paper ran."""
     own, suite = part.table.benchmarks[benchmark], part.suites[benchmark]
     tokens, items = part.table.setup["max_new_tokens"], record["items"]

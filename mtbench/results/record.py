@@ -26,7 +26,7 @@ from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
 from mtbench.runs.records import Environment, Grade
 from mtbench.runs.run_request import CHECKPOINTS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 Status = Literal["ok", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]

@@ -11,6 +11,7 @@ from driver import Driver, processes
 
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Sample
+from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 
@@ -148,7 +149,7 @@ def test_a_dropped_window_is_excluded_for_all_arms(small_run: RunDirectory, tmp_
     for line in lines[::3]:
         line["dropped"] = "thermal slowdown"
     run.keep_lines(f"timings/{names[0]}.jsonl", lines)
-    cells = {cell["cell"]: cell for cell in assemble(run)["cells"]}
+    cells = {cell["cell"]: cell for cell in dump(assemble(run))["cells"]}
     dropped = len(lines[::3])
     for name in names:
         assert cells[name]["samples"] == {"used": len(lines) - dropped, "dropped": dropped}

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from made_records import generation_line, timing_line
 from small import small_checkpoint, small_config
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, MistralConfig, MixtralConfig
 
@@ -15,6 +16,7 @@ from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.random_shapes import SHAPES
 from mtbench.results.roofline import fraction
 from mtbench.runs.plan import Cell
+from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 
 H200 = Probe(
     bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, copy_bytes=1 << 31, matmul_size=8192, cache_bytes=50 << 20
@@ -87,27 +89,27 @@ def test_a_mixture_of_experts_is_rejected() -> None:
         count(empty(small_config(MixtralConfig)))
 
 
-def line(block: int, **changes: Any) -> dict[str, Any]:
+def line(block: int, **changes: Any) -> GenerationLine:
     """Return an answer of 40 tokens to a prompt of 1,001, one forward pass each."""
-    ids = {"prompt_ids": [1] * 1001, "token_ids": [1] * 40}
-    return {**ids, "forwards": 40, "positions_fed": 40, "draft_forwards": 0, "block": block, **changes}
+    counts: dict[str, Any] = {"prompt_tokens": 1001, "token_ids": [1] * 40, "forwards": 40, "positions_fed": 40}
+    return generation_line(**counts | {"draft_forwards": 0, "block": block} | changes)
 
 
-def sample(block: int, round_: int = 1, **changes: Any) -> dict[str, Any]:
-    return {"session": 1, "block": block, "round": round_, "batch_forwards": 40, "decode_s": 0.5, **changes}
+def sample(block: int, round_: int = 1, **changes: Any) -> TimingLine:
+    return timing_line(**{"block": block, "round": round_, "batch_forwards": 40, "decode_s": 0.5, **changes})
 
 
 @pytest.fixture
-def session(qwen: dict[str, Shape]) -> dict[str, Any]:
+def session(qwen: dict[str, Shape]) -> SessionRecord:
     shapes = {"target": asdict(qwen["qwen2.5-7b"]), "small": asdict(qwen["qwen2.5-0.5b"])}
-    return {"probe": asdict(H200), "probe_reason": None, "shapes": shapes}
+    return SessionRecord.model_validate({"probe": asdict(H200), "probe_reason": None, "shapes": shapes})
 
 
 def cell(**checkpoints: str) -> Cell:
     return cast("Cell", SimpleNamespace(on="ar", checkpoints={"ar": "target", **checkpoints}))
 
 
-def test_the_fraction_is_the_floor_over_decode_time(qwen: dict[str, Shape], session: dict[str, Any]) -> None:
+def test_the_fraction_is_the_floor_over_decode_time(qwen: dict[str, Shape], session: SessionRecord) -> None:
     """Two rows of 40 and 20 tokens: 40 forward passes of 1.5 rows on average; block times are means over rounds."""
     shorter = line(0, token_ids=[1] * 20, forwards=20, positions_fed=20)
     context = (40 * (1001 + 20) + 20 * (1001 + 10)) / 60 - 1  # the last known token is fed, not cached
@@ -119,14 +121,14 @@ def test_the_fraction_is_the_floor_over_decode_time(qwen: dict[str, Shape], sess
     assert reason is None
 
 
-def test_cached_tokens_are_those_before_the_tokens_fed(qwen: dict[str, Shape], session: dict[str, Any]) -> None:
+def test_cached_tokens_are_those_before_the_tokens_fed(qwen: dict[str, Shape], session: SessionRecord) -> None:
     """Of 7 positions fed, 3 are draft tokens and 4 are known tokens not yet cached."""
     floor = floor_s(qwen["qwen2.5-7b"], H200, rows=1, positions=7, judged=4, context=1021 - 4)
     value, _ = fraction(cell(), 4, [line(0, positions_fed=280)], [sample(0)], [session])
     assert value == pytest.approx(40 * floor / 0.5, rel=1e-12)
 
 
-def test_a_draft_model_adds_its_floor(qwen: dict[str, Shape], session: dict[str, Any]) -> None:
+def test_a_draft_model_adds_its_floor(qwen: dict[str, Shape], session: SessionRecord) -> None:
     """Four forward passes of the draft for each of the target's."""
     draft = floor_s(qwen["qwen2.5-0.5b"], H200, rows=1, positions=1, judged=1, context=1021)
     alone, _ = fraction(cell(), 1, [line(0)], [sample(0)], [session])
@@ -134,20 +136,20 @@ def test_a_draft_model_adds_its_floor(qwen: dict[str, Shape], session: dict[str,
     assert both == pytest.approx((alone or 0) + 160 * draft / 0.5)
 
 
-def test_every_sample_uses_the_probe_of_its_session(session: dict[str, Any]) -> None:
+def test_every_sample_uses_the_probe_of_its_session(session: SessionRecord) -> None:
     """If a run continues on a GPU of half the speed, the floor there is higher."""
     half = asdict(H200) | {"bandwidth_bytes_per_s": 4.3e12 / 2, "matmul_flop_per_s": 790e12 / 2}
-    sessions = [session, session | {"probe": half}]
+    sessions = [session, session.changed(probe=half)]
     once, _ = fraction(cell(), 1, [line(0)], [sample(0)], sessions)
     again, _ = fraction(cell(), 1, [line(0)], [sample(0, session=2)], sessions)
     assert again == pytest.approx(2 * (once or 0))
 
 
-def test_an_undefined_fraction_is_null_with_a_reason(session: dict[str, Any]) -> None:
+def test_an_undefined_fraction_is_null_with_a_reason(session: SessionRecord) -> None:
     """No probe, unknown forward passes, no sample, weights that fit the cache, a shape that cannot be counted."""
 
-    def reason(samples: list[dict[str, Any]], **changes: Any) -> str:
-        value, why = fraction(cell(), 1, [line(0)], samples, [session | changes])
+    def reason(samples: list[TimingLine], **changes: Any) -> str:
+        value, why = fraction(cell(), 1, [line(0)], samples, [session.changed(**changes)])
         assert value is None
         return why or ""
 

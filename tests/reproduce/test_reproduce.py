@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.report.terminal import DEMONSTRATION
+from mtbench.report.phrases import DEMONSTRATION
 from mtbench.reproduce import page
 from mtbench.reproduce import published as reproduction
 from mtbench.reproduce.agreement import WORDS

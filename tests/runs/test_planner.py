@@ -13,6 +13,7 @@ from whole import Quiet, figures
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.executor import generate
@@ -126,7 +127,7 @@ def test_an_interrupted_conversation_goes_on_where_it_was(checkpoints: dict[str,
         generate(halted, Quiet(until=5))
     generate(halted, Quiet())
 
-    assert figures(assemble(halted)) == figures(assemble(whole))
+    assert figures(dump(assemble(halted))) == figures(dump(assemble(whole)))
 
 
 def test_room_is_for_a_whole_conversation(checkpoints: dict[str, str]) -> None:
@@ -246,6 +247,6 @@ def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp
     """Three rows are no measurement of batch size 5."""
     run = begun(tmp_path / "run", checkpoints, suite=("riddle",), batch_size=(1, 5))
     generate(run, Quiet())
-    flags = {(c["batch_size"], flag) for c in assemble(run)["cells"] for flag in c["flags"] if "held" in flag}
+    flags = {(c.batch_size, flag) for c in assemble(run).cells for flag in c.flags if "held" in flag}
 
     assert flags == {(5, "batches held 3.0 rows of 5")}

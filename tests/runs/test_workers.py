@@ -20,6 +20,7 @@ from whole import Quiet, figures
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs import executor as generating
 from mtbench.runs.directory import RunDirectory
@@ -66,7 +67,7 @@ def finish(run: RunDirectory, **how: Any) -> Any:
 def summarize(run: RunDirectory) -> Any:
     """What a clock does not decide, nor how many worked."""
     score(run)
-    results = assemble(run)
+    results = dump(assemble(run))
     for cell in results["cells"]:
         cell["flags"] = [flag for flag in cell["flags"] if not flag.startswith(SHARED)]
     return figures(json.loads(json.dumps(results)))

@@ -13,8 +13,8 @@ from transformers.utils import logging
 
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
+from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import TrainingProgress
-from mtbench.report.terminal import DEMONSTRATION
 from mtbench.training.evaluation import EDGES
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Mars
