@@ -1,4 +1,7 @@
-"""Importing this makes the checkout importable, installed or not: methods and suites lie beside the package."""
+"""Import this module to import mtbench from the checkout without installing it.
+
+The folders methods/ and suites/ are outside the package folder; installing would move them into it.
+"""
 
 import sys
 from importlib.util import find_spec

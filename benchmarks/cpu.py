@@ -1,11 +1,11 @@
-"""How fast the loop is on a CPU: against transformers' `generate`, against its own forwards, and MARS against AR.
+"""Time the decode loop on a CPU: against transformers' `generate`, against its forward passes, and MARS against AR.
 
     python benchmarks/cpu.py [--blocks 24] [--rounds 3] [--only tiny|0.5b] [--json FILE]
 
-All arms run next to each other inside every block of prompts, in random order, in one process. Ratios are ratios of
-total wall-clock, with the t interval over blocks. On the embedded checkpoints the factor "forward time" is held against
-an isolated probe: the same forwards (rows, width, slots in view) replayed without the loop around them. Random weights
-of Qwen2.5-0.5B show the same for a model whose forwards are no trifle. The last line is all figures as JSON.
+In every block of prompts all arms run one after another, in random order, in one process. Ratios are ratios of total
+wall time, with the t interval over blocks. On the embedded checkpoints the factor "forward time" is compared with an
+isolated probe: the same forward passes (rows, width, slots in view) without the loop. Random weights of Qwen2.5-0.5B
+give the figures of a larger model. The last line prints all figures as JSON.
 """
 
 import argparse
@@ -35,11 +35,11 @@ AGAINST_GENERATE = ("hf-generate", "ar:engine=eager|graph")
 MARS_AGAINST_AR = ("ar:on=mars,engine=eager|graph", "mars:tau=0.95,engine=eager|graph")
 THREADS = torch.get_num_threads()
 Outcome = tuple[list[Generation], Timing]
-Found = dict[str, list[Outcome]]  # arm -> by round and block
+Outcomes = dict[str, list[Outcome]]  # arm -> its outcomes, ordered by round, then block
 
 
 class Recorded(Batch):
-    """A batch that remembers the shape of every step."""
+    """A batch that records the width and the slots in view of every step."""
 
     def advance(self, run: RunState, shape: Shape) -> None:
         self.shapes: list[tuple[int, int]] = getattr(self, "shapes", [])
@@ -47,11 +47,11 @@ class Recorded(Batch):
         super().advance(run, shape)
 
 
-def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:
-    """Every arm on every block, in random order."""
+def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Outcomes:
+    """Decode every block by every arm, in random order."""
     [group], [suite] = plan.groups, plan.suites
     cells = [plan.cell(name) for name in group.cells]
-    found: Found = {cell.arm: [] for cell in cells}
+    found: Outcomes = {cell.arm: [] for cell in cells}
 
     def run(cell: Cell, block: Sequence[int]) -> Outcome:
         return pool.decode(cell, requests_of(plan, suite, block))
@@ -66,8 +66,8 @@ def measure(pool: ModelPool, plan: Plan, rounds: int, seed: int) -> Found:
     return found
 
 
-def ratio(found: Found, baseline: str, arm: str, blocks: int) -> Ratio:
-    """Wall of the baseline over that of the arm, means over rounds per block."""
+def ratio(found: Outcomes, baseline: str, arm: str, blocks: int) -> Ratio:
+    """Return the baseline's wall time over the arm's; a block's time is its mean over rounds."""
 
     def by_block(name: str) -> list[float]:
         walls = [timing.wall_s for _, timing in found[name]]
@@ -77,6 +77,7 @@ def ratio(found: Found, baseline: str, arm: str, blocks: int) -> Ratio:
 
 
 def totals(outcomes: Sequence[Outcome]) -> Totals:
+    """Return the sums of the counters and times."""
     timings = [timing for _, timing in outcomes]
     names = ("tokens", "row_forwards", "batch_forwards", "device_s", "decode_s", "wall_s")
     slots = sum(t.rows * (t.batch_forwards or 0) for t in timings)
@@ -84,13 +85,13 @@ def totals(outcomes: Sequence[Outcome]) -> Totals:
 
 
 def overhead(outcomes: Sequence[Outcome]) -> float:
-    """What the loop takes beyond its own forwards, as a share of them."""
+    """Return the loop's time outside its forward passes, as a share of their time."""
     total = totals(outcomes)
     return total.decode_s / total.device_s - 1
 
 
-def same_tokens(found: Found, arm: str) -> list[int]:
-    """Answers on which an arm says what `generate` says, and how many there are."""
+def same_tokens(found: Outcomes, arm: str) -> list[int]:
+    """Return the number of answers equal to those of `generate`, and the number of answers."""
     pairs = [
         (a.token_ids, b.token_ids)
         for (mine, _), (theirs, _) in zip(found[arm], found[GENERATE], strict=True)
@@ -100,7 +101,7 @@ def same_tokens(found: Found, arm: str) -> list[int]:
 
 
 def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
-    """The factor "forward time" of MARS over AR from isolated forwards of the shapes that the loop had."""
+    """Return the factor "forward time" of MARS over AR, from isolated forward passes of the loop's shapes."""
     [group], [suite] = plan.groups, plan.suites
     arms = ("ar@mars/eager", "mars:tau=0.95@mars/eager")
     seconds, forwards = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0)
@@ -109,8 +110,8 @@ def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
         for cell in (c for c in plan.cells if c.arm in arms):
             batches: list[Recorded] = []
 
-            def record(*made: Any, batches: list[Recorded] = batches) -> Recorded:
-                batches.append(Recorded(*made))
+            def record(*arguments: Any, batches: list[Recorded] = batches) -> Recorded:
+                batches.append(Recorded(*arguments))
                 return batches[-1]
 
             runners = pool.runners_of(cell)
@@ -124,21 +125,21 @@ def probed_forward_time(pool: ModelPool, plan: Plan) -> float:
 
 @torch.inference_mode()
 def isolated_s(runner: ModelRunner, rows: int, shapes: Sequence[tuple[int, int]], judged: int) -> float:
-    """Seconds for the same forwards in isolation."""
+    """Return the seconds of forward passes of these shapes (width, slots in view) without the loop."""
     runner.reserve(rows, max(view for _, view in shapes) + 1)
-    fed = []
+    passes = []
     for width, view in shapes:
         slots = torch.arange(view - width, view).repeat(rows, 1)
-        feed = AttentionMetadata(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1)
-        fed.append((torch.randint(0, 200, (rows, width)), feed))
-    began = time.perf_counter()
-    for ids, feed in fed:
-        runner.forward(ids, feed, judged)
-    return time.perf_counter() - began
+        metadata = AttentionMetadata(slots, slots, slots[:, 0], view, view_is_full=slots.numel() == 1)
+        passes.append((torch.randint(0, 200, (rows, width)), metadata))
+    started_at = time.perf_counter()
+    for ids, metadata in passes:
+        runner.forward(ids, metadata, judged)
+    return time.perf_counter() - started_at
 
 
-def against_generate(found: Found, blocks: int) -> dict[str, Any]:
-    """Of every engine's `ar`: over `generate`, same tokens, the loop's overhead."""
+def against_generate(found: Outcomes, blocks: int) -> dict[str, Any]:
+    """Return, for `ar` on each engine: ratio to `generate`, answers with the same tokens, the loop's overhead."""
     figures: dict[str, Any] = {}
     for engine in ("eager", "graph"):
         arm = f"ar@ar/{engine}"
@@ -150,14 +151,15 @@ def against_generate(found: Found, blocks: int) -> dict[str, Any]:
             "overhead": overhead(found[arm]),
         }
         print(
-            f"  ar by {engine} over transformers' generate {show(over)}; same tokens on {same[0]} of {same[1]}; "
-            f"loop {overhead(found[arm]):+.1%} on its forwards"
+            f"  ar on {engine} over transformers' generate {show(over)}; "
+            f"same tokens in {same[0]} of {same[1]} answers; "
+            f"loop overhead {overhead(found[arm]):+.1%} of its forward passes"
         )
     return figures
 
 
 def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
-    """The embedded checkpoints at one batch size; prints the figures and returns them."""
+    """Measure the embedded checkpoints at one batch size; print and return the figures."""
     methods = AGAINST_GENERATE + MARS_AGAINST_AR
     plan = make_plan(RunRequest(method=methods, batch_size=(size,), limit=size * blocks))
     pool = ModelPool(plan.request)
@@ -168,26 +170,29 @@ def tiny(size: int, blocks: int, rounds: int) -> dict[str, Any]:
     for engine in ("eager", "graph"):
         baseline, arm = f"ar@mars/{engine}", f"mars:tau=0.95@mars/{engine}"
         speedup = ratio(found, baseline, arm, blocks)
-        where = factors(totals(found[arm]), totals(found[baseline]))
-        assert where is not None
-        per_token = (speedup.value or 0.0) / where.tokens_per_forward
-        print(f"  mars:tau=0.95 over ar:on=mars by {engine} {show(speedup)}; / tokens per forward {per_token:.3f}")
-        print("    factors:", ", ".join(f"{name} {value:.3f}" for name, value in where._asdict().items()))
+        split = factors(totals(found[arm]), totals(found[baseline]))
+        assert split is not None
+        per_token = (speedup.value or 0.0) / split.tokens_per_forward
+        print(f"  mars:tau=0.95 over ar:on=mars on {engine} {show(speedup)}; / tokens per forward {per_token:.3f}")
+        print("    factors:", ", ".join(f"{name} {value:.3f}" for name, value in split._asdict().items()))
         figures[engine] |= {
             "mars_over_ar": speedup._asdict(),
-            "factors": where._asdict(),
+            "factors": split._asdict(),
             "mars_overhead": overhead(found[arm]),
         }
         if engine == "eager":
             probed = probed_forward_time(pool, plan)
-            off = where.forward_time / probed - 1
-            print(f"    forward time: loop {where.forward_time:.4f}, probe {probed:.4f}, {off:+.1%} apart")
+            difference = split.forward_time / probed - 1
+            print(f"    forward time: loop {split.forward_time:.4f}, probe {probed:.4f}, difference {difference:+.1%}")
             figures[engine]["forward_time_probed"] = probed
     return figures
 
 
 def qwen(blocks: int, rounds: int) -> dict[str, Any]:
-    """Random weights of Qwen2.5-0.5B at batch size 1. Our prefill commits nothing: an answer is one forward more."""
+    """Measure random weights of Qwen2.5-0.5B at batch size 1.
+
+    Our prefill commits no token, so an answer takes one forward pass more than in `generate`.
+    """
     plan = make_plan(
         RunRequest(
             suite=("synthetic:32x64",),
@@ -213,19 +218,21 @@ def show(ratio: Ratio) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=24, help="at least 6; of 0.5b a third")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=("tiny", "0.5b"))
-    parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--blocks", type=int, default=24, help="blocks of prompts, at least 6; 0.5b runs a third of them"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="passes over the blocks; 0.5b runs one")
+    parser.add_argument("--only", choices=("tiny", "0.5b"), help="measure only these checkpoints")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
     figures: dict[str, Any] = {}
-    if asked.only != "0.5b":
-        figures |= {f"tiny b{size}": tiny(size, asked.blocks, asked.rounds) for size in (1, 8)}
-    if asked.only != "tiny":
+    if args.only != "0.5b":
+        figures |= {f"tiny b{size}": tiny(size, args.blocks, args.rounds) for size in (1, 8)}
+    if args.only != "tiny":
         torch.set_num_threads(THREADS)
-        figures["0.5b b1"] = qwen(max(6, asked.blocks // 3), 1)
-    if asked.json:
-        asked.json.write_text(json.dumps(figures, indent=1) + "\n")
+        figures["0.5b b1"] = qwen(max(6, args.blocks // 3), 1)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures))
 
 

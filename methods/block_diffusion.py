@@ -1,14 +1,16 @@
-"""Block diffusion: the current block is unmasked position by position, the surest first; blocks come one by one.
+"""Block diffusion: unmask the current block position by position, the most confident first; then the next block.
 
 Arriola et al.: "Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models", ICLR 2025,
-arXiv 2503.09573 (BD3-LM), with the shift of autoregressive models: a position predicts the token behind it, so a
-block's first token is predicted from the last one of the block before (as in the baseline of MARS, arXiv 2604.07023).
-The surest first: LLaDA's low-confidence remasking, arXiv 2502.09992, section 2.4. Everything above a threshold at
+arXiv 2503.09573 (BD3-LM), with the shift of autoregressive models: a position predicts the next token, so the last
+token of a block predicts the first one of the next (as in the baseline of MARS, arXiv 2604.07023).
+The most confident first: LLaDA's low-confidence remasking, arXiv 2502.09992, section 2.4. All above a threshold at
 once: Fast-dLLM, arXiv 2505.22618, section 3.3.
 
-Blocks are counted from position 0, the prompt included. A position sees its whole block and all before it. What is
-decided of a block becomes output as far as no gap is left before it. The finished block is fed once more, with the
-next one's first step, so that its keys and values are exact.
+Blocks are counted from position 0, the prompt included. A position attends to its whole block and all blocks before.
+The decided tokens of a block up to its first gap are output. A finished block is fed again, in the first step of the
+next one, so that its keys and values are exact.
+
+R = rows, B = positions of a block, S = slots.
 """
 
 from dataclasses import dataclass
@@ -27,11 +29,11 @@ OPEN = -1  # no token yet
 @METHODS.register("block-diffusion")
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusion(Method):
-    """A block of masks, decided in the order of the model's confidence."""
+    """A block of masks, decided in order of the model's confidence."""
 
     block_size: int = option(4, "B: positions of a block, counted from the prompt's first", low=1, trained=True)
-    per_forward: int = option(1, "k: each forward decides at least the k surest positions of the block", low=1)
-    tau: float = option(1.0, "and all whose probability reaches tau; 1 = only those k", low=0.0, high=1.0)
+    per_forward: int = option(1, "k: each forward decides at least the k most confident positions of the block", low=1)
+    tau: float = option(1.0, "also decide positions whose probability reaches tau; 1 = only the k", low=0.0, high=1.0)
 
     roles = ("block_diffusion",)
     needs_mask = True
@@ -48,7 +50,7 @@ class BlockDiffusion(Method):
         return key_position // self.block_size <= query_position // self.block_size
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """What is decided, by position, (R, S): the prompt; later also what is not yet output, for a gap before it."""
+        """`decided` (R, S): the prompt's tokens; later also tokens after a gap, which are not output yet."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
         return {"decided": rows.tokens.masked_fill(place >= rows.known[:, None], OPEN)}
 
@@ -56,7 +58,7 @@ class BlockDiffusion(Method):
         return rows.known // self.block_size * self.block_size
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        """The block, with masks where it is open, (R, B)."""
+        """The block with masks at open positions, (R, B)."""
         mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         block = state["decided"].gather(1, self._places(rows))
@@ -65,17 +67,17 @@ class BlockDiffusion(Method):
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         places = self._places(rows)
         block = state["decided"].gather(1, places)
-        open, own = block == OPEN, slice(self.block_size)  # the last column judges the next block's first position
+        open, own = block == OPEN, slice(self.block_size)  # the last column predicts the next block's first position
         decide = sampling.top_confidence(output.confidence[:, own], open, self.per_forward)
         if self.tau < 1:
             decide |= open & output.sure("probability", self.tau)[:, own]
         block = torch.where(decide, output.choice[:, own], block)
         state["decided"].scatter_(1, places, block)
-        said = rows.known - rows.base
-        fresh = (places - rows.base[:, None] + said[:, None]).clamp(max=self.block_size - 1)
-        count, left = sampling.prefix_length(block != OPEN) - said, self.block_size - said
-        return Commit(block.gather(1, fresh), count, kept=torch.zeros_like(said), offered=left - 1)
+        output_before = rows.known - rows.base
+        fresh = (places - rows.base[:, None] + output_before[:, None]).clamp(max=self.block_size - 1)
+        count, left = sampling.prefix_length(block != OPEN) - output_before, self.block_size - output_before
+        return Commit(block.gather(1, fresh), count, kept=torch.zeros_like(output_before), offered=left - 1)
 
     def _places(self, rows: Rows) -> Tensor:
-        """The positions of each row's block, (R, B)."""
+        """Return the positions of each row's block, (R, B)."""
         return rows.base[:, None] + torch.arange(self.block_size, device=rows.base.device)

@@ -1,11 +1,11 @@
-"""Jacobi decoding: many positions are guessed at once, by what the last forward predicted there.
+"""Jacobi decoding: guess many positions at once, by the last forward's predictions for them.
 
 Santilli et al.: "Accelerating Transformer Inference for Translation via Parallel Decoding", ACL 2023, arXiv 2305.10427,
-section 3. Greedy decoding is a triangular system of equations. Iterated in parallel from any tokens at all, here from
-random ones, every forward makes at least one more position final, and the solution is the greedy text. All positions
-at once, `ahead` as large as the budget, is the paper's first algorithm and the baseline of MARS, arXiv 2604.07023,
-table 9; fewer are a window that slides along the text. Sampled, the dice of a place are thrown once, and the solution
-is the sampled text.
+section 3. Greedy decoding is a triangular system of equations. It is iterated in parallel from arbitrary tokens, here
+random ones. Every forward makes at least one more position final, and the fixed point is the greedy text. With `ahead`
+as large as the budget this is the paper's first algorithm and the baseline of MARS, arXiv 2604.07023, table 9; with
+fewer positions it is a sliding window. In sampling each position has one fixed random number, and the fixed point is
+the sampled text.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from mtbench.options import option
 @METHODS.register("jacobi")
 @dataclass(frozen=True, kw_only=True)
 class Jacobi(Method):
-    """The last forward's own predictions are the next one's guesses."""
+    """The last forward's predictions are the next one's guesses."""
 
-    ahead: int = option(8, "N: positions guessed; with the budget's number all of them, as in the paper", low=1)
+    ahead: int = option(8, "N: positions guessed; the budget for all of them, as in the paper", low=1)
 
     roles = ("ar",)
     claims = "lossless"
@@ -33,10 +33,10 @@ class Jacobi(Method):
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """What is guessed at every position, (R, S): at first anything."""
+        """`iterate` (R, S): the guess at every position; random at first."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
-        dice = sampling.uniform(rows.seed[:, None], place)
-        return {"iterate": (dice * runners.target.checkpoint.vocabulary).long()}
+        random = sampling.uniform(rows.seed[:, None], place)
+        return {"iterate": (random * runners.target.checkpoint.vocabulary).long()}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
         places = rows.known[:, None] + torch.arange(self.ahead, device=rows.known.device)

@@ -1,18 +1,17 @@
-"""Lookahead decoding: a window of Jacobi iterations yields n-grams, and those that fit are verified, in one forward.
+"""Lookahead decoding: a window of Jacobi iterations yields n-grams; matching ones are verified in the same forward.
 
 Fu, Bailis, Stoica, Zhang: "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding", ICML 2024, arXiv
-2402.02057, sections 3.1-3.3. The window holds N - 1 levels of W tokens: what the last N - 1 forwards predicted. Here
-N = 4 and W = 5, each token with its position behind the last decided one, which is token 0:
+2402.02057, sections 3.1-3.3. The window holds N - 1 levels of W tokens, predicted by the last N - 1 forwards. With
+N = 4 and W = 5, numbered by their position relative to the last decided token, 0:
 
-    level 0    0  1  2  3  4     a token sees what stands left of it in level 0,
-    level 1    1  2  3  4  5     and in its column all that is above it: token 5 of level 1
-    level 2    2  3  4  5  6     sees 0 to 4 of level 0, token 6 of level 2 also that one
+    level 0    0  1  2  3  4     a token attends to the tokens left of it in level 0,
+    level 1    1  2  3  4  5     and to all above it in its column: token 5 of level 1
+    level 2    2  3  4  5  6     to 0 … 4 of level 0, token 6 of level 2 also to that one
     predicted  3  4  5  6  7     each column, read down, is an n-gram of consecutive positions
 
-So it is a tree (`mtbench.decoding.trees`): level 0 a chain, under each of its tokens a column. Then level 0 is dropped
-and what was predicted becomes the last level, one position on whatever was accepted, as in the released code. The
-n-grams go into a pool, and of those that begin with the last decided token the latest, up to G, are verified behind
-the window.
+It is a tree (`mtbench.decoding.trees`): level 0 is a chain, each of its tokens has a column. After a forward level 0 is
+dropped and the predictions become the last level, shifted by one position whatever was accepted (as in the released
+code). The n-grams go into a pool. Up to G of its latest that begin with the last decided token are verified.
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from mtbench.decoding.trees import longest, products, tree
 from mtbench.models import sampling
 from mtbench.options import option
 
-POOL = 512  # n-grams remembered of each text, no two alike, the latest first
+POOL = 512  # n-grams per text, without duplicates, the latest first
 
 
 @METHODS.register("lookahead")
@@ -43,12 +42,12 @@ class Lookahead(Method):
 
     @property
     def ahead(self) -> int:
-        """Tokens behind an n-gram's first, and the window's levels."""
+        """Tokens after an n-gram's first; also the window's levels."""
         return self.ngram - 1
 
     @property
     def first(self) -> int:
-        """The guess that the first n-gram begins with; before it the window, whose first token is no guess."""
+        """Number of the first n-gram's first guess; the window's come before, but its first token is no guess."""
         return self.ahead * self.width - 1
 
     @property
@@ -56,18 +55,18 @@ class Lookahead(Method):
         return [self.candidates] + [1] * (self.ahead - 1)
 
     def window(self) -> Window:
-        up, left = self.width + 1, 2  # from a token's number in the window to the guess it stands behind
+        up, left = self.width + 1, 2  # from a token's number in the window to its parent guess
         window = [number - (left if number < self.width else up) for number in range(1, self.first + 1)]
         offset, sees = tree(window + products(self.branches, self.first))
         return Window(pending=1, guesses=len(offset), commits=self.ngram, sees=sees, offset=offset)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """A window of anything, an empty pool, and of each draft the guess that it stands behind."""
+        """A random window, an empty pool, no drafts, and `behind`: the parent of each draft."""
         count, device = len(rows.known), rows.known.device
-        dice = sampling.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
+        random = sampling.uniform(rows.seed[:, None], torch.arange(self.ahead * self.width, device=device))
         behind = torch.tensor(products(self.branches, self.first), device=device).expand(count, -1)
         return {
-            "window": (dice * runners.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),
+            "window": (random * runners.target.checkpoint.vocabulary).long().view(count, self.ahead, self.width),
             "pool": torch.full((count, POOL, self.ngram), NONE, device=device),
             "behind": behind,
             "drafts": torch.zeros_like(behind),
@@ -97,8 +96,8 @@ class Lookahead(Method):
         return Commit(tokens, accepted + 1, kept=accepted, path=path, offered=offered)
 
     def _remember(self, pool: Tensor, ngrams: Tensor) -> None:
-        """Put n-grams (R, W, N) first, and forget the older of two that are alike."""
+        """Put n-grams (R, W, N) first, and drop the older of two equal ones."""
         both = torch.cat((ngrams, pool), 1)
-        alike = (both[:, :, None] == ngrams[:, None]).all(3)  # (R, W + POOL, W)
-        again = alike.tril(-1).any(2, keepdim=True)
-        pool.copy_(both.masked_fill(again, NONE)[:, : len(pool[0])])
+        equal = (both[:, :, None] == ngrams[:, None]).all(3)  # (R, W + POOL, W)
+        duplicate = equal.tril(-1).any(2, keepdim=True)
+        pool.copy_(both.masked_fill(duplicate, NONE)[:, : len(pool[0])])

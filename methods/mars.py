@@ -1,16 +1,15 @@
-"""MARS: mask autoregression. Feed masks behind the text; keep the leading predictions the model is sure of.
+"""MARS: mask autoregression. Feed masks after the text; accept the leading confident predictions.
 
 Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 3.4.
-The last known token predicts the next one and B − 1 masks predict those behind it. Predictions are accepted from
-the left while the model's confidence reaches τ; the first, which stands on real text alone, always is.
-`block_size=auto` widens and narrows the window as recent acceptance calls for (the paper's future work, section 5).
+The last known token predicts the next one, B − 1 masks those after it. Predictions are accepted from the left while the
+confidence reaches τ; the first depends on real text only and is always accepted. `block_size=auto` adapts the window to
+recent acceptance (the paper's future work, section 5).
 
 Cache policies (section 4.5 of the paper and its stated future work):
-- `cursor`: accepted tokens are fed once more, in the same forward as the next masks, so that their keys and
-  values are exact; rows drift freely.
+- `cursor`: accepted tokens are fed again, in the forward of the next masks, so that their keys and values are exact.
 - `none`: everything is recomputed in every forward. The same tokens, commits and forwards as `cursor`.
-- `block`: the paper's, for reproduction. The rest of a block of `cache_block` positions is fed as masks in every
-  forward; one more forward per block, once every live row has filled it, makes its keys and values final.
+- `block`: the paper's, for reproduction. Every forward feeds the rest of a block of `cache_block` positions as masks;
+  once all live rows have filled it, one more forward makes its keys and values final.
 """
 
 from dataclasses import dataclass
@@ -29,16 +28,14 @@ from mtbench.options import AUTO, option
 @METHODS.register("mars")
 @dataclass(frozen=True, kw_only=True)
 class Mars(Method):
-    """Masks behind the text, accepted from the left while the model is sure."""
+    """Masks after the text; predictions are accepted from the left while the model is confident."""
 
     tau: float = option(1.0, "threshold of the confidence; 1 = exactly one token per forward", low=0.0, high=1.0)
-    block_size: int = option(
-        4, "B: the last token and B-1 masks predict B tokens", low=1, trained=True, widths=(2, 4, 8)
-    )
+    block_size: int = option(4, "B: B-1 masks, B predictions", low=1, trained=True, widths=(2, 4, 8))
     confidence: sampling.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
     cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards", same_output=("none",))
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
-    extra: bool = option(False, "feed one mask more and take up to B+1 tokens")
+    extra: bool = option(False, "feed one mask more and accept up to B+1 tokens")
 
     roles = ("mars",)
     needs_mask = True
@@ -46,11 +43,9 @@ class Mars(Method):
 
     def __post_init__(self) -> None:
         if self.cache == "block" and self.block_size == AUTO:
-            raise UserError("mars: block_size=auto needs cache=cursor or none: a block's window is what is left of it.")
+            raise UserError("mars: block_size=auto needs cache=cursor or none: a block's rest sets its window.")
         if self.cache == "block" and self.extra:
-            raise UserError(
-                "mars: extra=true needs cache=cursor or cache=none: a block has no place for one mask more."
-            )
+            raise UserError("mars: extra=true needs cache=cursor or none: a block has no position for another mask.")
 
     @property
     def claims(self) -> Literal["lossless", "lossy"]:
@@ -74,7 +69,7 @@ class Mars(Method):
         return torch.zeros_like(rows.known) if self.cache == "none" else rows.known - 1
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        """Masks, (R, G); in a block, behind what is known of it."""
+        """Masks, (R, G); with cache=block after the block's known tokens."""
         masks = state["mask"].expand(-1, self.window().guesses)
         if self.cache != "block":
             return masks
@@ -90,13 +85,13 @@ class Mars(Method):
         return Commit(output.choice, sampling.prefix_length(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
     def _sure(self, output: TargetOutput) -> Tensor:
-        """(R, G+1) bool; at τ = 1 nothing is sure enough."""
+        """Return which predictions are confident, (R, G+1) bool; at τ = 1 none."""
         if self.tau == 1:
             return torch.zeros_like(output.choice, dtype=torch.bool)
         return output.sure(self.confidence, self.tau)
 
     def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor) -> Commit:
-        """Accept from the first undecided place of the block on; once every live row is full, keep the block."""
+        """Accept from the block's first undecided position on; once every live row is full, keep the block."""
         filled = rows.known - rows.base  # (R,)
         column = torch.arange(self.cache_block, device=filled.device)
         source = (column + filled[:, None]).clamp(max=self.cache_block)

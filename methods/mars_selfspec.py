@@ -2,11 +2,11 @@
 
 After SDLM (arXiv 2509.24007), which verifies what it drafted in a block, and TiDAR (arXiv 2511.08923), which feeds the
 next drafts for every outcome together with the verification. Here both come from a plain MARS checkpoint (arXiv
-2604.07023), not retrained, and from no second model: a forward feeds the last known token, K drafts, and K + 1 groups
-of K masks, group j behind draft j. The predictions of real tokens accept j drafts and say the next token y. The masks
-of group j stand where y and its successors will, so what they predict are the next drafts. Tokens are those of `ar` on
-the same checkpoint. The price is width: K + (K + 1)·K guesses, and as many logits. `ahead=auto` widens as far as
-recent acceptance pays for it, on a GPU within the positions that come for free.
+2604.07023), not retrained, without a second model: a forward feeds the last known token, K drafts, and K + 1 groups of
+K masks, group j after draft j. The predictions at real tokens accept j drafts and choose the next token y. The masks of
+group j have the positions of y and its successors, so they predict the next drafts. Tokens are those of `ar` on the
+same checkpoint. The cost is width: K + (K + 1)·K guesses, and as many logits. `ahead=auto` adapts K to recent
+acceptance; on a GPU it uses the positions that cost nothing extra.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ from mtbench.options import AUTO, option
 @METHODS.register("mars-selfspec")
 @dataclass(frozen=True, kw_only=True)
 class MarsSelfSpeculative(Method):
-    """The model's masks draft what its own next forward verifies: lossless, and no second model."""
+    """The model's masks draft tokens that its own next forward verifies: lossless, without a second model."""
 
-    ahead: int = option(AUTO, "K: drafts, and masks behind each of them", low=1, widths=(1, 2, 3, 4))
+    ahead: int = option(AUTO, "K: drafts, and masks after each of them", low=1, widths=(1, 2, 3, 4))
 
     roles = ("mars",)
     needs_mask = True
@@ -37,7 +37,7 @@ class MarsSelfSpeculative(Method):
         return Window(pending=1, guesses=len(offset), commits=self.ahead + 1, sees=sees, offset=offset)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """The next drafts, (R, K): none yet, which a mask stands for, since no model ever says it."""
+        """`drafts` (R, K): none yet; the mask id, which no model emits, stands for no draft."""
         mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         drafts = torch.full((len(rows.known), self.ahead), mask_id, device=rows.known.device)

@@ -1,9 +1,9 @@
-"""MARS with speculative decoding: a draft runs ahead, and behind every outcome of its verification stand masks.
+"""MARS with speculative decoding: a draft model drafts, and masks follow every outcome of the verification.
 
 Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 4.6.
-A forward feeds K drafts and K + 1 groups of B - 1 masks; group j sees the first j drafts. Of the drafts those are kept
-that are the target's own choice. Behind the next token, the masks of the group that continues the kept ones add their
-predictions as far as the model is sure of them, like `mars`; at tau = 1 none, and then the tokens are those of `ar`.
+A forward feeds K drafts and K + 1 groups of B - 1 masks; group j attends to the first j drafts. Drafts that equal the
+target's own choice are accepted. After the next token, the masks of the group that continues the accepted drafts add
+their confident predictions, as in `mars`. At tau = 1 they add none, and the tokens are those of `ar`.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from mtbench.options import option
 @METHODS.register("mars-speculative")
 @dataclass(frozen=True, kw_only=True)
 class MarsSpeculative(Method):
-    """Verified drafts, and what the model is sure of behind them."""
+    """Verified drafts, and confident predictions after them."""
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1)
-    tau: float = option(1.0, "threshold of the confidence behind the drafts; 1 = none is taken", low=0.0, high=1.0)
-    block_size: int = option(4, "B: the next token and B-1 masks behind each outcome", low=2, trained=True)
+    tau: float = option(1.0, "threshold of the confidence after the drafts; 1 = none is accepted", low=0.0, high=1.0)
+    block_size: int = option(4, "B: the next token and B-1 masks after each outcome", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
 
@@ -41,7 +41,7 @@ class MarsSpeculative(Method):
 
     @property
     def masks(self) -> int:
-        """In each group."""
+        """Masks of each group."""
         return self.block_size - 1
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
@@ -74,7 +74,7 @@ class MarsSpeculative(Method):
         return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)
 
     def _sure(self, output: TargetOutput) -> Tensor:
-        """(R, G+1) bool; at tau = 1 nothing is sure enough."""
+        """Return which predictions are confident, (R, G+1) bool; at tau = 1 none."""
         if self.tau == 1:
             return torch.zeros_like(output.choice, dtype=torch.bool)
         return output.sure("probability", self.tau)

@@ -2,11 +2,11 @@
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192;
 Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
-Drafts are kept as far as they are the target's own choice, and behind them stands one token more. Sampled, draft and
-target throw the same dice (`Rows.choose`), so the tokens are those of sampled `ar`, one by one. The papers' rejection
-sampling instead keeps a draft as often as two distributions can agree at all: other tokens, the same distribution.
+The leading drafts that equal the target's own choice are accepted, and one token more. In sampling, draft and target
+share one random number per request and position (`Rows.choose`), so the tokens are those of sampled `ar`. The papers'
+rejection sampling accepts a draft with probability min(1, p/q): other tokens, the same distribution.
 
-With `per_forward` above 1 the draft is a MARS model, which guesses several tokens in a forward (arXiv 2604.07023, 4.6).
+With `per_forward` above 1 the draft is a MARS model, which drafts several tokens in a forward (arXiv 2604.07023, 4.6).
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ from mtbench.options import option
 @METHODS.register("speculative")
 @dataclass(frozen=True, kw_only=True)
 class Speculative(Method):
-    """A second model runs ahead, the target keeps what it would have said itself."""
+    """A second model drafts; the target accepts the drafts that it would have chosen itself."""
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4, 8))
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
-    verify: Literal["match", "rejection"] = option("match", "equal to the choice, or as likely as the target has it")
+    verify: Literal["match", "rejection"] = option("match", "accept the target's own choice, or by rejection sampling")
 
     roles = ("ar",)
 
@@ -48,7 +48,7 @@ class Speculative(Method):
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=drafts)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """The draft's cursor; to reject by, the distributions its tokens came from, (R, K, V)."""
+        """`cached` (R,): the draft model's cursor; for rejection, `offered` (R, K, V): the drafts' distributions."""
         state = {"cached": rows.known - 1}
         if self.verify == "rejection":
             shape = (len(rows.known), self.ahead, runners.target.checkpoint.vocabulary)
@@ -65,7 +65,7 @@ class Speculative(Method):
         if self.verify == "match":
             tokens, accepted = output.choice, sampling.prefix_length(output.agrees(output.guess))
         else:
-            offered, wanted = state["offered"][:, : self.ahead], rows.distribution(output.logits)
-            tokens, accepted = sampling.rejection_sample(output.guess, offered, wanted, rows.seed, output.position)
+            draft_p, target_p = state["offered"][:, : self.ahead], rows.distribution(output.logits)
+            tokens, accepted = sampling.rejection_sample(output.guess, draft_p, target_p, rows.seed, output.position)
         torch.minimum(state["cached"], rows.known + accepted, out=state["cached"])
         return Commit(tokens, accepted + 1, kept=accepted)

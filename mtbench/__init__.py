@@ -1,3 +1,86 @@
-"""mtbench compares multi-token decoding methods on your model and your GPU, with numbers you can defend."""
+"""mtbench compares multi-token decoding methods on your model and your GPU, with numbers you can defend.
+
+The library, from one place: `run` and `load` for comparisons, the rest for methods and suites of your own. A name is
+imported when it is used, so that `import mtbench` is quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mtbench.api import Results, load, run
+    from mtbench.decoding.method import (
+        NONE,
+        Claims,
+        Commit,
+        Method,
+        ModelRunners,
+        Rows,
+        State,
+        TargetOutput,
+        Window,
+    )
+    from mtbench.decoding.registry import METHODS
+    from mtbench.errors import UserError
+    from mtbench.evaluation.registry import SUITES
+    from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+    from mtbench.options import AUTO, option
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "mtbench.api": ("Results", "load", "run"),
+    "mtbench.decoding.method": (
+        "NONE",
+        "Claims",
+        "Commit",
+        "Method",
+        "ModelRunners",
+        "Rows",
+        "State",
+        "TargetOutput",
+        "Window",
+    ),
+    "mtbench.decoding.registry": ("METHODS",),
+    "mtbench.errors": ("UserError",),
+    "mtbench.evaluation.registry": ("SUITES",),
+    "mtbench.evaluation.suite": ("Messages", "Prompt", "Source", "Suite", "Template"),
+    "mtbench.options": ("AUTO", "option"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AUTO",
+    "METHODS",
+    "NONE",
+    "SUITES",
+    "Claims",
+    "Commit",
+    "Messages",
+    "Method",
+    "ModelRunners",
+    "Prompt",
+    "Results",
+    "Rows",
+    "Source",
+    "State",
+    "Suite",
+    "TargetOutput",
+    "Template",
+    "UserError",
+    "Window",
+    "__version__",
+    "load",
+    "option",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mtbench' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULE_OF]

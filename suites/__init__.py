@@ -1,1 +1,1 @@
-"""Benchmarks, one file each, imported as `mtbench.suites.<file>` and named by `mtbench ls suites`."""
+"""Benchmarks, one file each, imported as `mtbench.suites.<file>`; `mtbench ls suites` lists them."""

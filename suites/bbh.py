@@ -1,10 +1,10 @@
-"""BBH: 6,511 questions of 27 kinds that language models once found hard, three worked examples before each.
+"""BBH: 6,511 questions of 27 kinds that earlier language models found hard, with three few-shot examples.
 
 Paper: "Challenging BIG-Bench Tasks and Whether Chain-of-Thought Can Solve Them", Suzgun et al., arXiv 2210.09261.
 Data: github.com/suzgunmirac/BIG-Bench-Hard (MIT); lm-eval takes it from the hub's SaylorTwift/bbh.
-Task: lm-eval's `bbh_cot_fewshot`: the paper's own examples, each a turn of the chat and each ending in "So the answer
-is (A).", which is what the filter reads; up to 1,024 new tokens. Its headline is the mean over all questions (the kinds
-have 146 to 250).
+Task: lm-eval's `bbh_cot_fewshot`. The examples are the paper's own, each a turn of the chat that ends with "So the
+answer is (A)."; the filter reads this sentence. Up to 1,024 new tokens. The score is the mean over all questions (146
+to 250 of each kind).
 
     mtbench run --suite bbh --limit 20                   # of each kind
     mtbench run --suite bbh --subtask snarks --subtask navigate

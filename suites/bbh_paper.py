@@ -1,8 +1,8 @@
-"""BBH as the MARS paper asks it: as `bbh`, with at most 256 new tokens.
+"""BBH in the MARS paper's setting: as `bbh`, with at most 256 new tokens.
 
 Paper: "MARS: Enabling Autoregressive Models Multi-Token Generation", Jin et al., arXiv 2604.07023, section 4.1.
-Task: lm-eval's `bbh_cot_fewshot`, its three examples as turns of the chat, greedy. Answers that have not come to "the
-answer is" within 256 tokens count as wrong. There, decoding goes on behind a stop string (`--protocol paper`).
+Task: lm-eval's `bbh_cot_fewshot`, its three examples as turns of the chat, greedy decoding. An answer without "the
+answer is" in its first 256 tokens is wrong. The paper does not stop decoding at a stop string (`--protocol paper`).
 
     mtbench run --suite bbh-paper --family qwen2.5-7b --limit 20
 """

@@ -1,18 +1,18 @@
-"""GPQA: graduate questions in biology, physics and chemistry with four choices, asked without examples.
+"""GPQA: graduate-level questions in biology, physics and chemistry with four choices, zero-shot.
 
 Paper: "GPQA: A Graduate-Level Google-Proof Q&A Benchmark", Rein et al., arXiv 2311.12022. Data: Idavidrein/gpqa (CC BY
-4.0; its authors ask that the questions not be put where models learn to answer them, so `private`: no file of a run
-holds them). The 198 questions of `diamond` are what is reported today; `main` has 448, `extended` 546.
-Task: lm-eval's `gpqa_diamond_cot_zeroshot`. Two things here are our choice:
-- Of its filters `flexible-extract`, the last "(A)" to "(D)" of the answer: the strict one wants "The answer is (A).",
-  which nothing in a prompt without examples asks for, so it measures whether a model happens to say it.
-- 2,048 new tokens, MMLU-Pro's budget. The task names none; lm-eval's models then give 256, which cuts reasoning off.
+4.0). The authors ask not to publish the questions where models may train on them, so the suite is `private`: no file of
+a run holds them. Papers report the subset `diamond` (198 questions); `main` has 448 and `extended` 546.
+Task: lm-eval's `gpqa_diamond_cot_zeroshot`. mtbench chooses two settings:
+- The filter `flexible-extract`, the last "(A)" to "(D)" of the answer. The strict filter needs "The answer is (A).",
+  which a prompt without examples does not request.
+- 2,048 new tokens, MMLU-Pro's budget. The task sets none, and lm-eval's default of 256 cuts reasoning off.
 
-    mtbench run --suite gpqa                             # the hub, behind its terms: accept them, then `hf auth login`
+    mtbench run --suite gpqa                             # from the hub: accept its terms, then `hf auth login`
     mtbench run --suite gpqa:main --offline --data-dir DIR
-    # DIR/gpqa/dataset.zip as its authors give it (github.com/idavidrein/gpqa), or DIR/gpqa/gpqa_main.csv
+    # DIR/gpqa/dataset.zip, the authors' archive (github.com/idavidrein/gpqa), or DIR/gpqa/gpqa_main.csv
 
-The archive is read in memory: the questions are written nowhere.
+The suite unpacks the archive in memory and never writes the questions to disk.
 """
 
 import io
@@ -29,7 +29,7 @@ from mtbench.evaluation.registry import SUITES
 
 SUBSETS = ("diamond", "main", "extended")
 ARCHIVE = "gpqa/dataset.zip"
-PASSWORD = b"deserted-untie-orchid"  # in the authors' README: against crawlers, not against readers
+PASSWORD = b"deserted-untie-orchid"  # published in the authors' README; it only keeps crawlers out
 
 
 @SUITES.register("gpqa")
@@ -42,10 +42,10 @@ class Gpqa(HarnessSuite):
     metric = "exact_match"
     max_new_tokens = 2048
 
-    def _choose(self, rest: str, subtasks: Sequence[str]) -> dict[str, str]:
-        subset = rest or SUBSETS[0]
+    def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
+        subset = variant or SUBSETS[0]
         if subset not in SUBSETS:
-            raise UserError(f"suite {self.name!r} has no subset {rest!r}; known: {', '.join(SUBSETS)}")
+            raise UserError(f"suite {self.name!r} has no subset {variant!r}; known: {', '.join(SUBSETS)}")
         task = f"gpqa_{subset}_cot_zeroshot"
         return {task: task}
 
@@ -55,7 +55,7 @@ class Gpqa(HarnessSuite):
                 return path
         raise UserError(
             f"suite {self.name!r}: no file {data_dir / file} nor {data_dir / ARCHIVE}; put the archive of "
-            "github.com/idavidrein/gpqa there, as it is"
+            "github.com/idavidrein/gpqa there, without unpacking it"
         )
 
     def _read(self, path: Path, file: str) -> Any:
@@ -66,11 +66,11 @@ class Gpqa(HarnessSuite):
             with zipfile.ZipFile(path) as archive:
                 members = [m for m in archive.namelist() if Path(m).name == name and not m.startswith("__MACOSX")]
                 if not members:
-                    raise UserError(f"suite {self.name!r}: {path} has no {name} in it; is it the authors' archive?")
+                    raise UserError(f"suite {self.name!r}: {path} has no {name} in it; use the authors' archive")
                 text = archive.read(members[0], PASSWORD)
         except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError) as error:  # RuntimeError: the password
             raise UserError(
-                f"suite {self.name!r}: cannot unpack {path} ({first_line(error)}); fetch it anew from "
-                f"github.com/idavidrein/gpqa, or unpack it by the password given there to {path.with_name(name)}"
+                f"suite {self.name!r}: cannot unpack {path} ({first_line(error)}); download it again from "
+                f"github.com/idavidrein/gpqa, or unpack it with the password given there to {path.with_name(name)}"
             ) from None
-        return dataset_files.read(io.BytesIO(text), ".csv")
+        return dataset_files.load_stream(io.BytesIO(text), ".csv")

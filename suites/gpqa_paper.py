@@ -1,9 +1,9 @@
-"""GPQA as the MARS paper asks it: the 448 questions of the subset `main`, at most 256 new tokens.
+"""GPQA in the MARS paper's setting: the 448 questions of the subset `main`, at most 256 new tokens.
 
 Paper: "MARS: Enabling Autoregressive Models Multi-Token Generation", Jin et al., arXiv 2604.07023, section 4.1.
-Task: lm-eval's `gpqa_main_cot_zeroshot` with the chat template, greedy. The paper does not say which filter it reads.
-We take `flexible-extract` as in `gpqa`: an untuned instruct model hardly ever says "The answer is (A)." unasked, and
-the paper has 13.6 (0.5B) and 11.6 (7B) for those. Both are below chance (25), as answers cut off at 256 tokens are.
+Task: lm-eval's `gpqa_main_cot_zeroshot` with the chat template, greedy decoding. The paper does not name its filter. We
+use `flexible-extract` as in `gpqa`: instruct models without further tuning rarely write "The answer is (A)." unasked,
+and the paper reports 13.6 (0.5B) and 11.6 (7B) for them. Both are below chance (25) because 256 tokens cut answers off.
 
     mtbench run --suite gpqa-paper --family qwen2.5-7b
 """
@@ -20,7 +20,7 @@ from .gpqa import Gpqa
 class GpqaPaper(Gpqa):
     max_new_tokens = 256
 
-    def _choose(self, rest: str, subtasks: Sequence[str]) -> dict[str, str]:
-        if rest:
-            raise UserError(f"suite 'gpqa-paper' takes nothing behind a colon, not {rest!r}; see `gpqa:{rest}`")
-        return super()._choose("main", subtasks)
+    def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
+        if variant:
+            raise UserError(f"suite 'gpqa-paper' has no variants; for the subset {variant!r} use `gpqa:{variant}`")
+        return super()._select_tasks("main", subtasks)

@@ -1,8 +1,8 @@
-"""GSM8K: 1,319 grade-school word problems, five worked examples before each, the answer behind `####`.
+"""GSM8K: 1,319 grade-school word problems with five few-shot examples; the answer follows `####`.
 
 Paper: "Training Verifiers to Solve Math Word Problems", Cobbe et al., arXiv 2110.14168. Data: openai/gsm8k (MIT).
-Task: lm-eval's `gsm8k`, 5-shot, each example a turn of the chat; its examples teach the format `#### 18`, so the
-strict filter is the headline.
+Task: lm-eval's `gsm8k`, 5-shot, each example a turn of the chat. The examples show the format `#### 18`, so the score
+uses the strict filter.
 
     mtbench run --suite gsm8k --limit 256
     mtbench run --suite gsm8k --offline --data-dir DIR   # DIR/gsm8k/train.jsonl and DIR/gsm8k/test.jsonl, or .gz

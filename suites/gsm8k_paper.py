@@ -1,9 +1,9 @@
-"""GSM8K as the MARS paper asks it: no examples, the question as one turn of the chat, 256 tokens.
+"""GSM8K in the MARS paper's setting: zero-shot, the question as one turn of the chat, 256 tokens.
 
 Paper: "MARS: Enabling Autoregressive Models Multi-Token Generation", Jin et al., arXiv 2604.07023, section 4.1.
-Task: lm-eval's `gsm8k_cot` at 0-shot with the chat template. The paper does not say which filter it reads. We take
-`flexible-extract` (the last number of the answer): without examples nothing tells a model to say "The answer is 18.",
-which the strict filter wants, so an untuned instruct model would score near 0 there, where the paper has 57.3 (7B).
+Task: lm-eval's `gsm8k_cot` at 0-shot with the chat template. The paper does not name its filter. We use
+`flexible-extract` (the last number of the answer). The strict filter needs "The answer is 18.", which a prompt without
+examples does not request; an untuned instruct model would score near 0 there, and the paper reports 57.3 (7B).
 
     mtbench run --suite gsm8k-paper --family qwen2.5-7b --limit 256
 """

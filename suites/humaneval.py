@@ -1,13 +1,14 @@
-"""HumanEval: 164 Python functions to complete from signature and docstring, right if they pass the authors' tests.
+"""HumanEval: 164 Python functions to complete from signature and docstring, scored by the authors' tests.
 
 Paper: "Evaluating Large Language Models Trained on Code", Chen et al., arXiv 2107.03374. Data: openai/openai_humaneval
-(MIT). Task: lm-eval's `humaneval`, 0-shot: the text of the function so far, without a chat template, to be gone on with
-up to the next definition at the margin, or 1024 tokens. Score: pass@1 of the one answer, run in a sandbox.
+(MIT). Task: lm-eval's `humaneval`, 0-shot: the prompt is the beginning of the function, without a chat template. The
+answer ends at the next line that starts at the margin, or after 1024 tokens. Score: pass@1 with one answer to each
+question, run in a sandbox.
 
     mtbench run --suite humaneval
     mtbench run --suite humaneval --offline --data-dir DIR   # DIR/humaneval/HumanEval.jsonl, or .gz
 
-It needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
+The sandbox needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
 from typing import ClassVar

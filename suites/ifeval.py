@@ -1,18 +1,18 @@
-"""IFEval: 541 prompts with instructions a program can check ("no commas", "at least 300 words", "end with …").
+"""IFEval: 541 prompts with instructions that a program can check ("no commas", "at least 300 words", "end with …").
 
 Paper: "Instruction-Following Evaluation for Large Language Models", Zhou et al., arXiv 2311.07911. Data: google/IFEval
 (Apache-2.0).
-Task: lm-eval's `ifeval`, no stop strings, up to 1,280 new tokens; right is an answer that follows all instructions of
-its prompt as it stands (`prompt_level_strict_acc`).
+Task: lm-eval's `ifeval`, without stop strings, up to 1,280 new tokens. Score (`prompt_level_strict_acc`): 1 if the
+unchanged answer follows all instructions of its prompt.
 
     mtbench run --suite ifeval
     mtbench run --suite ifeval --offline --data-dir DIR  # DIR/ifeval/input_data.jsonl and DIR/nltk_data
 
-Two kinds of instruction count sentences or words by NLTK's `punkt_tab`, which is looked for in DIR/nltk_data and where
-NLTK keeps its data, and is else fetched. Where it cannot be had, the suite says which they are and refuses, unless
-`--skip-unscorable` leaves those prompts out; `left_out` in the result says how many.
-For the letters "#" and "!" of two prompts (1122 and 1129) lm-eval draws another at every check; here it always draws
-the same. The language of an answer is likewise detected by fixed dice.
+Two kinds of instruction count sentences or words with NLTK's `punkt_tab`. The suite looks for it in DIR/nltk_data and
+in NLTK's own folders, and otherwise downloads it. If that fails, the suite raises an error that names the instructions;
+`--skip-unscorable` leaves their prompts out, and `left_out` in the result counts them.
+For the letters "#" and "!" of two prompts (1122 and 1129) lm-eval draws another letter at every check; mtbench fixes
+the random seed. It also fixes the seed of the language detection.
 """
 
 import io
@@ -24,12 +24,12 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 from mtbench.errors import UserError
-from mtbench.evaluation.lm_eval import HarnessSuite, at_work
+from mtbench.evaluation.lm_eval import HarnessSuite, lm_eval_environment
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 
 PUNKT = "punkt_tab"
-TABLES = f"tokenizers/{PUNKT}"  # below a folder of NLTK's data
+TABLES = f"tokenizers/{PUNKT}"  # below an NLTK data folder
 
 
 @SUITES.register("ifeval")
@@ -41,108 +41,112 @@ class IfEval(HarnessSuite):
     metric = "prompt_level_strict_acc"
     max_new_tokens = 1280
 
-    def __init__(self, rest: str, source: Source) -> None:
+    def __init__(self, variant: str, source: Source) -> None:
         _import_checkers()
-        super().__init__(rest, source)
-        if not _has_punkt(source):
-            self._leave_out(source)
+        super().__init__(variant, source)
+        if not _find_punkt(source):
+            self._exclude_unscorable(source)
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        with _same_languages():
+        with _fixed_language_detection():
             return super().score(answers)
 
-    def keep(self, folder: Path) -> None:
-        """And NLTK's tables, where this machine has them."""
-        super().keep(folder)
+    def write_data(self, folder: Path) -> None:
+        """Write also NLTK's tables, if this machine has them."""
+        super().write_data(folder)
         import nltk
 
         with suppress(LookupError):
             tables = Path(nltk.data.find(f"{TABLES}/english"))
             shutil.copytree(tables, folder / "nltk_data" / TABLES / "english", dirs_exist_ok=True)
 
-    def _leave_out(self, source: Source) -> None:
-        """What cannot be scored without `punkt_tab`. Raises UserError unless that is wanted."""
+    def _exclude_unscorable(self, source: Source) -> None:
+        """Exclude the prompts that need `punkt_tab`. Raise UserError if there are any and `skip_unscorable` is off."""
         (task,) = self._tasks.values()
         docs = list(task.eval_docs)
-        with at_work():
-            missing = {number: kinds for number, doc in enumerate(docs) if (kinds := _unscorable(task, doc))}
-        if not missing:
+        with lm_eval_environment():
+            kinds_of = {doc_id: _unscorable_instructions(task, doc) for doc_id, doc in enumerate(docs)}
+        excluded = [doc_id for doc_id, kinds in kinds_of.items() if kinds]
+        if not excluded:
             return
-        kinds = sorted({kind for of_doc in missing.values() for kind in of_doc})
+        kinds = sorted({kind for kinds in kinds_of.values() for kind in kinds})
         if not source.skip_unscorable:
             folder = f"{source.data_dir}/nltk_data" if source.data_dir else "~/nltk_data"
+            reason = "is not on this machine" if source.offline else "is not on this machine and cannot be downloaded"
             raise UserError(
-                f"suite {self.name!r}: {len(missing)} of {len(docs)} prompts cannot be scored here, those with "
-                f"{' or '.join(kinds)}: they need NLTK's {PUNKT}, which is not on this machine"
-                f"{'' if source.offline else ' and cannot be fetched'}; put it below {folder}/tokenizers (`python -m "
-                f"nltk.downloader {PUNKT}` on another), or leave those out by --skip-unscorable"
+                f"suite {self.name!r}: cannot score {len(excluded)} of {len(docs)} prompts, those with "
+                f"{' or '.join(kinds)}: they need NLTK's {PUNKT}, which {reason}; put it below {folder}/tokenizers "
+                f"(`python -m nltk.downloader {PUNKT}` on another machine), or leave these prompts out with "
+                "--skip-unscorable"
             )
-        self._left_out = {name: frozenset(missing) for name in self._tasks}
-        self.task = {**self.task, "left_out": {"items": len(missing), "needing": PUNKT, "instructions": kinds}}
+        self._excluded = {name: frozenset(excluded) for name in self._tasks}
+        self.task = {**self.task, "left_out": {"items": len(excluded), "needing": PUNKT, "instructions": kinds}}
 
 
 def _import_checkers() -> None:
-    """Import lm-eval's checkers, which would fetch `punkt_tab` as they are imported, offline or not."""
+    """Import lm-eval's checkers without letting them download `punkt_tab`, which they do at import, even offline."""
     import nltk
 
     with patch.object(nltk, "download", lambda *args, **kwargs: False), redirect_stdout(io.StringIO()):
         import lm_eval.tasks.ifeval.instructions_util  # noqa: F401
 
 
-def _has_punkt(source: Source) -> bool:
-    """Whether sentences can be told apart here, if need be after fetching what it takes."""
+def _find_punkt(source: Source) -> bool:
+    """Return whether NLTK can split sentences on this machine; download its tables if necessary and allowed."""
     import nltk
 
     folder = str(source.data_dir.resolve() / "nltk_data") if source.data_dir else None
     if folder is not None and folder not in nltk.data.path:
         nltk.data.path.insert(0, folder)
-    if _tells_sentences():
+    if _can_split_sentences():
         return True
     if source.offline:
         return False
-    with at_work():
-        nltk.download(PUNKT, quiet=True, print_error_to=io.StringIO())  # else to what stderr was at its import
-    return _tells_sentences()
+    with lm_eval_environment():
+        # Without `print_error_to`, NLTK writes errors to the stderr of the time of its import.
+        nltk.download(PUNKT, quiet=True, print_error_to=io.StringIO())
+    return _can_split_sentences()
 
 
-def _tells_sentences() -> bool:
+def _can_split_sentences() -> bool:
     from nltk.tokenize import PunktTokenizer
 
     try:
-        return len(PunktTokenizer().tokenize("Mr. Smith came. He left.")) == 2  # empty tables would split behind "Mr."
+        return len(PunktTokenizer().tokenize("Mr. Smith came. He left.")) == 2  # empty tables would split after "Mr."
     except LookupError:
         return False
 
 
-def _unscorable(task: Any, doc: Mapping[str, Any]) -> list[str]:
-    """Those of a document's instructions whose check asks NLTK where sentences end."""
+def _unscorable_instructions(task: Any, doc: Mapping[str, Any]) -> list[str]:
+    """Return those of a document's instructions whose check uses NLTK's sentence splitter."""
     return [
         kind
         for kind, settings in zip(doc["instruction_id_list"], doc["kwargs"], strict=True)
-        if _asks_nltk(task, {**doc, "instruction_id_list": [kind], "kwargs": [settings]})
+        if _uses_punkt(task, {**doc, "instruction_id_list": [kind], "kwargs": [settings]})
     ]
 
 
-def _asks_nltk(task: Any, doc: Mapping[str, Any]) -> bool:
+def _uses_punkt(task: Any, doc: Mapping[str, Any]) -> bool:
+    """Return whether the check of a document with one instruction uses NLTK's sentence splitter."""
     from nltk.tokenize import PunktTokenizer
 
-    class Asked(Exception):
+    class PunktUsed(Exception):
         pass
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise Asked
+        raise PunktUsed
 
     with patch.multiple(PunktTokenizer, __init__=refuse, tokenize=refuse):
         try:
             task.process_results(doc, ["Some words. More words."])
-        except Asked:
+        except PunktUsed:
             return True
     return False
 
 
 @contextmanager
-def _same_languages() -> Iterator[None]:
-    """The detector of languages throws dice of its own, which it seeds by this if told to."""
+def _fixed_language_detection() -> Iterator[None]:
+    """Seed the language detector, which draws random numbers from its own generator."""
     from langdetect import DetectorFactory
 
     with patch.object(DetectorFactory, "seed", 0):

@@ -1,10 +1,10 @@
-"""MMLU-Pro: 12,032 questions of 14 subjects with up to ten choices each, five worked examples before each.
+"""MMLU-Pro: 12,032 questions of 14 subjects with up to ten choices each and five few-shot examples.
 
 Paper: "MMLU-Pro: A More Robust and Challenging Multi-Task Language Understanding Benchmark", Wang et al., arXiv
 2406.01574. Data: TIGER-Lab/MMLU-Pro (MIT).
-Task: lm-eval's `mmlu_pro`: five examples of the subject with their reasoning, each a turn of the chat, below a system
-turn that asks for "the answer is (X)", which is what the filter reads; up to 2,048 new tokens. Its headline is the mean
-over all questions.
+Task: lm-eval's `mmlu_pro`: a system turn that requests "the answer is (X)", which the filter reads, then five examples
+of the subject with their reasoning, each a turn of the chat; up to 2,048 new tokens. The score is the mean over all
+questions.
 
     mtbench run --suite mmlu-pro --limit 20              # of each subject
     mtbench run --suite mmlu-pro --subtask law

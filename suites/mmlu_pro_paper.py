@@ -1,9 +1,9 @@
-"""MMLU-Pro as the MARS paper asks it: no examples, at most 256 new tokens, and more strings that end an answer.
+"""MMLU-Pro in the MARS paper's setting: zero-shot, at most 256 new tokens, and more stop strings.
 
 Paper: "MARS: Enabling Autoregressive Models Multi-Token Generation", Jin et al., arXiv 2604.07023, section 4.1.
-Task: lm-eval's `mmlu_pro` at 0-shot with the chat template, greedy. The stop strings are those of the authors' fork
-(github.com/ZHZisZZ/lm-evaluation-harness), which has three besides lm-eval's "Question:". They end an answer that says
-"Q:" for whatever reason. There, decoding goes on behind them (`--protocol paper`).
+Task: lm-eval's `mmlu_pro` at 0-shot with the chat template, greedy decoding. The stop strings are those of the authors'
+fork (github.com/ZHZisZZ/lm-evaluation-harness), which adds three to lm-eval's "Question:"; any "Q:" ends an answer. The
+paper does not stop decoding at a stop string (`--protocol paper`).
 
     mtbench run --suite mmlu-pro-paper --family qwen2.5-7b --limit 20
 """

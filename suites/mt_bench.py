@@ -1,15 +1,15 @@
-"""MT-Bench: 80 questions in eight categories, each with a second turn that goes on from the answer. Speed only.
+"""MT-Bench: 80 questions in eight categories, each with a second turn that follows the answer. Speed only.
 
 Paper: "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena", Zheng et al., arXiv 2306.05685. Data:
 github.com/lm-sys/FastChat (Apache-2.0).
 
-    mtbench run --suite mt-bench                              # fetched from its authors once, then kept
+    mtbench run --suite mt-bench                              # downloaded once from its authors, then cached
     mtbench run --suite mt-bench --offline --data-dir DIR     # DIR/mt_bench/question.jsonl
 
-MT-Bench proper has a judge, GPT-4, grade the answers. Here nobody does: what is measured is speed, and acceptance by
-category. Its judged answers are sampled at temperatures from 0 to 0.7 by category; here all are greedy unless
-`--temperature` says otherwise, up to its 1024 new tokens. A second turn reads what the arm itself answered to the
-first, so arms that answered differently read different prompts there.
+The original MT-Bench lets GPT-4 grade the answers. mtbench does not grade them: it measures speed, and acceptance by
+category. The original samples at temperatures from 0 to 0.7 by category; mtbench decodes greedily by default, up to
+MT-Bench's 1024 new tokens; `--temperature` changes that. A second turn follows the arm's own answer to the first turn,
+so arms with different answers read different prompts there.
 """
 
 from mtbench.evaluation.multi_turn import QuestionSuite

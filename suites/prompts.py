@@ -1,7 +1,7 @@
-"""Your own prompts: `prompts:FILE.jsonl`. How fast, and do the methods agree; nothing is scored.
+"""The user's own prompts: `prompts:FILE.jsonl`. Speed and agreement only; the answers are not scored.
 
-Each line of FILE is one prompt, sent through the checkpoint's chat template. `id` is optional (else the line number);
-other keys are left alone, so the questions of another benchmark can be used as they are.
+Each line of FILE is one prompt, rendered by the checkpoint's chat template. `id` is optional (default: the line
+number). Other keys are ignored, so the files of other benchmarks work unchanged.
 
     {"prompt": "Why is the sky blue?"}
     {"id": "sky-2", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}
@@ -10,7 +10,7 @@ other keys are left alone, so the questions of another benchmark can be used as 
 """
 
 import hashlib
-import json
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 from jinja2 import TemplateError
 
 from mtbench.errors import UserError
+from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
-KEPT = "prompts"  # below --data-dir, where a bundle carries files to
+FOLDER = "prompts"  # of a bundle's data, for the user's files
 ROLES = ("system", "user", "assistant")
 
 
@@ -29,73 +30,76 @@ ROLES = ("system", "user", "assistant")
 class Prompts(Suite):
     metric = None
 
-    def __init__(self, rest: str, source: Source) -> None:
-        self.file, self._data = _read(rest)
+    def __init__(self, variant: str, source: Source) -> None:
+        self.file, self._data = _read_file(variant)
         sha256 = _digest(self._data)
         self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
-        for number, line in enumerate(self._data.split(b"\n"), start=1):
-            if line.strip():
-                self._add(number, line)
+        try:
+            for number, entry in read_json_lines(io.BytesIO(self._data)):
+                self._add(number, entry)
+        except RowError as error:
+            raise self._line_error(error.number, error.reason) from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
 
     @classmethod
-    def stem(cls, rest: str) -> str:
-        """The file's stem and a hash of what is in it: an edited file is another benchmark."""
-        file, data = _read(rest)
+    def cell_prefix(cls, variant: str) -> str:
+        """Return the file's stem and a hash of its content: an edited file is another benchmark."""
+        file, data = _read_file(variant)
         return f"prompts-{file.stem}-{_digest(data)[:8]}"
 
-    def keep(self, folder: Path) -> None:
-        kept = folder / KEPT / self.file.name
-        if kept.exists() and kept.read_bytes() != self._data:
-            raise UserError(f"suite 'prompts': two files are called {self.file.name}; rename one to carry both")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(self._data)
+    def write_data(self, folder: Path) -> None:
+        target = folder / FOLDER / self.file.name
+        if target.exists() and target.read_bytes() != self._data:
+            raise UserError(f"suite 'prompts': two files are called {self.file.name}; rename one to bundle both")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self._data)
 
     @classmethod
-    def found(cls, rest: str, data_dir: Path) -> str:
-        """The file carried there, if there is none where `rest` says."""
-        kept = data_dir / KEPT / Path(rest).name
-        return str(kept) if rest and kept.is_file() and not Path(rest).expanduser().is_file() else rest
+    def resolve_variant(cls, variant: str, data_dir: Path) -> str:
+        """Return the path of the file in the bundle, unless `variant` is the path of an existing file."""
+        bundled = data_dir / FOLDER / Path(variant).name
+        if variant and bundled.is_file() and not Path(variant).expanduser().is_file():
+            return str(bundled)
+        return variant
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [
-            Prompt(item=f"prompts/{name}/0", text=self._apply(template, number, messages))
+            Prompt(item=f"prompts/{name}/0", text=self._render(template, number, messages))
             for name, (number, messages) in list(self._conversations.items())[:limit]
         ]
 
-    def _add(self, number: int, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise self._wrong(number, f"not JSON ({error})") from error
+    def _add(self, number: int, entry: Any) -> None:
+        """Add the conversation in a line of the file. Raise UserError if there is none."""
         if not isinstance(entry, dict):
-            raise self._wrong(number, 'not an object like {"prompt": "…"}')
+            raise self._line_error(number, 'not an object like {"prompt": "…"}')
         name = entry.get("id", number)
         if type(name) not in (str, int) or not str(name).strip() or "/" in str(name):
-            raise self._wrong(number, f"id {name!r} is not a number or a text without '/'")
-        if (taken := self._conversations.get(str(name))) is not None:
-            raise self._wrong(number, f"id {name!r} is that of line {taken[0]}")
+            raise self._line_error(number, f"id {name!r} is not a number or a text without '/'")
+        if str(name) in self._conversations:
+            first, _ = self._conversations[str(name)]
+            raise self._line_error(number, f"id {name!r} is already that of line {first}")
         try:
             self._conversations[str(name)] = number, conversation(entry)
         except ValueError as error:
-            raise self._wrong(number, str(error)) from error
+            raise self._line_error(number, str(error)) from error
 
-    def _apply(self, template: Template, number: int, messages: Messages) -> str:
+    def _render(self, template: Template, number: int, messages: Messages) -> str:
         try:
             return template(messages)
-        except TemplateError as error:  # Gemma's, for one, refuses a system turn
-            raise self._wrong(number, f"the checkpoint's chat template refuses it ({error})") from error
+        except TemplateError as error:  # Gemma's template, for example, rejects a system turn
+            raise self._line_error(number, f"the checkpoint's chat template rejects it ({error})") from error
 
-    def _wrong(self, number: int, reason: str) -> UserError:
+    def _line_error(self, number: int, reason: str) -> UserError:
         return UserError(f"suite 'prompts': {self.file}, line {number}: {reason}")
 
 
-def _read(rest: str) -> tuple[Path, bytes]:
-    if not rest:
+def _read_file(variant: str) -> tuple[Path, bytes]:
+    """Return the path and the content of the file. Raise UserError if it cannot be read."""
+    if not variant:
         raise UserError('suite \'prompts\' needs a file: `--suite prompts:FILE.jsonl`, lines like {"prompt": "…"}')
-    file = Path(rest).expanduser()
+    file = Path(variant).expanduser()
     try:
         return file, file.read_bytes()
     except OSError as error:
@@ -107,7 +111,7 @@ def _digest(data: bytes) -> str:
 
 
 def conversation(entry: Mapping[str, Any]) -> Messages:
-    """The turns that one line asks for. Raises ValueError with the reason."""
+    """Return the turns in one line of the file. Raise ValueError if they are not valid."""
     if ("prompt" in entry) == ("messages" in entry):
         raise ValueError("needs either 'prompt' or 'messages'")
     messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
@@ -118,7 +122,7 @@ def conversation(entry: Mapping[str, Any]) -> Messages:
             raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
         if not isinstance(turn.get("content"), str) or not turn["content"].strip():
             raise ValueError("'prompt' or a turn's 'content' is empty or not a text")
-        turn["content"].encode()  # half a surrogate pair is a ValueError here, and a crash in a tokenizer
+        turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
     if messages[-1]["role"] != "user":
         raise ValueError("the last turn is not the user's")
     return [{"role": turn["role"], "content": turn["content"]} for turn in messages]

@@ -1,14 +1,14 @@
-"""Spec-Bench: 480 questions of six kinds, 80 each, the yardstick of speculative decoding. Speed and agreement only.
+"""Spec-Bench: 480 questions of six kinds, 80 each, for speculative decoding. Speed and agreement only.
 
 Paper: "Unlocking Efficiency in Large Language Model Inference: A Comprehensive Survey of Speculative Decoding", Xia et
 al., arXiv 2401.07851. Data: github.com/hemingkx/Spec-Bench (Apache-2.0; the questions are drawn from MT-bench, WMT14
 DE-EN, CNN/DailyMail, Natural Questions, GSM8K and DPR, whose own terms apply).
 
-    mtbench run --suite spec-bench                              # fetched from its authors once, then kept
+    mtbench run --suite spec-bench                              # downloaded once from its authors, then cached
     mtbench run --suite spec-bench --offline --data-dir DIR     # DIR/spec_bench/question.jsonl
 
-As there: greedy, up to 1024 new tokens, and MT-bench's eight subjects are one kind. Unlike there, only the first turn
-is asked (MT-bench has a second, which `--suite mt-bench` asks too), by the checkpoint's chat template.
+As in the original: greedy decoding, up to 1024 new tokens, and MT-bench's eight subjects are one kind. Unlike the
+original: only the first turn, in the checkpoint's chat template (`--suite mt-bench` has MT-bench's second turns).
 """
 
 from mtbench.evaluation.multi_turn import QuestionSuite
@@ -30,5 +30,5 @@ class SpecBench(QuestionSuite):
         "/data/spec_bench/question.jsonl"
     )
     sha256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
-    kinds = dict.fromkeys(SUBJECTS, "mt_bench")
-    turns = 1
+    subtask_of = dict.fromkeys(SUBJECTS, "mt_bench")
+    max_turns = 1

@@ -61,10 +61,7 @@ def hostile_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory: pytest.TempPathFactory, hostile_checkpoint: Path) -> RunDirectory:
-    """A real run, from plan to results.json: two suites, one of them not scored, four arms, two batch sizes.
-
-    Only the pass for peak memory is left out (a process per cell), so those figures are null.
-    """
+    """A real run, from plan to results.json: two suites, one of them not scored, four arms, two batch sizes."""
     folder = tmp_path_factory.mktemp("small")
     prompts = folder / "my prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"a a {'a ' * i}"}) + "\n" for i in range(7)))

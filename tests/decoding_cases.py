@@ -1,7 +1,7 @@
 """What tests of the decode loop share: prompts, models, requests, and what a step must not do."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import naive
@@ -113,18 +113,23 @@ def mars(**options: Any) -> Method:
     return method
 
 
+@cache
 def naive_logits(runner: ModelRunner) -> naive.Logits:
-    """The model's own eager attention over the whole sequence."""
+    """Logits by the model's own eager attention over the whole sequence. Each sequence is computed once.
+
+    The weights of the runner must not change between two calls.
+    """
     model = runner.model
 
+    @cache
     @torch.no_grad()
-    def logits(ids: list[int]) -> Tensor:
+    def logits(ids: tuple[int, ...]) -> Tensor:
         model.set_attn_implementation("eager")
         out: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
         model.set_attn_implementation("mtbench")
         return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
 
-    return logits
+    return lambda ids: logits(tuple(ids))
 
 
 class NoSynchronisation(TorchDispatchMode):

@@ -1,9 +1,11 @@
-"""Programs that mean harm, by what they are after. Each passes only if it gets it, and otherwise fails by an exception.
+"""Hostile programs for the tests of the sandbox, by what they attack.
 
-They find these names set: HOME and HOME_NAMES, the user's home folder and what lies in it; PROJECT, this project's
-folder; SECRET, a file with a secret in it; VARIABLE, an environment variable of the test's; PORT, where a server of the
-test's listens on the loopback device; UNIX and ABSTRACT, two more, by path and by name; PID, the test's process;
-MARKER, a word in the command line of whatever is to outlive.
+A program runs to its last line, so that it would pass, only if its attack succeeds; otherwise it raises an exception.
+
+The test defines these names before each program: HOME and HOME_NAMES, the user's home folder and its content; PROJECT,
+this project's folder; SECRET, a file with a secret; VARIABLE, an environment variable of the test; PORT, a server of
+the test on the loopback device; UNIX and ABSTRACT, its servers on Unix sockets, by path and by abstract name; PID, the
+test's process; MARKER, the command line of every process that tries to outlive its program.
 """
 
 CALL = """
@@ -40,7 +42,7 @@ READS = {
     "init's environment": "open('/proc/1/environ', 'rb').read()",
     "init's root": "import os\nos.listdir('/proc/1/root/')",
     "the parent's root": "import os\nopen(f'/proc/{os.getppid()}/root{SECRET}').read()",
-    "the judge's process": "open(f'/proc/{PID}/cmdline').read()",
+    "the test's process": "open(f'/proc/{PID}/cmdline').read()",
     "its own memory": "open('/proc/self/mem', 'rb').seek(0)",
     "its open files": "import os\nos.listdir('/proc/self/fd')",
     "the mounts": "open('/proc/self/mountinfo').read()",
@@ -61,7 +63,7 @@ READS = {
     ),
     "another process's memory": CALL + "call(number(310, 270), os.getppid(), 0, 0, 0, 0, 0)",
     "another process's files": CALL + "call(438, call(434, 1, 0), 0, 0)",
-    "what stands on standard input": "import os\nassert os.read(0, 1)",
+    "standard input": "import os\nassert os.read(0, 1)",
 }
 
 WRITES = {
@@ -85,7 +87,7 @@ WRITES = {
     "kernel settings": "open('/proc/sys/kernel/hostname', 'w').write('hostile')",
     "core pattern": "open('/proc/sys/kernel/core_pattern', 'w').write('|/tmp/x')",
     "sysrq": "open('/proc/sysrq-trigger', 'w').write('h')",
-    "the killer's mind": "open('/proc/self/oom_score_adj', 'w').write('-1000')",
+    "the OOM killer's score": "open('/proc/self/oom_score_adj', 'w').write('-1000')",
     "control groups": "import os\nos.mkdir('/sys/fs/cgroup/hostile')",
     "kernel messages": "open('/dev/kmsg', 'w').write('hostile')",
     "the terminal": "open('/dev/tty', 'w').write('hostile')",
@@ -131,15 +133,15 @@ CONNECTS = {
         "import subprocess\nsubprocess.run(['/usr/bin/bash', '-c', f'echo > /dev/tcp/127.0.0.1/{PORT}'], check=True)"
     ),
     "the bare system call": CALL + "call(number(41, 198), 2, 1, 0)",
-    "the call's old number": (
+    "the 32-bit number of a system call": (
         "import ctypes, mmap\n"  # socket(AF_INET, SOCK_STREAM, 0) as 32-bit programs call it
         "page = mmap.mmap(-1, 4096, prot=7)\n"
         "page.write(bytes.fromhex('53b867010000bb02000000b90100000031d2cd805bc3'))\n"
         "start = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
         "assert ctypes.CFUNCTYPE(ctypes.c_int)(start)() >= 0"
     ),
-    "the call's other numbering": CALL + "call(0x40000000 + 41, 2, 1, 0)",
-    "a ring of requests": CALL + "place = ctypes.create_string_buffer(256)\ncall(425, 4, ctypes.addressof(place))",
+    "the x32 number of a system call": CALL + "call(0x40000000 + 41, 2, 1, 0)",
+    "io_uring": CALL + "place = ctypes.create_string_buffer(256)\ncall(425, 4, ctypes.addressof(place))",
     "inherited files": (
         "import os, stat\n"
         "found = 0\n"
@@ -158,7 +160,7 @@ ESCAPES = {
     "setgid": "import os\nos.setgid(0)",
     "setgroups": "import os\nos.setgroups([0])",
     "being root": "import os\nassert 0 in (os.getuid(), os.geteuid(), os.getgid(), *os.getgroups())",
-    "privileges by what it starts": "import ctypes\nassert ctypes.CDLL(None).prctl(39, 0, 0, 0, 0) != 1",
+    "privileges through a started program": "import ctypes\nassert ctypes.CDLL(None).prctl(39, 0, 0, 0, 0) != 1",
     "a setuid file of its own": (
         "import os, shutil, subprocess, sys\n"
         "shutil.copy('/usr/bin/env', 'x')\nos.chown('x', 0, 0)\nos.chmod('x', 0o4755)"
@@ -176,27 +178,28 @@ ESCAPES = {
         CALL + "place = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)\n"
         "if call(435, ctypes.addressof(place), 88) == 0: os._exit(0)"
     ),
-    "another's namespace": CALL + "call(number(308, 268), os.open('/proc/1/ns/net', os.O_RDONLY), 0)",
-    "another's namespace by process": CALL + "call(number(308, 268), call(434, 1, 0), 0x40000000)",
+    "another process's namespace": CALL + "call(number(308, 268), os.open('/proc/1/ns/net', os.O_RDONLY), 0)",
+    "another process's namespace by its pidfd": CALL + "call(number(308, 268), call(434, 1, 0), 0x40000000)",
     "mount": CALL + "call(number(165, 40), b'none', b'/usr', b'tmpfs', 0, 0)",
     "remount": CALL + "call(number(165, 40), b'none', b'/usr', b'none', 4096 | 32, 0)",
     "unmount": CALL + "call(number(166, 39), b'/usr', 2)",
     "mount by file descriptor": CALL + "call(430, b'proc', 0)",
     "chroot": "import os\nos.chroot('/usr')",
     "pivot_root": CALL + "call(number(155, 41), b'/usr', b'/usr')",
-    "the way out of a chroot": "import os\nos.mkdir('in')\nos.chroot('in')\nos.chdir('../../../..')\nopen(SECRET)",
+    "leaving a chroot": "import os\nos.mkdir('in')\nos.chroot('in')\nos.chdir('../../../..')\nopen(SECRET)",
     "tracing its parent": CALL + "call(number(101, 117), 16, os.getppid(), 0, 0)",
     "tracing init": CALL + "call(number(101, 117), 0x4206, 1, 0, 0)",
     "tracing its child": (
         CALL + "child = os.fork()\nif not child:\n    import time; time.sleep(1); os._exit(0)\n"
         "call(number(101, 117), 16, child, 0, 0)"
     ),
-    "loading code into the kernel": CALL + "call(number(321, 280), 5, 0, 0)",
+    "loading BPF code into the kernel": CALL + "call(number(321, 280), 5, 0, 0)",
     "kernel modules": CALL + "call(number(175, 105), 0, 0, b'')",
-    "counters": CALL + "call(number(298, 241), ctypes.addressof(ctypes.create_string_buffer(128)), 0, -1, -1, 0)",
-    "page faults": CALL + "call(number(323, 282), 0)",
+    "performance counters": CALL
+    + "call(number(298, 241), ctypes.addressof(ctypes.create_string_buffer(128)), 0, -1, -1, 0)",
+    "userfaultfd": CALL + "call(number(323, 282), 0)",
     "keys": CALL + "call(number(250, 219), 0, -4, 1)",
-    "a layout without chance": CALL + "call(number(135, 92), 0x0040000)",
+    "a fixed memory layout": CALL + "call(number(135, 92), 0x0040000)",
     "reboot": CALL + "call(number(169, 142), 0xFEE1DEAD, 672274793, 0x1234567, 0)",
     "limits": (
         "import resource\n"
@@ -217,7 +220,7 @@ SIGNALS = {
     "the test's process": "import os\nos.kill(PID, 9)",
     "the parent": "import os\nassert os.getppid() != 1\nos.kill(os.getppid(), 9)",
     "init": "import os, time\nos.kill(1, 9)\nos.kill(1, 15)\ntime.sleep(0.3)\nos.kill(1, 0)\nraise RuntimeError",
-    "everyone": "import os\nos.kill(-1, 9)\nos.kill(-1, 19)\nraise RuntimeError",
+    "every process": "import os\nos.kill(-1, 9)\nos.kill(-1, 19)\nraise RuntimeError",
     "its group": "import os\nos.killpg(0, 9)",
     "itself": "import os\nos.kill(os.getpid(), 9)",
     "itself, to stop": "import os\nos.kill(os.getpid(), 19)",
@@ -229,7 +232,7 @@ EXHAUSTS = {
     "an endless loop that catches all": (
         "while True:\n    try:\n        while True: pass\n    except BaseException:\n        pass"
     ),
-    "an endless loop that will not hear": (
+    "an endless loop that ignores signals": (
         "import signal\nfor n in set(signal.Signals) - {9, 19}:\n    signal.signal(n, signal.SIG_IGN)\nwhile True: pass"
     ),
     "sleep": "import time\ntime.sleep(1000)",
@@ -242,20 +245,20 @@ EXHAUSTS = {
         "        except OSError:\n            pass"
     ),
     "memory": "x = bytearray(2**33)",
-    "memory, by and by": "x = []\nwhile True: x.append(bytearray(2**20))",
-    "memory of many": "import os\nfor _ in range(4): os.fork()\nx = []\nwhile True: x.append(b'x' * 2**24)",
-    "memory without a name": CALL + "call(number(319, 279), b'x', 0)",
-    "memory shared": CALL + "call(number(29, 194), 0, 2**26, 0o1600)",
+    "memory, step by step": "x = []\nwhile True: x.append(bytearray(2**20))",
+    "memory of processes": "import os\nfor _ in range(4): os.fork()\nx = []\nwhile True: x.append(b'x' * 2**24)",
+    "an anonymous memory file": CALL + "call(number(319, 279), b'x', 0)",
+    "shared memory": CALL + "call(number(29, 194), 0, 2**26, 0o1600)",
     "messages": CALL + "call(number(68, 186), 0, 0o1600)",
     "semaphores": CALL + "call(number(64, 190), 0, 250, 0o1600)",
     "forks": "import os\nwhile True: os.fork()",
-    "forks that try again": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
+    "forks with retries": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
     "forks, counted": "import os, time\nfor _ in range(64):\n    if not os.fork():\n        time.sleep(9)",
     "threads": "import threading, time\nfor _ in range(64): threading.Thread(target=time.sleep, args=(9,)).start()",
-    "processes of programs": "import subprocess\nfor _ in range(64): subprocess.Popen(['/usr/bin/sleep', '9'])",
+    "started programs": "import subprocess\nfor _ in range(64): subprocess.Popen(['/usr/bin/sleep', '9'])",
     "open files": "x = [open('/dev/null') for _ in range(100)]",
     "one large file": "with open('x', 'wb') as f:\n    for _ in range(256): f.write(bytes(2**20))",
-    "a file of holes": "open('x', 'wb').truncate(2**40)",
+    "a sparse file": "open('x', 'wb').truncate(2**40)",
     "many files": "for n in range(256):\n    with open(f'x{n}', 'wb') as f: f.write(bytes(2**20))",
     "recursion": "def f(): f()\nf()",
     "recursion in C": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
@@ -277,7 +280,7 @@ OUTLIVES = {
         "time.sleep(0.2)\n"
         "os._exit(0)"
     ),
-    "a deaf child": (
+    "a child that ignores signals": (
         "import os, signal, time\n"
         "if not os.fork():\n"
         "    for n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
@@ -295,8 +298,8 @@ OUTLIVES = {
         "atexit.register(lambda: subprocess.Popen([MARKER, '60'], executable='/usr/bin/sleep'))\n"
         "raise RuntimeError"
     ),
-    "on and on": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
-    "while we wait": "import os\nos.execv('/usr/bin/sleep', [MARKER, '60'])",
+    "an endless chain of forks": "import os\nwhile True:\n    if os.fork(): os._exit(0)",
+    "a program that replaces itself": "import os\nos.execv('/usr/bin/sleep', [MARKER, '60'])",
 }
 
 SAY = """
@@ -317,56 +320,56 @@ FORGES = {
     "quit": "quit()",
     "another program": "import os\nos.execv('/usr/bin/true', ['true'])",
     "another Python": "import os, sys\nos.execv(os.path.realpath(sys.executable), ['python', '-S', '-c', 'pass'])",
-    "an exit while asserting": "import atexit, os\natexit.register(os._exit, 0)\nassert False",
+    "an exit handler": "import atexit, os\natexit.register(os._exit, 0)\nassert False",
     "KeyboardInterrupt": "raise KeyboardInterrupt",
     "GeneratorExit": "raise GeneratorExit",
     "an interrupt": "import _thread, time\n_thread.interrupt_main()\ntime.sleep(1)",
     "a thread that exits": "import os, _thread\n_thread.start_new_thread(os._exit, (0,))\nwhile True: pass",
-    "the child's success": "import os\nif os.fork(): os._exit(0)",
-    "the child's success, waited for": "import os\nif os.fork():\n    os.wait()\n    assert False",
-    "other assertions": "import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {})\nassert False",
-    "other exceptions": "import builtins\nbuiltins.BaseException = builtins.Exception = ()\nassert False",
-    "no exceptions": "import builtins\nbuiltins.BaseException = None\nassert False",
-    "other builtins": (
+    "success of a forked child": "import os\nif os.fork(): os._exit(0)",
+    "success of a forked child, with a wait": "import os\nif os.fork():\n    os.wait()\n    assert False",
+    "replaced assertions": "import builtins\nbuiltins.AssertionError = type('X', (BaseException,), {})\nassert False",
+    "replaced exceptions": "import builtins\nbuiltins.BaseException = builtins.Exception = ()\nassert False",
+    "removed exceptions": "import builtins\nbuiltins.BaseException = None\nassert False",
+    "replaced builtins": (
         "import builtins\n"
         "for name in ('exec', 'type', 'len', 'open', 'getattr', 'print', '__import__'):\n"
         "    setattr(builtins, name, lambda *a, **k: None)\n"
         "assert False"
     ),
-    "another way to leave": "import os\nos._exit = lambda code: None\nos.write = lambda *a: 1\nassert False",
+    "replaced os functions": "import os\nos._exit = lambda code: None\nos.write = lambda *a: 1\nassert False",
     "an exception hook": "import sys\nsys.excepthook = lambda *a: None\nassert False",
     "a trace": "import os, sys\nsys.settrace(lambda *a: os._exit(0))\ndef f(): pass\nf()",
     "a profile": "import os, sys\nsys.setprofile(lambda *a: os._exit(0))\nlen('')",
-    "the judge's frames": (
+    "the caller's frames": (
         "import os, sys\nwords, frame = [b'+', b'passed', b'True'], sys._getframe()\n"
         "while frame:\n"
         "    words += [v for v in [*frame.f_locals.values(), *frame.f_globals.values()] if isinstance(v, bytes)]\n"
         "    frame = frame.f_back\n" + SAY
     ),
-    "the judge's objects": (
+    "the runner's objects": (
         "import gc, os\n"
         "found = [value for thing in gc.get_objects() for value in gc.get_referents(thing)]\n"
         "words = [value for value in found if type(value) is bytes and len(value) < 99]\n" + SAY
     ),
-    "the judge's variables": (
+    "the caller's variables": (
         "import os, sys\nframe = sys._getframe(1)\n"
         "words = [str(v).encode() for v in frame.f_locals.values()][:20]\n" + SAY
     ),
-    "the judge's file": "import os\nwords = [b'+', b'', b'0' * 32]\n" + SAY,
-    "the judge's file and then the end": (
+    "the result pipe": "import os\nwords = [b'+', b'', b'0' * 32]\n" + SAY,
+    "the result pipe, then the end": (
         "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'+')\n    except OSError:\n        pass"
     ),
-    "the judge's file closed": "import os\nos.closerange(0, 1024)",
-    "the judge's file, another": "import os\nfor fd in range(3, 64): os.dup2(1, fd)",
-    "the judge's module": "import sys\nsys.modules['__main__'].main()\nassert False",
-    "the program's end": "import sys\nsys._getframe(1).f_locals['key'] = b''\nassert False",
+    "the result pipe closed": "import os\nos.closerange(0, 1024)",
+    "the result pipe replaced": "import os\nfor fd in range(3, 64): os.dup2(1, fd)",
+    "the runner's module": "import sys\nsys.modules['__main__'].main()\nassert False",
+    "the caller's key": "import sys\nsys._getframe(1).f_locals['key'] = b''\nassert False",
     "an exception of a long name": "raise type('x' * 10**6, (Exception,), {})('x' * 10**7)",
     "an exception of a strange name": "raise type('+\\né', (Exception,), {})",
-    "an exception that lies": (
+    "an exception without a readable name": (
         "class Meta(type):\n    __name__ = property(lambda self: 1 / 0)\n"
         "class Error(Exception, metaclass=Meta): pass\nraise Error"
     ),
-    "an exception that leaves": (
+    "an exception that exits": (
         "import os\n"
         "class Meta(type):\n    __name__ = property(lambda self: os._exit(0))\n"
         "class Error(Exception, metaclass=Meta): pass\nraise Error"
@@ -377,8 +380,8 @@ FORGES = {
     "a destructor": "import os\nclass X:\n    def __del__(self): os._exit(0)\nx = X()\ndel x",
     "syntax": "def f(:",
     "indentation": "def f():\npass",
-    "no text": "\0",
-    "half a character": "x = '\ud800'",
+    "a null byte": "\0",
+    "half a surrogate pair": "x = '\ud800'",
     "another encoding": "# -*- coding: utf-16 -*-\nraise RuntimeError",
     "a return": "return",
     "a long program": "x = 1\n" * 2 * 10**4 + "assert False",
@@ -395,3 +398,47 @@ KINDS = {
     "forges": FORGES,
 }
 PROGRAMS = {f"{kind}: {name}": program for kind, programs in KINDS.items() for name, program in programs.items()}
+
+# One program for each kind of attack; `make slow` runs all PROGRAMS.
+REPRESENTATIVE = {
+    "reads: passwd": "a system file",
+    "reads: a file by its path": "a file of the user",
+    "reads: a file by a symbolic link": "a file of the user through a link",
+    "reads: the environment": "the environment",
+    "reads: init's root": "files of another process",
+    "reads: kernel memory": "a device",
+    "reads: another process's memory": "memory of another process",
+    "writes: system folder": "a read-only folder",
+    "writes: a file by its path": "a file of the user",
+    "writes: kernel settings": "settings of the kernel",
+    "writes: the terminal": "the terminal",
+    "connects: loopback": "a network socket",
+    "connects: unix, by path": "a Unix socket in the file system",
+    "connects: unix, by name": "an abstract Unix socket",
+    "connects: vsock": "a socket family without a namespace",
+    "connects: the x32 number of a system call": "a system call by another number",
+    "connects: io_uring": "system calls from a queue",
+    "connects: inherited files": "open files of the parent",
+    "escapes: setuid": "another user",
+    "escapes: capabilities": "capabilities",
+    "escapes: a user namespace": "a nested namespace",
+    "escapes: a namespace by clone3": "a nested namespace with flags in memory",
+    "escapes: mount": "the mounts",
+    "escapes: chroot": "the root folder",
+    "escapes: tracing its parent": "tracing",
+    "escapes: loading BPF code into the kernel": "code in the kernel",
+    "escapes: limits": "its own limits",
+    "signals: the test's process": "a process outside",
+    "exhausts: an endless loop": "processor time",
+    "exhausts: sleep": "wall time",
+    "exhausts: memory": "memory",
+    "exhausts: forks, counted": "processes",
+    "exhausts: one large file": "disk space",
+    "exhausts: output to every file": "the result pipe's buffer",
+    "exhausts: a broken pointer": "a crash of the interpreter",
+    "outlives: a daemon": "a process that outlives the program",
+    "forges: os._exit": "an exit with status 0",
+    "forges: sys.exit": "an exit by an exception",
+    "forges: the caller's frames": "the key of the runner",
+    "forges: an exception without a readable name": "the runner's error handling",
+}

@@ -1,4 +1,4 @@
-"""Made-up rows for every suite that reads files, in the columns and places of the real ones, and right answers."""
+"""Made-up data for every suite that reads files, with the real columns and paths; right answers; a chat template."""
 
 import gzip
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from mtbench.evaluation.suite import Prompt
+from mtbench.evaluation.suite import Messages, Prompt
 
 bbh: Any = importlib.import_module("mtbench.suites.bbh")
 mmlu_pro: Any = importlib.import_module("mtbench.suites.mmlu_pro")
@@ -22,6 +22,12 @@ mt_bench: Any = importlib.import_module("mtbench.suites.mt_bench")
 COUNT = 12  # of each subtask
 LETTERS = "ABCD"
 Rows = list[dict[str, Any]]
+
+
+def chat(messages: Messages) -> str:
+    """Render a conversation with a minimal chat template."""
+    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
+
 
 GSM8K: Rows = [
     {"question": f"Ann has {n} pens and buys {n}. How many?", "answer": f"She has {n} + {n}.\n#### {2 * n}"}
@@ -50,7 +56,7 @@ HUMANEVAL: Rows = [
 
 
 def gpqa(count: int = COUNT) -> Rows:
-    """In the columns lm-eval reads and one that it does not. Every answer is a number: none may be read as one."""
+    """Return rows with lm-eval's columns and one more. Every answer is a number, which must be read as text."""
     rows = []
     for n in range(count):
         wrong = {f"Incorrect Answer {k}": f"{n * 10 + k}" for k in (1, 2, 3)}
@@ -61,7 +67,7 @@ def gpqa(count: int = COUNT) -> Rows:
 
 
 def mmlu_rows(count: int, validation: bool = False) -> Rows:
-    """The same questions of every subject, one behind the other."""
+    """Return `count` questions of each subject, the subjects interleaved."""
     return [
         {
             "question_id": n * 100 + k,
@@ -79,13 +85,14 @@ def mmlu_rows(count: int, validation: bool = False) -> Rows:
 
 
 def questions(categories: Sequence[str], turns: int) -> Rows:
-    asked = [f"Why {n}?" for n in range(turns)]
-    return [{"question_id": f"{c}-{n}", "category": c, "turns": asked} for n in range(COUNT) for c in categories]
+    texts = [f"Why {n}?" for n in range(turns)]
+    return [{"question_id": f"{c}-{n}", "category": c, "turns": texts} for n in range(COUNT) for c in categories]
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    """Write JSON lines, packed if the name ends with .gz; a row that is a text is written as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
 
@@ -104,7 +111,7 @@ def write_parquet(path: Path, rows: Rows) -> Path:
 
 
 def write_all(folder: Path) -> Path:
-    """A folder for `--data-dir` with all of it; `prompts` finds its own in mine.jsonl."""
+    """Write a folder for `--data-dir` with the data of all suites; mine.jsonl is for the suite `prompts`."""
     write_lines(folder / "mine.jsonl", [{"prompt": f"Why {n}?"} for n in range(COUNT)])
     write_lines(folder / "gsm8k/train.jsonl", GSM8K[:8])
     write_lines(folder / "gsm8k/test.jsonl.gz", GSM8K)
@@ -128,7 +135,7 @@ def write_all(folder: Path) -> Path:
 
 
 def _gpqa_answer(prompt: Prompt, doc: int) -> str:
-    """The letter before the right choice, as the prompt has them."""
+    """Return an answer with the letter of the right choice in this prompt."""
     found = re.search(rf"\(([A-D])\) {doc * 10}\n", prompt.text)
     assert found
     return f"So it is ({found[1]})."
@@ -141,15 +148,15 @@ RIGHT: Mapping[str, Callable[[Prompt, int], str]] = {
     "ifeval": lambda prompt, doc: "Cats are kind",
     "gpqa": _gpqa_answer,
 }
-WRONG = "Well, no"  # of all of them
+WRONG = "Well, no"  # a wrong answer in every suite
 
 
 def right(suite: str, prompts: Sequence[Prompt]) -> dict[str, str]:
-    """item -> an answer that is right."""
+    """Return item -> a right answer."""
     answer = RIGHT[suite.removesuffix("-paper")]
     return {prompt.item: answer(prompt, int(prompt.item.split("/")[1])) for prompt in prompts}
 
 
 def answerable(suites: Sequence[str]) -> Iterator[str]:
-    """Of these suites, those whose right answers stand here."""
+    """Yield those of the suites that have right answers here."""
     return (name for name in suites if name.removesuffix("-paper") in RIGHT)

@@ -74,7 +74,8 @@ def test_an_installed_package_is_found(environment: Path) -> None:
     methods, suites = run_in(environment, "ls", "methods"), run_in(environment, "ls", "suites")
 
     assert "bigram" in methods.stdout
-    assert "a whole number from 1 to 64" in " ".join(methods.stdout.split())
+    described = run_in(environment, "ls", "methods", "bigram")
+    assert "a whole number from 1 to 64" in " ".join(described.stdout.split())
     assert "echo" in suites.stdout
     assert "broken" not in methods.stdout + suites.stdout
 
@@ -165,8 +166,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def say(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: str) -> tuple[Any, str, str]:
     """What `mtbench ARGS` exits with, prints and complains."""
     monkeypatch.setattr(sys, "argv", ["mtbench", *args])
-    monkeypatch.setattr(main, "out", Console(width=10_000))
-    monkeypatch.setattr(main, "err", Console(stderr=True, width=10_000))
+    monkeypatch.setattr("mtbench.cli.ls.out", Console(width=10_000))
     with pytest.raises(SystemExit) as stopped:
         main.main()
     return stopped.value.code, *capsys.readouterr()
@@ -465,9 +465,9 @@ class Pair(Suite):
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"__init__": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
-        ({"prompts": raises}, "suite 'pair' broke: RuntimeError: this is broken"),
-        ({"prompts": lambda *_: ["a"]}, "suite 'pair' broke: AttributeError"),
+        ({"__init__": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
+        ({"prompts": raises}, "suite 'pair' failed: RuntimeError: this is broken"),
+        ({"prompts": lambda *_: ["a"]}, "suite 'pair' failed: AttributeError"),
     ],
 )
 def test_a_suite_that_cannot_ask_is_one_line(

@@ -14,6 +14,11 @@ def test_the_method_shown_is_the_file_whole() -> None:
     assert f"```python\n{(ROOT / 'methods' / 'ar.py').read_text()}```" in README
 
 
+def test_the_example_of_the_library_is_the_file_whole() -> None:
+    """tests/cli/test_library.py runs the file."""
+    assert f"```python\n{(ROOT / 'examples' / 'library.py').read_text()}```" in README
+
+
 def test_the_tree_names_every_folder_of_the_core() -> None:
     """A folder that the tree does not name is missing there; a name without a folder is stale."""
     tree = README.partition("## What is where")[2].partition("```\n")[2].partition("```")[0]

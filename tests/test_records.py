@@ -36,7 +36,6 @@ WHOLE: dict[str, type[BaseModel]] = {
     "results": Results,
     "environment": Environment,
     "energy": EnergyRecord,
-    "memory": MemoryRecord,
     "scores": Scores,
 }
 LINES: dict[str, type[BaseModel]] = {
@@ -52,6 +51,12 @@ def test_a_document_of_a_run_comes_back_as_it_was(small_run: RunDirectory, kind:
     """Every key, in its order, with its value."""
     file = small_run.path / f"{kind}.json"
     assert json.dumps(dump(read_json(file, WHOLE[kind]))) == json.dumps(json.loads(file.read_text()))
+
+
+def test_peak_memory_comes_back_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "memory.json"
+    file.write_text('{"measured": 1048576, "failed": null}')
+    assert dump(read_json(file, MemoryRecord)) == json.loads(file.read_text())
 
 
 def test_re_scored_tokens_come_back_as_they_were(small_run: RunDirectory) -> None:

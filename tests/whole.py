@@ -7,24 +7,23 @@ from typing import Any
 
 from rich.console import Console
 
+from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
+from mtbench.runs import execution
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
-    """A run as `mtbench run` makes it, but without the pass for peak memory: those figures are null."""
-    plan = make_plan(request)
-    run = begin_run(folder / "run", plan, ["mtbench", "run"])
-    run.write_json("memory.json", {cell.cell: None for cell in plan.cells})
+    """Do what `mtbench run` does, without the pages."""
+    run, _ = execution.start(folder / "run", request, ["mtbench", "run"])
     with RunProgress(Console(quiet=True)) as progress:
-        generate(run, progress)
-    score(run)
-    assemble(run)
+        pipeline.finish(run, Execution(), progress, pages=False)
     return run
 
 
@@ -71,7 +70,7 @@ SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio
 
 
 def figures(value: Any) -> Any:
-    """Results without whatever a clock or a memory gauge decides."""
+    """Return results without the figures that a clock or a memory gauge measures."""
     if isinstance(value, dict):
         timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
         return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}

@@ -1,56 +1,79 @@
-"""`mtbench fetch`: what a run needs, in one file to carry to a machine without a network."""
+"""`mtbench fetch`: a bundle, one file with what a run needs on a machine without a network."""
 
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
+import typer
 from typer import Option
 
-from mtbench.cli.request_options import CheckpointOption, DataOption, role_and_path
+from mtbench.cli.request_options import (
+    CheckpointOption,
+    DataOption,
+    FamilyOption,
+    ModelOption,
+    OfflineOption,
+    SkipOption,
+    absolute,
+    checkpoints,
+)
+from mtbench.cli.session import say
 from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
+from mtbench.models import families
+from mtbench.models.families import Family
+from mtbench.runs.run_request import RunRequest
 
-out = Console()
+app = typer.Typer()
 
 
+@app.command()
 def fetch(
-    bundle: Annotated[Path, Option("--bundle", help="The file to make, such as bundle.tar.")],
-    suite: Annotated[list[str], Option("--suite", help="Suite, or name:rest. Repeats.")],
-    family: Annotated[str | None, Option("--family", help="Checkpoints that belong together.")] = None,
-    model: Annotated[str | None, Option("--model", help="Path or hub id: a family with the role ar alone.")] = None,
+    bundle: Annotated[Path, Option("--bundle", help="File to write, such as bundle.tar.")],
+    suite: Annotated[list[str], Option("--suite", help="Suite as NAME or NAME:REST. Repeatable.")],
+    family: FamilyOption = None,
+    model: ModelOption = None,
     checkpoint: CheckpointOption = [],  # noqa: B006
-    role: Annotated[list[str], Option("--role", help="Of the family, this role. Repeats; default: all.")] = [],  # noqa: B006
-    no_checkpoints: Annotated[bool, Option("--no-checkpoints", help="Carry data alone.")] = False,
+    role: Annotated[
+        list[str], Option("--role", help="Only this role of the family. Repeatable; default: all roles.")
+    ] = [],  # noqa: B006
+    no_checkpoints: Annotated[bool, Option("--no-checkpoints", help="Pack data only.")] = False,
     data_dir: DataOption = None,
-    offline: Annotated[bool, Option("--offline", help="Only what is on this machine already.")] = False,
-    skip_unscorable: Annotated[
-        bool, Option("--skip-unscorable", help="Do without what would score some of the items.")
-    ] = False,
+    offline: OfflineOption = False,
+    skip_unscorable: SkipOption = False,
 ) -> None:
-    """Carry suites' data, tokenizers and checkpoints in one file: `mtbench run --bundle FILE.tar --offline` there."""
-    from mtbench.evaluation.registry import SUITES
-    from mtbench.models import families
-    from mtbench.runs.bundle import write_bundle
-    from mtbench.runs.plan import RunRequest
+    """Pack data and checkpoints for a machine without a network.
+
+    There, use the file with `mtbench run --bundle FILE.tar --offline`.
+    """
+    from mtbench.runs.bundle import write_bundle  # imports torch
     from mtbench.runs.prompts import open_suite
 
     if no_checkpoints and role:
-        raise UserError("--role names a checkpoint to carry, and --no-checkpoints carries none; give one of them.")
-    overrides = dict(role_and_path(text) for text in checkpoint)
-    wanted = {family or SUITES[spec.partition(":")[0]].family for spec in suite}
-    if len(wanted) > 1 and model is None and not no_checkpoints:
-        raise UserError(
-            f"these suites run on different checkpoints when none are named ({', '.join(sorted(wanted))}); name them "
-            "with `--family` or `--model`, or carry data alone with `--no-checkpoints`."
-        )
-    chosen = None if no_checkpoints else families.family(min(wanted), model, overrides)
+        raise UserError("--role names a checkpoint to pack and --no-checkpoints packs none; give one of them.")
+    overrides = checkpoints(checkpoint)
+    packed = None if no_checkpoints else _family(suite, family, model, overrides)
     request = RunRequest(
         suite=suite,
-        data_dir=None if data_dir is None else str(data_dir.resolve()),
+        data_dir=absolute(data_dir),
         offline=offline,
         skip_unscorable=skip_unscorable,
-        allow_unsandboxed_code=True,  # none is run here
+        allow_unsandboxed_code=True,  # nothing is executed here
     )
     suites = {spec: open_suite(spec, request) for spec in suite}
-    files = write_bundle(bundle, suites, chosen, role or (chosen.roles if chosen else ()), offline=offline)
-    out.print(f"{len(files)} files, {sum(files.values()) / 1e6:,.1f} MB", highlight=False)
-    out.print(str(bundle), soft_wrap=True, markup=False, highlight=False)
+    roles = role
+    if not roles and packed is not None:
+        roles = list(packed.roles)
+    files = write_bundle(bundle, suites, packed, roles, offline=offline)
+    say(f"{len(files)} files, {sum(files.values()) / 1e6:,.1f} MB")
+    say(bundle)
+
+
+def _family(suites: list[str], name: str | None, model: str | None, overrides: dict[str, str]) -> Family:
+    """Return the family to pack. Raises UserError if the suites have different ones and none is named."""
+    named = {name or SUITES[spec.partition(":")[0]].family for spec in suites}
+    if len(named) > 1 and model is None:
+        raise UserError(
+            f"these suites use different checkpoints by default ({', '.join(sorted(named))}); name one family with "
+            "`--family` or one checkpoint with `--model`, or pack data only with `--no-checkpoints`."
+        )
+    return families.family(min(named), model, overrides)

@@ -1,155 +1,250 @@
-"""The options of a request, declared once: `mtbench run` and `mtbench plan` take them all."""
+"""The options of a run, declared once: `mtbench run` and `mtbench plan` take them all. Defaults: `RunRequest`'s."""
 
+import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, get_args
 
-from typer import Option
+from typer import Context, Option
 
 from mtbench.errors import UserError
-
-if TYPE_CHECKING:
-    from mtbench.runs.plan import RunRequest
+from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
 
 # Options that several commands take.
 DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
-OfflineOption = Annotated[bool, Option("--offline", help="Never touch the network.")]
-CheckpointOption = Annotated[list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID for one role. Repeats.")]
+OfflineOption = Annotated[bool, Option("--offline", help="Never use the network.")]
+FamilyOption = Annotated[
+    str | None, Option("--family", help="Family of checkpoints; default: the suite's. See `mtbench ls families`.")
+]
+ModelOption = Annotated[
+    str | None, Option("--model", help="Folder or hub id of a single checkpoint; its role is `ar`.")
+]
+CheckpointOption = Annotated[
+    list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable.")
+]
 DtypeOption = Annotated[str, Option("--dtype", help="auto, float32, bfloat16, float16 or float64.")]
 DeviceOption = Annotated[str, Option("--device", help="auto, cpu or cuda.")]
-SkipOption = Annotated[
-    bool, Option("--skip-unscorable", help="Leave out items whose score cannot be had on this machine.")
-]
+SeedOption = Annotated[int, Option("--seed", help="Random seed for block order, data and sampling.")]
+SkipOption = Annotated[bool, Option("--skip-unscorable", help="Leave out items that cannot be scored on this machine.")]
 UnsandboxedOption = Annotated[
-    bool, Option("--allow-unsandboxed-code", help="Run generated programs although nothing confines them.")
+    bool, Option("--allow-unsandboxed-code", help="Run generated code without a sandbox (unsafe).")
 ]
-WorkersOption = Annotated[
-    int | None,
-    Option("--workers", help="Processes that decode side by side, each with a GPU of its own; default: 1."),
-]
+WorkersOption = Annotated[int | None, Option("--workers", help="Worker processes, each with its own GPU; default: 1.")]
 RayOption = Annotated[
     str | None,
-    Option("--ray", help="Decode on a Ray cluster: its address, auto, or local; one worker for each GPU."),
+    Option("--ray", help="Decode on a Ray cluster, one worker per GPU. Its address, `auto` or `local`."),
 ]
+PeakMemoryOption = Annotated[
+    bool,
+    Option("--peak-memory", help="Measure peak memory on a CPU too: one process per cell, which takes minutes."),
+]
+OutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
+ResumeOption = Annotated[bool, Option("--resume", help="Run what is missing in -o DIR.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; run nothing.")]
+JsonOption = Annotated[
+    Path | None, Option("--json", help="Also write results.json to this file; `-` is standard output.")
+]
+
+PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
+    "What to compare": ("method", "engine", "family", "model", "checkpoint", "weights", "accept"),
+    "Benchmark": (
+        "suite",
+        "subtask",
+        "limit",
+        "data_dir",
+        "bundle",
+        "offline",
+        "skip_unscorable",
+        "allow_unsandboxed_code",
+    ),
+    "Decoding": ("max_new_tokens", "temperature", "seed", "protocol", "fixed_length"),
+    "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
+    "Machine": ("device", "dtype", "workers", "ray", "peak_memory"),
+    "Output": ("directory", "resume", "dry_run", "json_to"),
+}
 
 
 def options(
-    suite: Annotated[list[str], Option("--suite", help="Suite, or name:rest. Repeats.")] = ["arithmetic"],  # noqa: B006
-    family: Annotated[str | None, Option("--family", help="Checkpoints that belong together.")] = None,
-    model: Annotated[str | None, Option("--model", help="Path or hub id: a family with the role ar alone.")] = None,
+    suite: Annotated[
+        list[str], Option("--suite", help="Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`.")
+    ] = list(DEFAULTS.suite),  # noqa: B006
+    family: FamilyOption = DEFAULTS.family,
+    model: ModelOption = DEFAULTS.model,
     checkpoint: CheckpointOption = [],  # noqa: B006
     weights: Annotated[
-        str | None, Option("--weights", help="random:SHAPE: random weights in all roles; simulated, speed only.")
-    ] = None,
+        str | None,
+        Option("--weights", help="random:SHAPE: random weights for all roles. Simulated: measures speed only."),
+    ] = DEFAULTS.weights,
     accept: Annotated[
         str | None,
         Option(
             "--accept",
-            help="Scripted acceptance: RUN_DIRECTORY, or probabilities such as 0.8,0.6, mask by mask; the last one "
-            "repeats for deeper masks.",
+            help="Simulated acceptance: RUN_DIRECTORY, or probabilities by draft position, such as 0.8,0.6; the last "
+            "one repeats.",
         ),
-    ] = None,
-    method: Annotated[list[str], Option("--method", help="Arm such as 'mars:tau=0.95|0.8,cache=block'. Repeats.")] = [],  # noqa: B006
+    ] = DEFAULTS.accept,
+    method: Annotated[
+        list[str],
+        Option(
+            "--method",
+            help="Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: every method's default arms. See "
+            "`mtbench ls methods`.",
+        ),
+    ] = list(DEFAULTS.method),  # noqa: B006
     engine: Annotated[
-        str, Option("--engine", help="How forwards are executed: graph, eager (as papers measure) or invariant.")
-    ] = "graph",
-    batch_size: Annotated[str, Option("--batch-size", help="One or several, such as 1,8.")] = "1,8",
+        str,
+        Option("--engine", help="How forward passes run: graph, eager (as papers measure) or invariant."),
+    ] = DEFAULTS.engine,
+    batch_size: Annotated[str, Option("--batch-size", help="One or several, such as 1,8.")] = ",".join(
+        map(str, DEFAULTS.batch_size)
+    ),
     batching: Annotated[
         str, Option("--batching", help="static, refill (a finished row takes the next prompt), or static,refill.")
-    ] = "static",
+    ] = ",".join(DEFAULTS.batching),
     limit: Annotated[
-        int | None, Option("--limit", help="Items per suite, or per subtask of one that has them; default: all.")
-    ] = None,
-    subtask: Annotated[list[str], Option("--subtask", help="Of a suite that has several, this one. Repeats.")] = [],  # noqa: B006
-    rounds: Annotated[int, Option("--rounds", help="Times the first blocks are timed.")] = 3,
+        int | None, Option("--limit", help="Items per suite, or per subtask of a suite with subtasks; default: all.")
+    ] = DEFAULTS.limit,
+    subtask: Annotated[
+        list[str], Option("--subtask", help="Only this subtask of the suite. Repeatable; default: all.")
+    ] = list(DEFAULTS.subtask),  # noqa: B006
+    rounds: Annotated[int, Option("--rounds", help="How often the first blocks are timed.")] = DEFAULTS.rounds,
     time_budget: Annotated[
-        str | None, Option("--time-budget", help="Stop starting batches after 90s, 30m or 2h.")
+        str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
     ] = None,
-    max_new_tokens: Annotated[int | None, Option("--max-new-tokens", help="Default: the suite's.")] = None,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    seed: Annotated[int, Option("--seed", help="Of blocks, orders, drawn data and sampling.")] = 0,
+    max_new_tokens: Annotated[
+        int | None, Option("--max-new-tokens", help="Most tokens of an answer; default: the suite's.")
+    ] = DEFAULTS.max_new_tokens,
+    dtype: DtypeOption = DEFAULTS.dtype,
+    device: DeviceOption = DEFAULTS.device,
+    seed: SeedOption = DEFAULTS.seed,
     temperature: Annotated[
-        float, Option("--temperature", help="0: greedy. Above: sampled, with the same dice for every arm.")
-    ] = 0.0,
+        float,
+        Option(
+            "--temperature",
+            help="0 is greedy. Above 0, all arms share one random seed per request and position.",
+        ),
+    ] = DEFAULTS.temperature,
     data_dir: DataOption = None,
     bundle: Annotated[
-        Path | None, Option("--bundle", help="Data and checkpoints from this file, which `mtbench fetch` made.")
+        Path | None, Option("--bundle", help="Data and checkpoints from this file, made by `mtbench fetch`.")
     ] = None,
-    offline: OfflineOption = False,
-    skip_unscorable: SkipOption = False,
-    allow_unsandboxed_code: UnsandboxedOption = False,
+    offline: OfflineOption = DEFAULTS.offline,
+    skip_unscorable: SkipOption = DEFAULTS.skip_unscorable,
+    allow_unsandboxed_code: UnsandboxedOption = DEFAULTS.allow_unsandboxed_code,
     protocol: Annotated[
         str,
-        Option(
-            "--protocol",
-            help="own, or paper: decode on behind stop strings, which cut the text only when it is scored.",
-        ),
-    ] = "own",
+        Option("--protocol", help="own, or paper: ignore stop strings while decoding; cut the text before scoring."),
+    ] = DEFAULTS.protocol,
     fixed_length: Annotated[
-        bool, Option("--fixed-length", help="Ignore end tokens: equal tokens for all arms.")
-    ] = False,
-    accuracy_margin: Annotated[float, Option("--accuracy-margin", help="0.02 means 2 points.")] = 0.02,
+        bool, Option("--fixed-length", help="Ignore end tokens: every answer takes its whole token budget.")
+    ] = DEFAULTS.fixed_length,
+    accuracy_margin: Annotated[
+        float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
+    ] = DEFAULTS.accuracy_margin,
 ) -> None:
-    """Never called: its signature is the table. Names are `RunRequest`'s fields, but for `time_budget` and `bundle`."""
+    """Never called: its signature lists the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the options of a request before its own. It finds them in `ctx.params`; `**_` takes them."""
+    """Give `command` the options of a run and its own, in panels. It reads them in `ctx.params`; `**_` takes them."""
     own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    asked = list(inspect.signature(options).parameters.values())
-    merged = [*own[:1], *asked, *own[1:]]  # the context comes first
+    request = list(inspect.signature(options).parameters.values())
+    return _with_signature(command, [*own, *request])
+
+
+def in_panels(command: Callable[..., None]) -> Callable[..., None]:
+    """Sort the options of `command` into the panels of its help."""
+    return _with_signature(command, list(inspect.signature(command).parameters.values()))
+
+
+def _with_signature(command: Callable[..., None], parameters: Sequence[inspect.Parameter]) -> Callable[..., None]:
+    panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+    order = [name for names in PANELS.values() for name in names]
+    outside = [p for p in parameters if p.name not in panel_of]  # the context and arguments come first
+    inside = sorted((p for p in parameters if p.name in panel_of), key=lambda p: order.index(p.name))
+    merged = [*outside, *(_in_panel(p, panel_of[p.name]) for p in inside)]
     command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in merged}
     return command
 
 
-def request_of(params: Mapping[str, Any]) -> "RunRequest":
-    """What was asked for. Raises UserError for text that cannot be read."""
-    from mtbench.runs.plan import RunRequest
+def _in_panel(parameter: inspect.Parameter, panel: str) -> inspect.Parameter:
+    kind, declared = get_args(parameter.annotation)
+    option = copy.copy(declared)
+    option.rich_help_panel = panel
+    return parameter.replace(annotation=Annotated[kind, option])
 
-    asked = {name: params[name] for name in RunRequest.model_fields if name in params}
-    asked |= {
-        "checkpoint": dict(role_and_path(text) for text in params["checkpoint"]),
+
+def was_given(ctx: Context, name: str) -> bool:
+    """Return whether the option is on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def given_fields(ctx: Context) -> set[str]:
+    """Return the fields of `RunRequest` that options on the command line set."""
+    fields = {"time_budget": "time_budget_s"}
+    return {fields.get(name, name) for name in ctx.params if was_given(ctx, name)} & set(OPTIONS)
+
+
+def request_of(params: Mapping[str, Any]) -> RunRequest:
+    """Return the request that the options make. Raises UserError for text that cannot be read."""
+    fields = {name: params[name] for name in OPTIONS if name in params}
+    fields |= {
+        "checkpoint": checkpoints(params["checkpoint"]),
         "batch_size": whole_numbers(params["batch_size"]),
         "batching": params["batching"].split(","),
         "time_budget_s": _seconds(params["time_budget"]),
-        "data_dir": None if params["data_dir"] is None else str(params["data_dir"].resolve()),
+        "data_dir": absolute(params["data_dir"]),
     }
-    return RunRequest(**asked if params["bundle"] is None else _bundled(params["bundle"], asked))
+    if params["bundle"] is not None:
+        fields = _from_bundle(params["bundle"], fields)
+    return RunRequest(**fields)
 
 
-def _bundled(bundle: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """The request on what a bundle holds; its checkpoints stand back where others are named."""
+def _from_bundle(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Point the request at a bundle's data, and at its checkpoints unless the request names others."""
     from mtbench.evaluation.registry import SUITES
-    from mtbench.runs.bundle import open_bundle
+    from mtbench.runs.bundle import open_bundle  # imports torch
 
-    if asked["data_dir"] is not None:
-        raise UserError("--bundle and --data-dir both say where the data are; give one of them.")
-    opened = open_bundle(bundle)
-    specs = [spec.partition(":") for spec in asked["suite"]]
-    suites = [f"{name}{colon}{SUITES[name].found(rest, opened.data_dir)}" for name, colon, rest in specs]
-    asked = {**asked, "data_dir": str(opened.data_dir), "suite": suites}
-    if asked["model"] or asked["weights"] or asked["family"] not in (None, opened.family):
-        return asked
-    checkpoints = {**opened.checkpoints, **asked["checkpoint"]}
-    return {**asked, "family": opened.family, "model": opened.model, "checkpoint": checkpoints}
+    if fields["data_dir"] is not None:
+        raise UserError("--bundle and --data-dir both name the data; give one of them.")
+    bundle = open_bundle(path)
+    suites = []
+    for spec in fields["suite"]:
+        name, colon, rest = spec.partition(":")
+        suites.append(f"{name}{colon}{SUITES[name].resolve_variant(rest, bundle.data_dir)}")
+    bundled = {**fields, "data_dir": str(bundle.data_dir), "suite": suites}
+    if fields["model"] or fields["weights"] or fields["family"] not in (None, bundle.family):
+        return bundled
+    roles = {**bundle.checkpoints, **fields["checkpoint"]}
+    return {**bundled, "family": bundle.family, "model": bundle.model, "checkpoint": roles}
 
 
-def role_and_path(text: str) -> tuple[str, str]:
-    role, equals, path = text.partition("=")
-    if not equals or not role or not path:
-        raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
-    return role, path
+def checkpoints(texts: Sequence[str]) -> dict[str, str]:
+    """Return role -> path or hub id of every ROLE=PATH_OR_ID. Raises UserError for other text."""
+    found = {}
+    for text in texts:
+        role, _, path = text.partition("=")
+        if not role or not path:
+            raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
+        found[role] = path
+    return found
 
 
 def whole_numbers(text: str) -> list[int]:
+    """Return the batch sizes in text such as `1,8`. Raises UserError for other text."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--batch-size {text!r} is not allowed; it is whole numbers, such as 1,8.") from None
+        raise UserError(f"--batch-size {text!r} is not allowed; give whole numbers, such as 1,8.") from None
+
+
+def absolute(path: Path | None) -> str | None:
+    """Return a folder as it is stored: by its absolute path."""
+    return None if path is None else str(path.resolve())
 
 
 def _seconds(text: str | None) -> float | None:

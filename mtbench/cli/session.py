@@ -1,5 +1,20 @@
-"""What this process works on, for the line that an interruption prints."""
+"""Output of the command line, and what it has started."""
 
 from pathlib import Path
+from typing import Any
 
-begun: list[Path] = []  # the run that this process works on, once there is one
+from rich.console import Console
+
+out = Console()
+err = Console(stderr=True)
+started: list[Path] = []  # run directories of this process: an interruption names the last one
+
+
+def say(text: Any, console: Console | None = None) -> None:
+    """Print one line of plain text, unwrapped."""
+    (console or out).print(str(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(text: Any) -> None:
+    """Print one line of plain text to standard error."""
+    say(text, err)

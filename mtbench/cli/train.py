@@ -1,4 +1,4 @@
-"""`mtbench train`: a command per objective, made from its fields; `init`, to begin with; `--recipe`, many in order."""
+"""`mtbench train`: one command per objective, made from its fields; `init` and `answers`; `--recipe` for several."""
 
 import inspect
 import os
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,12 +19,9 @@ from mtbench.cli.request_options import DataOption as DataDirOption
 from mtbench.cli.request_options import OfflineOption
 from mtbench.errors import UserError, unknown
 
-if TYPE_CHECKING:
-    from mtbench.training.recipes import Stage
-
 
 class Commands(TyperGroup):
-    """`init` and a command per objective. Those are made when asked for: objectives need torch, other commands not."""
+    """The commands of this module and one per objective, which is made when needed because objectives import torch."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *_objective_commands()]
@@ -35,7 +32,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Train a checkpoint by an objective, from another one or from nothing (init); or all of a recipe.",
+    help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
 out = Console()
 err = Console(stderr=True)
@@ -43,22 +40,28 @@ err = Console(stderr=True)
 OutOption = Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")]
 DataOption = Annotated[
     list[str],
-    Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeats."),
+    Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeatable."),
 ]
-DryRunOption = Annotated[bool, Option("--dry-run", help="Print what it will cost; train nothing.")]
+DryRunOption = Annotated[
+    bool, Option("--dry-run", help="Check everything that needs no weights, print the cost, train nothing.")
+]
 
 
 @app.callback(invoke_without_command=True)
 def recipe(
     ctx: typer.Context,
     name: Annotated[str | None, Option("--recipe", help="Train all stages of a recipe, such as tiny.")] = None,
-    folder: Annotated[Path | None, Option("--out", "-o", help="Its folder; default checkpoints/NAME.")] = None,
-    only: Annotated[list[str], Option("--only", help="Only this stage and what it needs. Repeats.")] = [],  # noqa: B006
+    folder: Annotated[
+        Path | None, Option("--out", "-o", help="Folder of its checkpoints; default checkpoints/NAME.")
+    ] = None,
+    only: Annotated[list[str], Option("--only", help="Train only this stage and those it needs. Repeatable.")] = [],  # noqa: B006
     workers: Annotated[
-        int | None, Option("--workers", min=1, help="Stages side by side; default: 1 on a GPU, else one per core.")
+        int | None,
+        Option("--workers", min=1, help="Stages trained in parallel; default: 1 on a GPU, else one per core."),
     ] = None,
     launcher: Annotated[
-        str | None, Option("--launcher", help="Starts a stage, such as 'accelerate launch --num_processes 8'.")
+        str | None,
+        Option("--launcher", help="Command that starts a stage, such as 'accelerate launch --num_processes 8'."),
     ] = None,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
@@ -66,7 +69,7 @@ def recipe(
 ) -> None:
     if ctx.invoked_subcommand is not None:
         if name is not None:
-            raise UserError(f"--recipe {name} trains by objectives of its own; leave out {ctx.invoked_subcommand!r}.")
+            raise UserError(f"--recipe {name} sets the objectives itself; leave out {ctx.invoked_subcommand!r}.")
         return
     from mtbench.training import cost, recipe_runner
     from mtbench.training.recipes import RECIPES
@@ -80,9 +83,12 @@ def recipe(
     folder = folder or Path("checkpoints") / name
     workers = workers or recipe_runner.default_workers()
     if dry_run:
+        recipe_runner.complete_stages(stages, folder)  # refuses another checkpoint in a stage's place
         _print_cost(cost.estimate(stages, folder, workers, data_dir=data_dir, offline=offline))
         return
-    session = [*(["--data-dir", str(data_dir.resolve())] if data_dir else []), *["--offline"] * offline]
+    session = ["--data-dir", str(data_dir.resolve())] if data_dir else []
+    if offline:
+        session.append("--offline")
     launch = [*(shlex.split(launcher) if launcher else [sys.executable]), "-m", "mtbench"]
     if not recipe_runner.run(stages, folder, workers, launch, session, err):
         raise typer.Exit(2)
@@ -95,17 +101,17 @@ def init(
     directory: OutOption,
     examples: Annotated[int, Option("--examples", min=1, help="Conversations to learn the tokenizer from.")] = 20_000,
     seed: Annotated[int, Option("--seed", min=0)] = 42,
-    vocab_size: Annotated[int, Option(help="At most; special tokens included.")] = 512,
+    vocab_size: Annotated[int, Option(help="At most this many tokens, with special tokens.")] = 512,
     hidden_size: int = 128,
     intermediate_size: int = 384,
     num_hidden_layers: int = 4,
     num_attention_heads: int = 4,
     num_key_value_heads: int = 2,
-    max_position_embeddings: Annotated[int, Option(help="Longest context.")] = 8192,
+    max_position_embeddings: Annotated[int, Option(help="Maximum context length.")] = 8192,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
 ) -> None:
-    """An untrained Qwen2 with a byte-level BPE of its own, learned from the data."""
+    """Make an untrained Qwen2 with a byte-level BPE tokenizer learned from the data."""
     from mtbench.training.conversations import read_conversations
     from mtbench.training.init_model import initialise
 
@@ -127,16 +133,20 @@ def init(
 
 @app.command()
 def answers(
-    teacher: Annotated[str, Option("--teacher", help="Checkpoint that answers: a folder or a hub id.")],
+    teacher: Annotated[str, Option("--teacher", help="Checkpoint that writes the answers: a folder or a hub id.")],
     data: DataOption,
-    file: Annotated[Path, Option("--out", "-o", help="File.jsonl to write; must not exist.")],
-    examples: Annotated[int | None, Option("--examples", min=1, help="Of each --data; default: all.")] = None,
-    max_new_tokens: Annotated[int, Option(min=1, help="An answer cut by it is left out.")] = 512,
+    file: Annotated[Path, Option("--out", "-o", help="JSONL file to write; must not exist.")],
+    examples: Annotated[
+        int | None, Option("--examples", min=1, help="Conversations of each --data; default: all.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int, Option(min=1, help="Budget of an answer; answers that reach it are left out.")
+    ] = 512,
     seed: Annotated[int, Option("--seed", min=0)] = 42,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
 ) -> None:
-    """A checkpoint's own answers to conversations, as data to train a draft on."""
+    """Write a checkpoint's own answers to conversations, as data to train a draft on."""
     from mtbench.training.conversations import read_conversations
     from mtbench.training.distillation_data import write_answers
 
@@ -144,16 +154,18 @@ def answers(
     written, left_out = write_answers(
         teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline
     )
-    err.print(f"{written:,} answers; {left_out:,} left out, cut by {max_new_tokens} tokens", highlight=False)
+    err.print(f"{written:,} answers; {left_out:,} left out, longer than {max_new_tokens} tokens", highlight=False)
     _print_path(file)
 
 
 @app.command()
 def page(
     checkpoints: Annotated[list[Path], typer.Argument(help="Folders that `mtbench train` made.")],
-    file: Annotated[Path | None, Option("--out", "-o", help="Default: beside the first folder.")] = None,
+    file: Annotated[
+        Path | None, Option("--out", "-o", help="HTML file to write; default: beside the first folder.")
+    ] = None,
 ) -> None:
-    """One page of several trainings: losses, accuracy by how far ahead, calibration."""
+    """Write a page about several trainings: losses, accuracy by distance ahead, calibration."""
     from mtbench.training.page import write_training_page
 
     _print_path(write_training_page(checkpoints, file))
@@ -170,39 +182,30 @@ def common(
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,
-    report_to: Annotated[str, Option("--report-to", help="Where losses go beside the record, such as wandb.")] = "none",
+    report_to: Annotated[str, Option("--report-to", help="Tracker that gets the losses, such as wandb.")] = "none",
 ) -> None:
-    """Never called: its signature is the table of what every objective's command takes beside options."""
+    """Declare the parameters that every objective's command takes besides its options. Never called."""
 
 
 @cache
 def _objective_commands() -> Mapping[str, Any]:
     from mtbench.training.objectives import OBJECTIVES
 
-    made = typer.Typer()
+    group = typer.Typer()
     for kind in OBJECTIVES.values():
         paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
-        made.command(kind.name, help="\n\n".join(p.replace("\n", " ") for p in paragraphs))(_command(kind))
-    commands: Mapping[str, Any] = typer.main.get_group(made).commands
+        help_text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+        group.command(kind.name, help=help_text)(_command(kind))
+    commands: Mapping[str, Any] = typer.main.get_group(group).commands
     return commands
 
 
 def _command(objective: type[Any]) -> Callable[..., None]:
-    """The command of an objective: `common`, the objective's options and those of every training."""
-    from mtbench.training.recipes import Stage
+    """Return the command of an objective, with the parameters of `common`, the objective and `Settings`."""
     from mtbench.training.trainer import Settings
 
     def command(**given: Any) -> None:
-        stage = Stage(
-            name=given["directory"].name,
-            objective=_chosen(objective, given, objective.name),
-            base=given["base"],
-            data=tuple(given["data"]),
-            examples=given["examples"],
-            settings=_chosen(Settings, given, objective.name),
-            teacher=given["teacher"],
-        )
-        _train(stage, **{name: given[name] for name in ("directory", "data_dir", "offline", "dry_run", "report_to")})
+        _train(given, _chosen(objective, given, objective.name), _chosen(Settings, given, objective.name))
 
     parameters = [
         *inspect.signature(common).parameters.values(),
@@ -215,78 +218,94 @@ def _command(objective: type[Any]) -> Callable[..., None]:
 
 
 def _parameters(holder: type[Any], panel: str) -> list[inspect.Parameter]:
-    """The options of a dataclass as Typer wants them; those not said are None. What is said is read by `_chosen`."""
+    """Return the options of a dataclass as Typer parameters. One that is not given is None; see `_chosen`."""
     from mtbench.options import options_of, show
 
-    made = []
-    for o in options_of(holder):
-        flag = o.name.replace("_", "-")
-        default = f"default {show(o.default)}"
-        if isinstance(o.default, bool):
-            switch = Option(f"--{flag}/--no-{flag}", help=f"{o.help} ({default})", rich_help_panel=panel)
+    parameters = []
+    for option in options_of(holder):
+        flag = option.name.replace("_", "-")
+        default = f"default {show(option.default)}"
+        if isinstance(option.default, bool):
+            switch = Option(f"--{flag}/--no-{flag}", help=f"{option.help} ({default})", rich_help_panel=panel)
             annotation: Any = Annotated[bool | None, switch]
         else:
-            text = o.kind if o.default is None else f"{o.kind}; {default}"
-            value = Option(f"--{flag}", help=f"{o.help} ({text})", metavar="VALUE", rich_help_panel=panel)
+            allowed = option.kind if option.default is None else f"{option.kind}; {default}"
+            value = Option(f"--{flag}", help=f"{option.help} ({allowed})", metavar="VALUE", rich_help_panel=panel)
             annotation = Annotated[str | None, value]
-        made.append(inspect.Parameter(o.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
-    return made
+        parameters.append(
+            inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    return parameters
 
 
 def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
-    """A dataclass with what was said of it. Raises UserError for a value that is not allowed."""
+    """Return the dataclass with the options that were given. Raises UserError for a value that is not allowed."""
     from mtbench.options import options_of, value_of
 
     values = {}
-    for name in (o.name for o in options_of(holder) if given[o.name] is not None):
-        flag = f"--{name.replace('_', '-')}"
+    for option in options_of(holder):
+        value = given[option.name]
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            values[option.name] = value
+            continue
         try:
-            values[name] = given[name] if isinstance(given[name], bool) else value_of(holder, name, given[name])
+            values[option.name] = value_of(holder, option.name, value)
         except ValueError as error:
+            flag = f"--{option.name.replace('_', '-')}"
             raise UserError(
-                f"{flag} {given[name]!r} is not allowed; it is {error}. See `mtbench train {command} --help`."
+                f"{flag} {value!r} is not allowed; it is {error}. See `mtbench train {command} --help`."
             ) from None
     return holder(**values)
 
 
-def _train(
-    stage: "Stage", directory: Path, data_dir: Path | None, offline: bool, dry_run: bool, report_to: str
-) -> None:
+def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
+    """Train as the parameters of `common` and the options say, or check that and print the cost."""
     from mtbench.report.progress import TrainingProgress
     from mtbench.training import cost
     from mtbench.training.page import write_training_page
-    from mtbench.training.train import train
+    from mtbench.training.recipes import Stage
+    from mtbench.training.train import TrainingRequest, check, train
 
-    if dry_run:
-        _print_cost(cost.estimate((stage,), directory.parent, 1, data_dir=data_dir, offline=offline))
-        return
-    assert stage.objective is not None
-    assert stage.base is not None
-    train(
-        stage.objective,
-        stage.base,
-        stage.data,
-        stage.to_read(),
-        stage.settings,
-        directory,
-        teacher=stage.teacher,
-        data_dir=data_dir,
-        offline=offline,
-        progress=TrainingProgress(err),
-        report_to=report_to,
+    directory: Path = given["directory"]
+    stage = Stage(
+        name=directory.name,
+        objective=objective,
+        base=given["base"],
+        data=tuple(given["data"]),
+        examples=given["examples"],
+        settings=settings,
+        teacher=given["teacher"],
     )
-    if _speaks():
+    request = TrainingRequest(
+        objective=objective,
+        base=given["base"],
+        data=stage.data,
+        count=stage.to_read(),
+        settings=settings,
+        out=directory,
+        teacher=stage.teacher,
+        data_dir=given["data_dir"],
+        offline=given["offline"],
+    )
+    if given["dry_run"]:
+        check(request, fetch=False)
+        _print_cost(cost.estimate((stage,), directory.parent, 1, data_dir=request.data_dir, offline=request.offline))
+        return
+    train(request, TrainingProgress(err), given["report_to"])
+    if _is_main_process():
         err.print(f"its page: {write_training_page([directory])}", soft_wrap=True, markup=False, highlight=False)
     _print_path(directory)
 
 
-def _speaks() -> bool:
-    """Under `accelerate launch` the first process speaks for all."""
+def _is_main_process() -> bool:
+    """Return whether this process prints: under `accelerate launch` only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _print_path(path: Path) -> None:
-    if _speaks():
+    if _is_main_process():
         out.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 

@@ -1,9 +1,9 @@
-"""Arms: a method with its options, on a checkpoint, by an engine; how they are written, named and compared.
+"""Arms: a method with options, on a checkpoint, with an engine; how they are written, named and compared.
 
-mars:tau=0.95|0.8,cache=block   two arms; alternatives of a value stand between bars
+mars:tau=0.95|0.8,cache=block   two arms; bars separate alternatives of a value
 mars:tau=0.95@mars/graph        an arm's string: options that differ from their defaults, role, engine
 mars-tau0.95.mars.graph         the same in a file's name
-hf-generate:cache=static@ar     a method that is an engine of its own (mtbench/decoding/external.py) has none of ours
+hf-generate:cache=static@ar     an external engine (mtbench/decoding/external.py) has no engine of ours
 """
 
 import itertools
@@ -17,60 +17,62 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
 
-ENGINES = ("graph", "eager", "invariant")  # as mtbench/decoding/engines.py has them; the first is the default
+ENGINES = ("graph", "eager", "invariant")  # those of mtbench/decoding/engines.py, the default first
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One contestant. `options` are those given, by name; `copy` counts from 1 when an arm is entered twice."""
+    """One arm of a run. `options`: those given, by name. `copy` counts an arm that is given several times, from 1."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     on: str = ""
-    engine: str | None = ENGINES[0]  # None: the method's loop is not ours
+    engine: str | None = ENGINES[0]  # None: an external engine
     copy: int = 1
 
     @property
     def machinery(self) -> tuple[Any, ...]:
-        """What runs its forwards: an engine of ours, or an outside method as it is set.
+        """What runs its forwards: an engine of ours, or an external engine with its settings.
 
-        Arms that differ in it differ in more than in how they decode.
+        Arms with different machinery differ in more than the decoding method.
         """
-        return (self.engine,) if self.engine else (self.method, *(o for o in self.changed if o[0] not in self.decoding))
+        if self.engine:
+            return (self.engine,)
+        return (self.method, *(option for option in self.changed if option[0] not in self.decoding))
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Of the checkpoints it runs on, the target's first."""
+        """Roles of its checkpoints, the target's first."""
         return (self.on, *roles_of(METHODS[self.method], self.options))
 
     @property
     def decoding(self) -> list[str]:
-        """The options given that say how it decodes: all but those of an outside engine's own machinery."""
+        """The given options of the decoding method: all but the settings of an external engine."""
         return decoding_options(METHODS[self.method], self.options)
 
     @property
     def changed(self) -> list[tuple[str, str]]:
-        """The options given, in declaration order, as text. (Parsing keeps those that differ from their defaults.)"""
+        """The given options, in declaration order, as text. (Parsing keeps those that differ from their defaults.)"""
         declared = options_of(METHODS[self.method])
         return [(o.name, show(self.options[o.name])) for o in declared if o.name in self.options]
 
     def __str__(self) -> str:
         options = ",".join(f"{name}={value}" for name, value in self.changed)
-        again = f"#{self.copy}" if self.copy > 1 else ""
+        copy = f"#{self.copy}" if self.copy > 1 else ""
         engine = f"/{self.engine}" if self.engine else ""
-        return f"{self.method}{':' if options else ''}{options}@{self.on}{engine}{again}"
+        return f"{self.method}{':' if options else ''}{options}@{self.on}{engine}{copy}"
 
     @property
     def file_id(self) -> str:
         """The arm's part of a cell's id."""
         options = "".join(f"-{name}{value}" for name, value in self.changed)
-        again = f"_{self.copy}" if self.copy > 1 else ""
+        copy = f"_{self.copy}" if self.copy > 1 else ""
         engine = f".{safe(self.engine)}" if self.engine else ""
-        return f"{safe(self.method + options)}.{safe(self.on)}{engine}{again}"
+        return f"{safe(self.method + options)}.{safe(self.on)}{engine}{copy}"
 
     @property
     def equivalent_arm(self) -> "Arm | None":
-        """The arm that computes the same output another way: an option back at its default, where that is promised."""
+        """The arm that promises the same output with one option back at its default, or None."""
         for option in options_of(METHODS[self.method]):
             value = self.options.get(option.name, option.default)
             if value != option.default and value in option.same_output:
@@ -79,7 +81,7 @@ class Arm:
 
 
 def parse_arms(specs: Sequence[str], engine: str = ENGINES[0]) -> list[Arm]:
-    """The arms of several `--method`s, in order; an arm given twice is entered twice.
+    """Return the arms of several `--method` values, in order; an arm given twice appears twice.
 
     Raises UserError for an unknown method, option or engine, or a value that is not allowed.
     """
@@ -103,43 +105,44 @@ def _parse(spec: str, engine: str) -> list[Arm]:
             )
         if key == "engine" and method.outside:
             raise UserError(
-                f"{spec!r}: {name} is an engine of its own, so `engine={text}` says nothing of it; leave it out. "
+                f"{spec!r}: {name} is an external engine, so `engine={text}` does not apply; leave it out. "
                 "See `mtbench ls methods`."
             )
         if key in given:
-            raise UserError(f"{spec!r}: {key} is given twice; alternatives of a value stand between bars, `{key}=a|b`.")
+            raise UserError(f"{spec!r}: {key} is given twice; separate alternatives of a value by bars, `{key}=a|b`.")
         given.add(key)
         alternatives = text.split("|")
         values[key] = alternatives if key in ("on", "engine") else [parse_option(method, key, t) for t in alternatives]
     for chosen in values["engine"]:
         if chosen not in (None, *ENGINES):
             raise unknown("engine", chosen, ENGINES, "mtbench run --help")
-    # A trained option's default is the checkpoint's, so a value given is always one of its own.
-    same = {o.name: o.default for o in options_of(method) if not o.trained}
+    # The default of a trained option is the checkpoint's value, so a given value is always kept.
+    defaults = {o.name: o.default for o in options_of(method) if not o.trained}
     arms = []
     for combination in itertools.product(*values.values()):
         options = dict(zip(values, combination, strict=True))
-        on, by = options.pop("on"), options.pop("engine")
-        _try(method, options)
-        arms.append(Arm(name, {k: v for k, v in options.items() if k not in same or v != same[k]}, on, by))
+        on, engine = options.pop("on"), options.pop("engine")
+        _check_options(method, options)
+        changed = {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
+        arms.append(Arm(name, changed, on, engine))
     return arms
 
 
-def _try(method: type[Method], options: Mapping[str, Any]) -> None:
-    """Raise UserError for a combination of values that the method does not take."""
+def _check_options(method: type[Method], options: Mapping[str, Any]) -> None:
+    """Raise UserError for a combination of values that the method refuses."""
     try:
         method(**options)
     except UserError:
         raise
-    except Exception as error:  # a stranger's method says so in its own way
-        said = ",".join(f"{name}={show(value)}" for name, value in options.items())
+    except Exception as error:  # a plugin's method may raise any
+        given = ",".join(f"{name}={show(value)}" for name, value in options.items())
         raise UserError(
-            f"{method.name}:{said} is refused: {type(error).__name__}: {first_line(error)}. See `mtbench ls methods`."
+            f"{method.name}:{given} is refused: {type(error).__name__}: {first_line(error)}. See `mtbench ls methods`."
         ) from error
 
 
 def _check_default_arms(method: type[Method]) -> None:
-    """Raise UserError unless the arms that a method enters by itself can be read."""
+    """Raise UserError unless the method's default arms can be parsed."""
     parse_arms(method.default_arms)
 
 
@@ -147,13 +150,13 @@ METHODS.checks.append(_check_default_arms)
 
 
 def _references(arms: Sequence[Arm]) -> list[Arm]:
-    """Those that others are compared with: as they come, except that an outside engine counts however it is set."""
+    """Return the reference arms: without decoding options; settings of an external engine do not matter."""
     return [a for a in arms if METHODS[a.method].reference and a.copy == 1 and not a.decoding]
 
 
-def _near(arm: Arm, references: Sequence[Arm]) -> list[str]:
-    """Of these references the one on the arm's own checkpoint (what decoding gains), then the one on the reference's
-    own role (deployment).
+def _nearest(arm: Arm, references: Sequence[Arm]) -> list[str]:
+    """Return the references on the arm's own checkpoint (the gain of decoding), then those on the reference's own role
+    (deployment).
     """
     same = [a for a in references if a.on == arm.on]
     deployment = [a for a in references if a.on == METHODS[a.method].roles[0]]
@@ -161,20 +164,20 @@ def _near(arm: Arm, references: Sequence[Arm]) -> list[str]:
 
 
 def baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
-    """What its decoding is compared with: references by the same engine."""
-    return _near(arm, [a for a in _references(arms) if a.machinery == arm.machinery])
+    """Return the arms that its decoding is compared with: references with the same engine."""
+    return _nearest(arm, [a for a in _references(arms) if a.machinery == arm.machinery])
 
 
 def engine_baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
-    """References by any other engine: the ratio is that of engine and method together."""
-    return _near(arm, [a for a in _references(arms) if a.machinery != arm.machinery])
+    """Return references with other engines: the ratio is that of engine and method together."""
+    return _nearest(arm, [a for a in _references(arms) if a.machinery != arm.machinery])
 
 
 def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
-    """Whose tokens this arm promises, among the arms of the run.
+    """Return the arm of the run whose tokens this arm promises, or None.
 
-    A lossless one promises those of our plain loop on the same checkpoint, by its own engine if it runs there, else
-    by the eager one; the plain loop itself promises those of the eager one.
+    A lossless arm promises the tokens of the plain loop on the same checkpoint: with its own engine if the run has that
+    arm, else with the eager one. The plain loop itself promises those of the eager engine.
     """
     if arm.equivalent_arm in arms:
         return str(arm.equivalent_arm)
@@ -188,11 +191,12 @@ def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
 
 
 def safe(text: str) -> str:
-    """`text` with every character that has no place in a file's name turned into an underscore."""
+    """Return `text` with every character that is not safe in a file name replaced by an underscore."""
     return re.sub(r"[^A-Za-z0-9.=+-]", "_", text)
 
 
 def cell_id(suite: str, arm: Arm, batch_size: int, *, fixed_length: bool = False, batching: str = "static") -> str:
-    """The name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`."""
-    length, batches = "fixed." if fixed_length else "", "" if batching == "static" else f"{batching}."
+    """Return the name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`."""
+    length = "fixed." if fixed_length else ""
+    batches = "" if batching == "static" else f"{batching}."
     return f"{safe(suite)}.{arm.file_id}.{length}{batches}b{batch_size}"

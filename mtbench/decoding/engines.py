@@ -1,14 +1,13 @@
-"""Engines: how a forward of ours is executed.
+"""Engines: how a forward pass is executed.
 
-- `eager`: transformers' modules, operation by operation: the regime in which papers measure.
+- `eager`: transformers' modules, operation by operation, as papers measure.
 - `graph`: the checkpoint's weights as few large operations (mtbench/models/fused_decoder.py); on a GPU the whole step,
-  from guess to cursor, is captured once per shape as a CUDA graph and replayed.
-- `invariant`: as `graph`, with kernels whose results depend on nothing but their own row, so that tokens do not change
-  with the batch or the window's width even in bfloat16. The kernels are a GPU's; on a CPU it is refused in half
-  precision.
+  from proposal to cursors, is captured once per shape as a CUDA graph and replayed.
+- `invariant`: as `graph`, with batch-invariant kernels: a row's result depends on that row alone, so tokens do not
+  change with batch size or window width, even in bfloat16. The kernels need a GPU; in half precision a CPU is refused.
 
-Layers of a shape that the decoder does not serve are run as transformers writes them, captured all the same; a run's
-environment says which.
+Layers of an architecture that the decoder does not support run as transformers' modules, and are captured too; a run's
+environment.json says which.
 """
 
 import dataclasses
@@ -30,26 +29,26 @@ from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 
-DEVICE = "cuda"  # that captures
-PLAIN_STEPS = 3  # of a shape before it is captured: libraries allocate and compile in their first calls
-ROOM = 256  # positions: a captured batch's rows are made this coarse, so that prompts of other lengths share it
+DEVICE = "cuda"  # of captured steps
+PLAIN_STEPS = 3  # of a shape before its capture: libraries allocate and compile in their first calls
+ROOM = 256  # a captured batch's positions per row are a multiple of it, so that other prompt lengths share it
 
 
 class Engine:
-    """`eager`. Gives lanes and batches; those of one engine go together."""
+    """`eager`. Creates runners and batches; a batch takes runners of its own engine."""
 
     name = "eager"
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
-        """A lane of its own on a checkpoint."""
+        """Return a new runner on a checkpoint."""
         return ModelRunner(checkpoint)
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
-        """Rows to decode in."""
+        """Return a batch to decode in."""
         return Batch(method, runners, rows, positions)
 
     def layers(self, checkpoint: Checkpoint) -> str:
-        """By what a checkpoint's layers are run, in words."""
+        """Say in words what runs a checkpoint's layers."""
         return "transformers' modules"
 
 
@@ -59,38 +58,38 @@ class Graph(Engine):
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self._decoders: dict[Checkpoint, Decoder] = {}
-        self._unserved: dict[Checkpoint, str] = {}
+        self._unsupported: dict[Checkpoint, str] = {}  # why it has no decoder
         self._batches: dict[Any, Captured] = {}
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
-        """Raises UserError if the checkpoint cannot be run so that nothing depends on neighbours, and that is asked."""
-        if checkpoint not in self._decoders and checkpoint not in self._unserved:
+        """Return a new runner. Raises UserError if the engine is `invariant` and cannot be so on this checkpoint."""
+        if checkpoint not in self._decoders and checkpoint not in self._unsupported:
             try:
                 decoder = build(checkpoint.model, invariant=self.name == "invariant")
                 checkpoint.calls.watch(decoder)
                 self._decoders[checkpoint] = decoder
             except UnsupportedArchitecture as reason:
-                self._unserved[checkpoint] = str(reason)
+                self._unsupported[checkpoint] = str(reason)
         model = checkpoint.model
         if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
             half = str(model.dtype).removeprefix("torch.")
             raise UserError(
-                f"engine 'invariant' keeps its promise in {half} by a GPU's kernels, and this is a CPU; use "
-                "`--dtype float32`, where its tokens are those of `engine=graph`."
+                f"engine 'invariant' needs a GPU's kernels in {half}, and this is a CPU; use `--dtype float32`, where "
+                "its tokens are those of `engine=graph`."
             )
-        if self.name == "invariant" and checkpoint in self._unserved:
+        if self.name == "invariant" and checkpoint in self._unsupported:
             raise UserError(
-                f"engine 'invariant' needs layers of the Llama shape, and {checkpoint.source!r} has others "
-                f"({self._unserved[checkpoint]}); use `engine=graph` or `engine=eager`."
+                f"engine 'invariant' needs layers of the Llama architecture, and {checkpoint.source!r} has others "
+                f"({self._unsupported[checkpoint]}); use `engine=graph` or `engine=eager`."
             )
         return ModelRunner(checkpoint, self._decoders.get(checkpoint))
 
     def layers(self, checkpoint: Checkpoint) -> str:
-        reason = self._unserved.get(checkpoint)
+        reason = self._unsupported.get(checkpoint)
         return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
-        """On a GPU one that was made before and has room, with its graphs."""
+        """Return a batch; on a GPU an earlier one of the same size, with its graphs."""
         if runners.target.device.type != "cuda":
             return Batch(method, runners, rows, positions)
         positions = -(-positions // ROOM) * ROOM
@@ -103,7 +102,7 @@ class Graph(Engine):
 class Captured(Batch):
     """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
 
-    The first steps of a shape run plainly, as real steps; then one is recorded, and from there on it is replayed.
+    The first steps of a shape run without a graph; the next one is captured, and all later ones are replays.
     """
 
     one_launch = True
@@ -129,9 +128,9 @@ class Captured(Batch):
             super().advance(run, shape)
             return
         if shape not in self._graphs:
-            began = time.perf_counter()
+            started_at = time.perf_counter()
             self._prepare(shape)
-            run.preparation_s += time.perf_counter() - began
+            run.preparation_s += time.perf_counter() - started_at
             return
         self._graphs[shape].replay()
         for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
@@ -140,15 +139,15 @@ class Captured(Batch):
     def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         before = compilations()
         generations, timing = super().run(workload)
-        if compilations() > before:  # how long that took is not told: at most all of it
+        if compilations() > before:  # its time is not reported: at most all of the run
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
         return generations, timing
 
     @classmethod
     def _pool(cls) -> Any:
-        """Memory that all graphs share, for they never run at the same time.
+        """Return the memory pool that all graphs share, since they never run at the same time.
 
-        The allocator gives up a pool with its last graph, so a graph of one addition is kept for good.
+        The allocator frees a pool with its last graph; a graph of one addition keeps it alive.
         """
         if cls._anchor is None:
             pool, graph, place = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
@@ -161,15 +160,14 @@ class Captured(Batch):
         super()._reset(workload)
         epochs = [runner.epoch for runner in self.runners.values()]
         setting = (epochs, workload.temperature)
-        if setting != self._setting:  # memory has moved: what was captured would write where nobody reads
+        if setting != self._setting:  # memory has moved: captured graphs would write to freed memory
             self._graphs.clear()
             self._plain.clear()
             self._setting = setting
 
     def _prepare(self, shape: Shape) -> None:
-        """One plain step; or, after a few, capture a step and replay it."""
-        made = self._plain.setdefault(shape, 0)
-        if made < PLAIN_STEPS:
+        """Run one plain step; after PLAIN_STEPS of them capture a step and replay it."""
+        if self._plain.setdefault(shape, 0) < PLAIN_STEPS:
             self._plain[shape] += 1
             self.step(shape, check_values=True)
             torch.cuda.synchronize()

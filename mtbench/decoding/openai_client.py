@@ -1,7 +1,7 @@
-"""A server that speaks OpenAI's completions protocol: what it is asked, what it streams back, what it counts.
+"""Client of a server with OpenAI's completions protocol: requests, streamed replies, counters.
 
-Answers come as server-sent events (WHATWG, HTML, section 9.2), counters as Prometheus' text format 0.0.4. Every request
-has a connection of its own, straight to the server: no proxy of the environment stands in between.
+Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. Every request opens
+its own connection, directly to the server: proxies of the environment are ignored.
 """
 
 import http.client
@@ -23,22 +23,22 @@ SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # na
 
 
 class ServerError(RuntimeError):
-    """What went wrong between here and the server, in one line with its address and what to do."""
+    """A failed request: one line with the server's address, the cause and what to do."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a server streamed for one prompt, its chunks put together; None for what it does not say."""
+    """The joined chunks that a server streamed for one prompt; None for values that it does not report."""
 
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # empty where the server gives text alone
+    token_ids: list[int] = field(default_factory=list)  # empty if the server returns text only
     finish: str | None = None  # `stop` or `length`
-    stopped_by: int | str | None = None  # the end token or the stop string, where the server names it
+    stopped_by: int | str | None = None  # the end token or stop string, if the server reports it
     counted: int | None = None  # tokens by the server's count
-    first_s: float | None = None  # time.perf_counter() when something of its answer was there
+    first_s: float | None = None  # time.perf_counter() at the first chunk of the answer
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """One chunk of the stream."""
+        """Append one chunk of the stream."""
         self.counted = (event.get("usage") or {}).get("completion_tokens", self.counted)
         for choice in event.get("choices") or ():
             text, ids = choice.get("text") or "", choice.get("token_ids") or []  # `token_ids`: vLLM
@@ -53,7 +53,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Server:
-    """Where it is, which environment variable holds the key to it, and how long it may be silent."""
+    """A server's address, the environment variable with its key, and the longest silence."""
 
     url: str  # up to and with /v1
     key_env: str | None
@@ -63,7 +63,7 @@ class Server:
         try:
             parts = urlsplit(self.url)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            plain = "@" not in parts.netloc and not parts.query + parts.fragment  # it stands in every file of a run
+            plain = "@" not in parts.netloc and not parts.query + parts.fragment  # it is stored in every file
         except ValueError:
             known = plain = False
         if not (known and plain):
@@ -74,7 +74,7 @@ class Server:
 
     @property
     def elsewhere(self) -> str | None:
-        """Its host, if that is another machine."""
+        """The host, if it is another machine."""
         host = urlsplit(self.url).hostname or ""
         try:
             return None if ipaddress.ip_address(host).is_loopback else host
@@ -82,24 +82,25 @@ class Server:
             return None if host == "localhost" else host
 
     def models(self) -> list[str]:
-        """Names of what it serves."""
-        with self._asked("GET", "models") as response:
+        """Return the names of the models that it serves."""
+        with self._open("GET", "models") as response:
             return [model["id"] for model in json.loads(response.read())["data"]]
 
     def samples(self) -> dict[str, float]:
-        """Its metrics, each summed over its labels; empty if it has none."""
+        """Return its metrics, each summed over its labels; empty if it has none."""
         path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + "/metrics"
         found: dict[str, float] = defaultdict(float)
-        with self._asked("GET", path, needed=False) as response:
-            for line in response.read().decode().splitlines() if response.status == 200 else ():
+        with self._open("GET", path, needed=False) as response:
+            text = response.read().decode() if response.status == 200 else ""
+            for line in text.splitlines():
                 if sample := SAMPLE.fullmatch(line.strip()):
                     found[sample[1]] += float(sample[2])
         return dict(found)
 
     def complete(self, body: Mapping[str, Any]) -> Reply:
-        """The answer to one prompt, as it was streamed."""
+        """Return the streamed reply to one prompt."""
         reply = Reply()
-        with self._asked("POST", "completions", {**body, "stream": True}) as response:
+        with self._open("POST", "completions", {**body, "stream": True}) as response:
             for event in events(response):
                 if event.get("error"):
                     raise ServerError(f"{self.url} broke off: {message_of(event)}; see the server's log")
@@ -109,12 +110,12 @@ class Server:
         return reply
 
     @contextmanager
-    def _asked(
+    def _open(
         self, verb: str, path: str, body: Mapping[str, Any] | None = None, *, needed: bool = True
     ) -> Iterator[http.client.HTTPResponse]:
-        """The server's response; `path` is beneath the url unless it begins at the root. Raises ServerError.
+        """Send a request and yield the response. Raises ServerError.
 
-        A status other than 200 is an error if the response is `needed`.
+        `path`: relative to the url, or absolute. `needed`: a status other than 200 is an error.
         """
         parts = urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -125,8 +126,8 @@ class Server:
             connection.request(verb, place, None if body is None else json.dumps(body), self._headers())
             response = connection.getresponse()
             if needed and response.status != 200:
-                said = message_of(response.read().decode(errors="replace"))
-                raise ServerError(f"{self.url} answers {response.status} to {path}: {said}; see url= and model=")
+                message = message_of(response.read().decode(errors="replace"))
+                raise ServerError(f"{self.url} answers {response.status} to {path}: {message}; see url= and model=")
             yield response
         except TimeoutError:
             raise ServerError(
@@ -147,13 +148,15 @@ class Server:
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Connection": "close"}
-        if self.key_env and self.key_env not in os.environ:
-            raise ServerError(f"the environment variable {self.key_env!r}, which api_key_env names, is not set")
-        return headers | ({"Authorization": f"Bearer {os.environ[self.key_env]}"} if self.key_env else {})
+        if self.key_env:
+            if self.key_env not in os.environ:
+                raise ServerError(f"the environment variable {self.key_env!r}, which api_key_env names, is not set")
+            headers["Authorization"] = f"Bearer {os.environ[self.key_env]}"
+        return headers
 
 
 def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events as it arrives, up to [DONE]; the rest of the stream is read, lest it be reset."""
+    """Yield the data of server-sent events up to [DONE]; read the stream to its end, so that it is not reset."""
     ended = False
     for line in lines:
         kind, _, data = line.decode().partition(":")
@@ -163,11 +166,11 @@ def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[dict[s
 
 
 def message_of(answer: str | Mapping[str, Any]) -> str:
-    """What an error response says, in one line: its message, wherever the server put it, else its text."""
+    """Return an error response's message in one line, wherever the server put it, else its text."""
     try:
         found: Any = json.loads(answer) if isinstance(answer, str) else answer
         found = found.get("error", found)
-        said = found if isinstance(found, str) else found["message"]
+        message = found if isinstance(found, str) else found["message"]
     except (ValueError, KeyError, AttributeError, TypeError):
-        said = answer
-    return first_line(RuntimeError(str(said) or "nothing more"))[:100]
+        message = answer
+    return first_line(RuntimeError(str(message) or "nothing more"))[:100]

@@ -1,1 +1,1 @@
-"""What a suite is, and how answers are scored."""
+"""Suites: the interface, the base classes, and scoring of answers."""

@@ -1,8 +1,8 @@
-"""lm-eval's tasks whose answers are programs: its prompts and filters, our sandbox in place of its metric.
+"""lm-eval's tasks whose answers are programs: lm-eval's prompts and filters, scored in mtbench's sandbox.
 
-Those tasks fetch `code_eval` from the hub as soon as they are imported, and it runs what a model wrote in a subprocess
-of ours. A stand-in takes its place that only writes down what it is given; then all programs are run together, each
-confined by itself (mtbench/evaluation/sandbox.py).
+These tasks load the metric `code_eval` from the hub at import, and that metric runs the model's code unconfined in a
+subprocess. A stand-in replaces the metric: it only records the programs. Then the sandbox (sandbox.py) runs all of
+them, each on its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,8 @@ from mtbench.evaluation.suite import Source
 METRIC = "code_eval"
 
 
-class Notes:
-    """What lm-eval takes for its metric. A program's score is its number here; what is called so is replaced later."""
+class ProgramRecorder:
+    """Stand-in for lm-eval's metric. It records each program and returns the program's index in place of a score."""
 
     def __init__(self) -> None:
         self.programs: list[str] = []
@@ -32,42 +32,42 @@ class Notes:
         return {"pass@1": len(self.programs) - 1.0}, None
 
 
-NOTES = Notes()  # one for all, as lm-eval imports a task's module once and keeps what it found then
+RECORDER = ProgramRecorder()  # one for all suites: lm-eval imports a task's module once and keeps the metric it loaded
 
 
 class ProgramSuite(HarnessSuite):
-    """A suite of tasks scored by `code_eval`, one answer to each question."""
+    """A suite of tasks that lm-eval scores by `code_eval`, with one answer to each question."""
 
     metric = "pass@1"
-    begins: ClassVar[str | None] = None  # what is put in the model's mouth; None: as lm-eval has it
+    answer_prefix: ClassVar[str | None] = None  # the answer begins with this text; None: as lm-eval's task has it
 
-    def __init__(self, rest: str, source: Source) -> None:
-        super().__init__(rest, source)
+    def __init__(self, variant: str, source: Source) -> None:
+        super().__init__(variant, source)
         self.task = {**self.task, "sandbox": not source.unsandboxed}
-        if self.begins is not None:
-            self.task = {**self.task, "answer_begins": self.begins}
+        if self.answer_prefix is not None:
+            self.task = {**self.task, "answer_begins": self.answer_prefix}
 
-    def _load(self, named: Mapping[str, str], source: Source) -> dict[str, Any]:
+    def _load_tasks(self, selected: Mapping[str, str], source: Source) -> dict[str, Any]:
         if not source.unsandboxed and (reason := unavailable()):
             raise UserError(f"suite {self.name!r}: {reason}.")
         self._unsandboxed = source.unsandboxed
-        evaluate = import_module("evaluate")  # lm-eval's, and imported with it
-        load = evaluate.load
+        evaluate = import_module("evaluate")  # a dependency of lm-eval
+        load_metric = evaluate.load
 
-        def ours(path: str, *args: Any, **kwargs: Any) -> Any:
-            return NOTES if path == METRIC else load(path, *args, **kwargs)
+        def load(path: str, *args: Any, **kwargs: Any) -> Any:
+            return RECORDER if path == METRIC else load_metric(path, *args, **kwargs)
 
-        with patch.object(evaluate, "load", ours):
-            return super()._load(named, source)
+        with patch.object(evaluate, "load", load):
+            return super()._load_tasks(selected, source)
 
-    def _settle(self, task: Any) -> None:
-        super()._settle(task)
-        if self.begins is not None:
-            task.set_config("gen_prefix", self.begins)
+    def _configure(self, task: Any) -> None:
+        super()._configure(task)
+        if self.answer_prefix is not None:
+            task.set_config("gen_prefix", self.answer_prefix)
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """1 for a program that runs to the end of its tests."""
-        NOTES.programs.clear()
-        numbers = super().score(answers)
-        outcomes = run_all(NOTES.programs, unsandboxed=self._unsandboxed)
-        return {item: float(outcomes[int(number)].passed) for item, number in numbers.items()}
+        """Score 1 for a program that runs to the end of its tests, else 0."""
+        RECORDER.programs.clear()
+        program_indices = super().score(answers)
+        outcomes = run_all(RECORDER.programs, unsandboxed=self._unsandboxed)
+        return {item: float(outcomes[int(index)].passed) for item, index in program_indices.items()}

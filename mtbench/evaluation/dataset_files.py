@@ -1,68 +1,128 @@
-"""A file of rows as a data set in memory: JSON, JSON lines, Parquet or CSV, the texts packed with gzip or not.
+"""Read and write data files: JSON lines (JSONL), JSON, Parquet and CSV; text files may be packed with gzip.
 
-Not by `datasets.load_dataset`: that leaves a copy of every file in the user's cache, where what must not be spread
-would stay, and takes types for what they look like (a column of digits for numbers, a date for no text).
+`read_json_lines`, `read_parquet` and `write_json_lines` handle plain rows, one at a time. `load`, `load_stream` and
+`save` handle whole data sets as `datasets.Dataset` in memory. `datasets.load_dataset` is not used: it leaves a copy of
+every file in the user's cache, also of private data, and infers types (a column of digits becomes numbers, a date is no
+longer text).
 """
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mtbench.errors import first_line
 
-def rows(path: Path, field: str | None = None) -> Any:
-    """A `datasets.Dataset`. `field`: where in a JSON object its rows stand.
+PARQUET_BATCH = 1000  # rows decoded at once
+ROW_UNIT = {".jsonl": "line", ".parquet": "row"}  # how error messages count, by the file's suffix
 
-    Raises whatever the file's reader does, and ValueError if there are no rows.
+
+class RowError(ValueError):
+    """A row that cannot be read. `number` counts from 1, in lines of a JSONL file."""
+
+    def __init__(self, unit: str, number: int, reason: str) -> None:
+        super().__init__(f"{unit} {number}: {reason}")
+        self.number = number
+        self.reason = reason
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------------
+
+
+def read_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[int, Any]]:
+    """Yield number (from 1) and value of each row of an open file; `suffix` is a key of ROW_UNIT. Raise RowError."""
+    return read_parquet(file) if suffix == ".parquet" else read_json_lines(file)
+
+
+def read_json_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
+    """Yield the number (from 1) and the value of each line that is not blank. Raise RowError if one is not JSON."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise RowError("line", number, f"not JSON ({first_line(error)})") from None
+        yield number, value
+
+
+def read_parquet(file: BinaryIO | Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number (from 1) and the value of each row. Raise RowError where the file cannot be read."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        for batch in ParquetFile(file).iter_batches(PARQUET_BATCH):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (OSError, ArrowException) as error:
+        raise RowError("row", number + 1, f"not readable as Parquet ({first_line(error)})") from None
+
+
+def write_json_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Write one line of JSON for each row."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+# --- Data sets ----------------------------------------------------------------------------------------------------
+
+
+def load(path: Path, field: str | None = None) -> Any:
+    """Read a file, packed (.gz) or not, as a `datasets.Dataset`. `field`: the key of the rows in a JSON object.
+
+    Raise ValueError if there are no rows, and whatever the format's reader raises.
     """
-    form = Path(path.name.removesuffix(".gz")).suffix
+    suffix = Path(path.name.removesuffix(".gz")).suffix
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return read(cast("BinaryIO", file), form, field)
+        return load_stream(cast("BinaryIO", file), suffix, field)
 
 
-def read(file: BinaryIO, form: str, field: str | None = None) -> Any:
-    """As `rows`, of an open file; `form` is one of READERS."""
-    found = READERS[form](file, field)
-    if not len(found):
+def load_stream(file: BinaryIO, suffix: str, field: str | None = None) -> Any:
+    """Read an open file as `load` does; `suffix` is a key of READERS."""
+    dataset = READERS[suffix](file, field)
+    if not len(dataset):
         raise ValueError("no rows")
-    return found
+    return dataset
 
 
-def write(data: Any, path: Path, field: str | None = None) -> None:
-    """A data set as a file that `rows` reads. Raises ValueError for a form that nobody needed so far."""
+def save(dataset: Any, path: Path, field: str | None = None) -> None:
+    """Write a `datasets.Dataset` as a file that `load` reads. Raise ValueError for a suffix that is not supported."""
     if path.suffix == ".parquet":
-        data.to_parquet(path)
+        dataset.to_parquet(path)
     elif path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in data), encoding="utf-8")
+        write_json_lines(path, dataset)
     elif path.suffix == ".json":
-        path.write_text(json.dumps(list(data) if field is None else {field: list(data)}), encoding="utf-8")
+        rows = list(dataset)
+        path.write_text(json.dumps(rows if field is None else {field: rows}), encoding="utf-8")
     else:
-        raise ValueError(f"{path.name}: no such form is written")
+        raise ValueError(f"{path.name}: writing {path.suffix} files is not supported")
 
 
-def _json_lines(file: BinaryIO, field: str | None) -> Any:
+def _load_json_lines(file: BinaryIO, field: str | None) -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list([json.loads(line) for line in file if line.strip()])
+    return Dataset.from_list([row for _, row in read_json_lines(file)])
 
 
-def _json(file: BinaryIO, field: str | None) -> Any:
+def _load_json(file: BinaryIO, field: str | None) -> Any:
     from datasets import Dataset
 
     data = json.load(file)
     return Dataset.from_list(data if field is None else data[field])
 
 
-def _parquet(file: BinaryIO, field: str | None) -> Any:
+def _load_parquet(file: BinaryIO, field: str | None) -> Any:
     from datasets import Dataset
     from pyarrow import parquet
 
     return Dataset(parquet.read_table(file))
 
 
-def _csv(file: BinaryIO, field: str | None) -> Any:
-    """All columns are text; what counts as missing is pandas' own idea, as it is when the hub serves a CSV file."""
+def _load_csv(file: BinaryIO, field: str | None) -> Any:
+    """Read every column as text. Missing values are those of pandas, as when the hub serves a CSV file."""
     import pandas
     from datasets import Dataset
 
@@ -70,8 +130,8 @@ def _csv(file: BinaryIO, field: str | None) -> Any:
 
 
 READERS: Mapping[str, Callable[[BinaryIO, str | None], Any]] = {
-    ".jsonl": _json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".csv": _csv,
+    ".jsonl": _load_json_lines,
+    ".json": _load_json,
+    ".parquet": _load_parquet,
+    ".csv": _load_csv,
 }

@@ -1,8 +1,8 @@
-"""lm-evaluation-harness behind one door: its tasks ask, mtbench generates, its filters and metrics score.
+"""The interface to lm-evaluation-harness: its tasks write the prompts, its filters and metrics score the answers.
 
-Source: github.com/EleutherAI/lm-evaluation-harness, tried with 0.4.13. A task is asked for its requests twice: before
-generation, which needs what they say, and after it, when each is given the answer that was stored.
-`lm_eval` takes a second to import and is needed before and after generation only, so it is imported inside functions.
+Source: github.com/EleutherAI/lm-evaluation-harness, tested with 0.4.13. mtbench builds a task's requests twice: before
+generation for the prompts, and after it to attach the stored answers.
+Importing `lm_eval` takes a second, and only planning and scoring need it, so functions import it.
 """
 
 import io
@@ -23,123 +23,139 @@ from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
-# lm-eval's own seeds: its published runs show these examples in this order, so ours do whatever the run's seed
+# lm-eval's own seeds. Its published runs show these few-shot examples in this order; ours do too, for every run seed.
 FEWSHOT_SEED = 1234
 SEED = 0
 
 
 class HarnessSuite(Suite):
-    """A suite made of lm-eval tasks. A suite file gives the values below and nothing else.
+    """A suite of lm-eval tasks. Most suite files set the attributes below and nothing else.
 
-    Where there are several, `subtasks` has their short names in the same order.
+    A suite of several tasks also sets `subtasks`: the short names of `tasks`, in the same order.
     """
 
-    tasks: ClassVar[Mapping[str, Mapping[str, str]]]  # lm-eval's task -> split -> file below --data-dir
-    group: ClassVar[str] = ""  # lm-eval's name for several tasks together; its own mean of them is over items
-    folder: ClassVar[str]  # where lm-eval keeps them, below lm_eval/tasks: indexing all of it takes ten seconds
-    field: ClassVar[str | None] = None  # where in a JSON file its rows stand; None: it is a list of them
+    tasks: ClassVar[Mapping[str, Mapping[str, str]]]  # lm-eval's task name -> split -> file below --data-dir
+    group: ClassVar[str] = ""  # lm-eval's name for the tasks together; the mean of a group is over items
+    folder: ClassVar[str]  # folder of the tasks below lm_eval/tasks; indexing all of lm_eval/tasks takes ten seconds
+    field: ClassVar[str | None] = None  # key of the rows in a JSON file; None: the file is a list of rows
     num_fewshot: ClassVar[int] = 0
-    stop: ClassVar[tuple[str, ...] | None] = None  # strings that end an answer; None: lm-eval's own
-    chat_template: ClassVar[bool] = True  # False: its text is the beginning of what is to be written, and no question
-    filter: ClassVar[str]  # of the task's filters, the one whose score is told
-    metric: str  # of its metrics, likewise
+    stop: ClassVar[tuple[str, ...] | None] = None  # strings that end an answer; None: those of the task
+    chat_template: ClassVar[bool] = True  # False: the prompt is a text to continue, without a chat template
+    filter: ClassVar[str]  # report the score of this filter of the task
+    metric: str  # report this metric of the task
 
-    def __init__(self, rest: str, source: Source) -> None:
-        named = self._choose(rest, source.subtasks)
-        self._tasks = self._load(named, source)  # as its items call it -> lm-eval's task
-        self._left_out: dict[str, frozenset[int]] = {}  # documents that are not asked, by task
+    def __init__(self, variant: str, source: Source) -> None:
+        selected = self._select_tasks(variant, source.subtasks)
+        self._tasks = self._load_tasks(selected, source)  # task name in item ids -> lm-eval's task
+        self._excluded: dict[str, frozenset[int]] = {}  # task -> documents that are left out
         self.task = {
-            "name": self.group or ",".join(named.values()),
+            "name": self.group or ",".join(selected.values()),
             "version": ",".join(sorted({str(task.VERSION) for task in self._tasks.values()})),
             "num_fewshot": self.num_fewshot,
             "chat_template": self.chat_template,
-            "fewshot_as_multiturn": self.chat_template,  # examples are turns of their own: lm-eval's default in a chat
+            "fewshot_as_multiturn": self.chat_template,  # few-shot examples are chat turns, lm-eval's default for chat
             "fewshot_seed": FEWSHOT_SEED,
             "metric": self.metric,
             "filter": self.filter,
             "harness": f"lm-eval {version('lm-eval')}",
-            **({"mean": "micro", "subtasks": list(named)} if self.group else {}),
         }
+        if self.group:
+            self.task |= {"mean": "micro", "subtasks": list(selected)}
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
-        """Several tasks take turns (first item of each, second of each, …), so that a limit cuts them all alike."""
-        with at_work():
-            asked = [
+        """Interleave the tasks: the first item of each, then the second of each, and so on."""
+        with lm_eval_environment():
+            requests = [
                 (doc, name, request)
                 for name, task in self._tasks.items()
-                for doc, request in self._asked(task, self._docs(name, limit), limit, template)
+                for doc, request in self._build_prompts(task, self._selected_docs(name, limit), limit, template)
             ]
-        asked.sort(key=lambda one: one[0])
+        requests.sort(key=lambda entry: entry[0])
         return [
-            Prompt(item=_item(name, doc), text=request.args[0], stop=_stop(request.args[1]))
-            for doc, name, request in asked
+            Prompt(item=_item(name, doc), text=request.args[0], stop=_stop_strings(request.args[1]))
+            for doc, name, request in requests
         ]
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """Any subset of the items; each is judged alone."""
-        replies: dict[str, dict[int, str]] = {}
+        answers_of: dict[str, dict[int, str]] = {}  # task -> document -> answer
         for item, answer in answers.items():
-            name, number, _ = item.split("/")
-            replies.setdefault(name, {})[int(number)] = answer
-        scores = {}
-        with at_work():
-            for name, of_task in replies.items():
-                task = self._tasks[name]
-                requests = self._requests(task, sorted(of_task))
-                for doc, request in requests:
-                    request.resps = [of_task[doc]]
-                task.apply_filters()
-                for doc, request in requests:
-                    random.seed(SEED)  # some checks draw, and what one draws must not hang on who was judged before
-                    result = task.process_results(request.doc, [request.filtered_resps[self.filter]])
-                    scores[_item(name, doc)] = float(result[self.metric])
+            name, doc, _ = item.split("/")
+            answers_of.setdefault(name, {})[int(doc)] = answer
+        scores: dict[str, float] = {}
+        with lm_eval_environment():
+            for name, of_task in answers_of.items():
+                scores |= self._score_task(name, of_task)
         return scores
 
-    def _choose(self, rest: str, subtasks: Sequence[str]) -> dict[str, str]:
-        """A task as its items call it -> lm-eval's name. Raises UserError if `rest` is not understood."""
-        if rest:
-            raise UserError(f"suite {self.name!r} takes nothing behind a colon, not {rest!r}")
-        named = dict(zip(self.subtasks or self.tasks, self.tasks, strict=True))
-        return {name: named[name] for name in subtasks or named}
+    def _score_task(self, name: str, answers: Mapping[int, str]) -> dict[str, float]:
+        """Return item -> score for document -> answer of one task."""
+        task = self._tasks[name]
+        requests = self._build_requests(task, sorted(answers))
+        for doc, request in requests:
+            request.resps = [answers[doc]]
+        task.apply_filters()
+        scores = {}
+        for doc, request in requests:
+            random.seed(SEED)  # some metrics draw random numbers; a score must not depend on the items before it
+            result = task.process_results(request.doc, [request.filtered_resps[self.filter]])
+            scores[_item(name, doc)] = float(result[self.metric])
+        return scores
 
-    def _docs(self, name: str, limit: int | None) -> list[int] | None:
-        """The documents of a task that are asked; None: the first `limit`, whichever they are."""
-        if not self._left_out.get(name):
+    def _select_tasks(self, variant: str, subtasks: Sequence[str]) -> dict[str, str]:
+        """Return task name in item ids -> lm-eval's task name. Raise UserError for an unknown `variant`."""
+        if variant:
+            raise UserError(f"suite {self.name!r} has no variants, so {variant!r} is not allowed behind the colon")
+        tasks = dict(zip(self.subtasks or self.tasks, self.tasks, strict=True))
+        return {name: tasks[name] for name in subtasks or tasks}
+
+    def _selected_docs(self, name: str, limit: int | None) -> list[int] | None:
+        """Return the documents of a task to use; None: the first `limit`, as no document is excluded."""
+        excluded = self._excluded.get(name)
+        if not excluded:
             return None
         count = len(self._tasks[name].eval_docs)
-        return [doc for doc in range(count) if doc not in self._left_out[name]][:limit]
+        return [doc for doc in range(count) if doc not in excluded][:limit]
 
-    def _asked(self, task: Any, docs: list[int] | None, limit: int | None, template: Template) -> list[tuple[int, Any]]:
-        """Documents and lm-eval's requests for them, as a model is to read them."""
+    def _build_prompts(
+        self, task: Any, docs: list[int] | None, limit: int | None, template: Template
+    ) -> list[tuple[int, Any]]:
+        """Return (document, request) pairs whose text is the complete prompt: examples, question, chat template."""
 
-        def write(messages: Messages, add_generation_prompt: bool = True) -> str:
+        def render(messages: Messages, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:
                 return template(messages)
-            return template(messages[:-1]) + messages[-1]["content"]  # the task begins the answer itself
+            return template(messages[:-1]) + messages[-1]["content"]  # the task writes the beginning of the answer
 
         if not self.chat_template:
-            return self._requests(task, docs, limit, num_fewshot=self.num_fewshot)
-        chat = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": write}
-        return self._requests(task, docs, limit, num_fewshot=self.num_fewshot, **chat)
+            return self._build_requests(task, docs, limit, num_fewshot=self.num_fewshot)
+        chat = {"apply_chat_template": True, "fewshot_as_multiturn": True, "chat_template": render}
+        return self._build_requests(task, docs, limit, num_fewshot=self.num_fewshot, **chat)
 
-    def _requests(
+    def _build_requests(
         self, task: Any, docs: list[int] | None, limit: int | None = None, num_fewshot: int = 0, **chat: Any
     ) -> list[tuple[int, Any]]:
-        """By document; of `docs`, or of the first `limit`."""
-        if docs == []:
-            return []  # lm-eval reads an empty selection as "all"
+        """Return (document, lm-eval's request) pairs of `docs`; if None, of the first `limit` documents."""
+        if docs is None:
+            samples = None
+        elif docs:
+            samples, limit = docs, None
+        else:
+            return []  # lm-eval takes an empty selection for "all"
         task.set_config("num_fewshot", num_fewshot)
-        task.set_fewshot_seed(FEWSHOT_SEED)  # every pass starts the draw anew: item k always gets draw k
-        task.build_all_requests(limit=limit if docs is None else None, samples=docs, **chat)
-        return [(one.doc_id if docs is None else docs[one.doc_id], one) for one in task.instances]
+        task.set_fewshot_seed(FEWSHOT_SEED)  # restart the draw at every pass: item k always gets draw k
+        task.build_all_requests(limit=limit, samples=samples, **chat)
+        if docs is None:
+            return [(request.doc_id, request) for request in task.instances]
+        return [(docs[request.doc_id], request) for request in task.instances]
 
     # --- Loading --------------------------------------------------------------------------------------------------
 
-    def _load(self, named: Mapping[str, str], source: Source) -> dict[str, Any]:
-        """lm-eval's tasks with their data. Raises UserError if it cannot be had or is of no use here."""
-        files = {file for task in named.values() for file in self.tasks[task].values()}
-        data_dir = source.data_dir
-        self._files = {file: self._locate(data_dir, file) for file in sorted(files)} if data_dir else {}
+    def _load_tasks(self, selected: Mapping[str, str], source: Source) -> dict[str, Any]:
+        """Load lm-eval's tasks and their data. Raise UserError if the data are missing or unusable."""
+        files = {file for task in selected.values() for file in self.tasks[task].values()}
+        self._files: dict[str, Path] = {}  # file of `tasks` -> its path below --data-dir
+        if source.data_dir:
+            self._files = {file: self._locate(source.data_dir, file) for file in sorted(files)}
         if source.offline:
             go_offline()
         import datasets
@@ -147,113 +163,122 @@ class HarnessSuite(Suite):
         from lm_eval.tasks import TaskManager
 
         try:
-            # In memory: what lm-eval makes of documents would be cached, and then be that of whichever run was first.
-            with at_work(), patch.object(datasets.config, "IN_MEMORY_MAX_SIZE", 2**40):
+            # In memory: lm-eval would cache processed documents on disk, and later runs would use those of the first.
+            with lm_eval_environment(), patch.object(datasets.config, "IN_MEMORY_MAX_SIZE", 2**40):
                 data = {file: self._read(path, file) for file, path in self._files.items()}
-                # Members of a group are merged with the task lm-eval knows by that name; a task alone would not be.
-                members = [{"task": task, **self._local(task, data)} for task in named.values()]
+                # lm-eval merges a group's members with the tasks it knows by name; it does not merge a single task.
+                members = [{"task": task, **self._dataset_override(task, data)} for task in selected.values()]
                 index = Path(lm_eval.__file__).parent / "tasks" / self.folder
                 manager = TaskManager(include_defaults=False, include_path=index)
                 loaded = manager.load({"group": "mtbench", "task": members})["tasks"]
         except UserError:
             raise
-        except Exception as error:  # datasets, pyarrow, jinja and the hub's client each raise their own
-            raise self._unusable(sorted(files), source, error) from error
-        tasks = {name: loaded[task] for name, task in named.items()}
+        except Exception as error:  # datasets, pyarrow, jinja and the hub's client raise different classes
+            raise self._data_error(sorted(files), source, error) from error
+        tasks = {name: loaded[task] for name, task in selected.items()}
         self._data = data or {
-            file: loaded[task].dataset[split] for task in named.values() for split, file in self.tasks[task].items()
+            file: loaded[task].dataset[split] for task in selected.values() for split, file in self.tasks[task].items()
         }
         for task in tasks.values():
-            self._settle(task)
+            self._configure(task)
         return tasks
 
-    def _local(self, task: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """What a task's configuration says instead, when its data comes from files."""
-        splits = {split: data[file] for split, file in self.tasks[task].items()} if data else {}
-        return {"custom_dataset": lambda **_: splits} if data else {}
+    def _dataset_override(self, task: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration that makes `task` use `data` (file -> data set); {} if `data` is empty."""
+        if not data:
+            return {}
+        splits = {split: data[file] for split, file in self.tasks[task].items()}
+        return {"custom_dataset": lambda **_: splits}
 
-    def _settle(self, task: Any) -> None:
-        """Fix what lm-eval would do anew, or otherwise. Raises UserError if it has nothing to generate."""
+    def _configure(self, task: Any) -> None:
+        """Apply this suite's settings to a loaded task. Raise UserError if the task does not generate text."""
         if task.OUTPUT_TYPE != "generate_until":
             raise UserError(
-                f"suite {self.name!r}: lm-eval's {task.config.task} is of the type {task.OUTPUT_TYPE}: it compares the "
-                "likelihoods of given texts. Nothing is generated, so there is nothing to speed up; take a task of the "
-                "type generate_until."
+                f"suite {self.name!r}: lm-eval's {task.config.task} is of type {task.OUTPUT_TYPE}, which compares "
+                "likelihoods and generates nothing to speed up; use a task of type generate_until"
             )
         if self.stop is not None:
             task.set_config("generation_kwargs", {"until": list(self.stop)}, update=True)
         if process := task.config.process_docs:
-            # lm-eval does this whenever it looks at its documents, which costs seconds, and where choices are shuffled
-            # gives another order each time. Its own runs cache the first.
-            with at_work():
+            # lm-eval would process the documents at every access, which takes seconds and, where it shuffles choices,
+            # gives a new order each time. lm-eval's own runs cache the first result.
+            with lm_eval_environment():
                 config = task.config
                 splits = {config.training_split, config.validation_split, config.test_split} & {*task.dataset}
                 task.dataset = {**task.dataset, **{split: process(task.dataset[split]) for split in sorted(splits)}}
                 config.process_docs = None
 
     def _locate(self, data_dir: Path, file: str) -> Path:
-        """A file below the data folder, packed (.gz) or not. Raises UserError if there is none."""
+        """Return the path of a file below the data folder, packed (.gz) or not. Raise UserError if it is missing."""
         path = data_dir / file
         packed = path.with_name(path.name + ".gz")
-        if not path.is_file() and not packed.is_file():
-            raise UserError(f"suite {self.name!r}: no file {path} (nor {packed.name}); --data-dir DIR holds {file}")
-        return path if path.is_file() else packed
+        for candidate in (path, packed):
+            if candidate.is_file():
+                return candidate
+        raise UserError(f"suite {self.name!r}: no file {path} (nor {packed.name}); --data-dir DIR must hold {file}")
 
     def _read(self, path: Path, file: str) -> Any:
-        """The data set in what was found at `path` for `file`."""
-        return dataset_files.rows(path, self.field)
+        """Return the data set of `file`, stored at `path`."""
+        return dataset_files.load(path, self.field)
 
-    def _unusable(self, files: Sequence[str], source: Source, error: Exception) -> UserError:
-        cause = error.__cause__ or error  # datasets says "an error occurred"; its cause says which
+    def _data_error(self, files: Sequence[str], source: Source, error: Exception) -> UserError:
+        """Return the UserError for data that cannot be loaded from `source`."""
+        cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
         if source.data_dir:
-            where, more = f"below {source.data_dir}", ""
+            where, alternative = f"below {source.data_dir}", ""
         elif source.offline:
-            where, more = "in the cache", ", or run once without --offline"
+            where, alternative = "in the cache", ", or run once without --offline"
         else:
             where = "on the Hugging Face hub"
-            more = ", or --offline if it is cached (and --checkpoint ROLE=PATH for a model on disk)"
-        named = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
+            alternative = ", or --offline if it is cached (and --checkpoint ROLE=PATH for a model on disk)"
+        required = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
         return UserError(
             f"suite {self.name!r}: no usable data {where} ({type(cause).__name__}: "
-            f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {named} in it{more}"
+            f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{alternative}"
         )
 
-    # --- Carrying -------------------------------------------------------------------------------------------------
+    # --- Bundles --------------------------------------------------------------------------------------------------
 
-    def keep(self, folder: Path) -> None:
-        """The files of a data folder as they lie there; what came from the hub in the form that `tasks` names."""
-        if self.private and not all(path.suffix == ".zip" for path in self._files.values() or [Path()]):
+    def write_data(self, folder: Path) -> None:
+        """Copy the files of the data folder unchanged; write data from the hub in the formats that `tasks` names."""
+        if self.private and not self._has_only_archives():
             raise UserError(
-                f"suite {self.name!r} is carried only as its authors' encrypted archive, for they ask that its text "
-                "not be spread; put that below --data-dir, or leave the suite out of the bundle"
+                f"suite {self.name!r}: a bundle may only carry the authors' encrypted archive, because they ask not to "
+                "publish the text; put the archive below --data-dir, or leave this suite out of the bundle"
             )
         for file, data in self._data.items():
             source = self._files.get(file)
-            kept = (folder / file).with_name(source.name if source else Path(file).name)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            if source:
-                shutil.copyfile(source, kept)
+            target = folder / file
+            if source is not None:
+                target = target.with_name(source.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source is not None:
+                shutil.copyfile(source, target)
             else:
-                with at_work():
-                    dataset_files.write(data, kept, self.field)
+                with lm_eval_environment():
+                    dataset_files.save(data, target, self.field)
+
+    def _has_only_archives(self) -> bool:
+        paths = self._files.values()
+        return bool(paths) and all(path.suffix == ".zip" for path in paths)
 
 
 class TrainableSuite(HarnessSuite):
-    """One whose tasks come with a training split, which is not asked."""
+    """A suite whose tasks have a training split that holds no item."""
 
     def examples(self, count: int | None, seed: int) -> list[Messages]:
-        """The training documents as lm-eval shows worked examples. Nothing is drawn; several tasks take turns."""
+        """Return training documents in the form of few-shot examples, in file order; several tasks are interleaved."""
         tasks = list(self._tasks.values())
         if any(task.config.training_split not in task.dataset for task in tasks):
             raise UserError(f"suite {self.name!r} has no training split in its data")
         rounds = zip_longest(*(task.training_docs() for task in tasks))
-        turns = ((task, doc) for docs in rounds for task, doc in zip(tasks, docs, strict=True) if doc is not None)
-        with at_work():
-            return [_example(task, doc) for task, doc in islice(turns, count)]
+        pairs = ((task, doc) for docs in rounds for task, doc in zip(tasks, docs, strict=True) if doc is not None)
+        with lm_eval_environment():
+            return [_example(task, doc) for task, doc in islice(pairs, count)]
 
 
 def _example(task: Any, doc: Any) -> Messages:
-    """Question and answer as they stand among a prompt's worked examples."""
+    """Return a document's question and answer as the chat turns of a few-shot example."""
     turns = task.build_qa_turn(q=task.doc_to_text(doc), a=task.doc_to_target(doc), gen_prefix=task.doc_to_prefix(doc))
     return [turn.to_dict() for turn in turns]
 
@@ -262,15 +287,15 @@ def _item(task: str, doc: int) -> str:
     return f"{task}/{doc}/0"
 
 
-def _stop(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _stop_strings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     until = settings.get("until") or ()
     return (until,) if isinstance(until, str) else tuple(until)
 
 
 def go_offline() -> None:
-    """No network from here on, in this process and its children."""
+    """Forbid network access of Hugging Face's libraries, in this process and its children."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    # Both read the environment once, when imported, and transformers may have imported the first already.
+    # Both libraries read the environment once, at import, and may be imported already.
     import datasets.config
     import huggingface_hub.constants
 
@@ -279,28 +304,28 @@ def go_offline() -> None:
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
-    """lm-eval, as it is here: silent, repeatable and not slow.
+def lm_eval_environment() -> Iterator[None]:
+    """Run lm-eval silently, with a fixed seed and with compiled templates cached.
 
-    It shuffles by the process's generator, which its own runs seed, and here is put back afterwards. It compiles its
-    templates anew for every question, which would be nine tenths of the time.
+    lm-eval draws from the process's random generator, which its own runs seed; this restores the state afterwards.
+    Without the cache lm-eval compiles its templates for every question, nine tenths of the time.
     """
     from lm_eval.utils import env
 
     state = random.getstate()
     random.seed(SEED)
     try:
-        with quiet(), patch.object(env, "from_string", cache(env.from_string)):
+        with silenced(), patch.object(env, "from_string", cache(env.from_string)):
             yield
     finally:
         random.setstate(state)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps progress bars, prints and log lines of others off the terminal; what goes wrong is raised all the same.
+def silenced() -> Iterator[None]:
+    """Discard the output and log records of other libraries; exceptions pass.
 
-    Nothing may be imported for the first time in here: its log handlers would keep the stream that is thrown away.
+    Do not import a library for the first time in here: its log handlers would keep the discarded stream.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

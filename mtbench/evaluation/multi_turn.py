@@ -1,17 +1,18 @@
-"""Suites of questions with turns and a category. Speed and agreement only: answers are judged by nobody.
+"""Suites of questions with turns and a category, for speed and agreement only: mtbench does not judge the answers.
 
-One JSON line each, as MT-Bench (FastChat) began and speculative decoding's benchmarks went on:
+The data file has one JSON line for each question, the format of MT-Bench (FastChat) and of later benchmarks for
+speculative decoding:
 
     {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Start every sentence with A."]}
 
-The file lies below `--data-dir`, or is fetched once from its authors, by content, and kept. A category, or a group of
-them, is a subtask, so that it is batched, limited and told apart. A later turn is a prompt of its own that follows
-whatever the arm at hand answered to the one before.
+The file lies below `--data-dir`, or is downloaded once, verified by its SHA-256, and cached. A category, or a group of
+categories, is a subtask: it has its own limit, batches and results. A later turn is a prompt of its own, which follows
+the arm's own answer to the turn before.
 """
 
 import hashlib
 import http.client
-import json
+import io
 import os
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,199 +24,211 @@ from jinja2 import TemplateError
 
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
+from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
-PATIENCE_S = 60
-ANSWER = "<<what-was-answered>>"  # stands for it while a template writes what comes behind
+TIMEOUT_S = 60
+ANSWER = "<<answer-placeholder>>"  # stands for the answer when a template renders the turn after it
 T = TypeVar("T")
 
 
 class Question(NamedTuple):
     subtask: str
-    category: str  # as the file has it
+    category: str  # as in the file
     id: str
     turns: tuple[str, ...]
 
 
 class QuestionSuite(Suite):
-    """A suite file gives the values below, and `_rows` if its file is not one of JSON lines."""
+    """A suite of questions. A suite file sets the attributes below."""
 
     metric = None
-    title: ClassVar[str]  # what the benchmark calls itself
-    files: tuple[str, ...]  # where it may lie below --data-dir; kept as the first
-    origin: str  # where a person gets it
-    url: ClassVar[str | None] = None  # where we do; None: never
-    sha256: ClassVar[str | None] = None  # of what is there
-    kinds: ClassVar[Mapping[str, str]] = {}  # the file's category -> its subtask, where they differ
-    turns: ClassVar[int | None] = None  # of a question's, how many are asked; None: all
+    title: ClassVar[str]  # the benchmark's own name
+    files: tuple[
+        str, ...
+    ]  # possible paths below --data-dir, JSONL or Parquet; the first is the one that mtbench writes
+    origin: str  # where a user gets the file
+    url: ClassVar[str | None] = None  # where mtbench downloads the file; None: never
+    sha256: ClassVar[str | None] = None  # of the file at `url`
+    subtask_of: ClassVar[Mapping[str, str]] = {}  # category in the file -> subtask, where the names differ
+    max_turns: ClassVar[int | None] = None  # use only the first turns of a question; None: all
 
-    def __init__(self, rest: str, source: Source) -> None:
-        if rest:
-            raise UserError(f"suite {self.name!r} takes nothing behind a colon, not {rest!r}")
-        self._read(source)
+    def __init__(self, variant: str, source: Source) -> None:
+        if variant:
+            raise UserError(f"suite {self.name!r} has no variants, so {variant!r} is not allowed behind the colon")
+        self._load(source)
 
-    def _read(self, source: Source) -> None:
-        self._data = self._find(source)
-        self._questions = self._load(source.subtasks)
-        longest = max(len(q.turns) for q in self._questions)
+    def _load(self, source: Source) -> None:
+        """Read the file and set `task`. Raise UserError if the file is missing or not valid."""
+        self._data = self._find_data(source)
+        self._questions = self._read_questions(source.subtasks)
+        most_turns = max(len(question.turns) for question in self._questions)
         self.task = {
             "name": self.name,
             "num_fewshot": 0,
             "chat_template": True,
-            "turns": "first" if longest == 1 else "all",
+            "turns": "first" if most_turns == 1 else "all",
             "sha256": hashlib.sha256(self._data).hexdigest(),
         }
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
-        """The first `limit` conversations of each subtask, turn by turn; subtasks take turns, and so do categories."""
+        """Interleave the subtasks, and the categories in a subtask; the turns of a conversation stay together."""
         chosen = (questions[:limit] for questions in self._questions_by_subtask())
-        return [prompt for question in deal(chosen) for prompt in self._conversation(question, template)]
+        return [prompt for question in interleave(chosen) for prompt in self._conversation(question, template)]
 
-    def keep(self, folder: Path) -> None:
-        kept = folder / self.files[0]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(self._data)
+    def write_data(self, folder: Path) -> None:
+        target = folder / self.files[0]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self._data)
 
     # --- Turns ----------------------------------------------------------------------------------------------------
 
     def _conversation(self, question: Question, template: Template) -> Iterator[Prompt]:
+        """Yield the prompt of each turn."""
         messages: Messages = []
-        before = None
-        for number, text in enumerate(question.turns):
-            item = f"{question.subtask}/{question.id}/{number}"
+        previous = None
+        for turn, text in enumerate(question.turns):
+            item = f"{question.subtask}/{question.id}/{turn}"
             messages = [*messages, {"role": "user", "content": text}]
-            yield Prompt(item=item, text=self._written(item, messages, template), follows=before)
-            before = item
+            yield Prompt(item=item, text=self._render_turn(item, messages, template), follows=previous)
+            previous = item
             messages = [*messages, {"role": "assistant", "content": ANSWER}]
 
-    def _written(self, item: str, messages: Messages, template: Template) -> str:
-        """The first turn whole; of a later one what comes behind the answer to the turn before."""
+    def _render_turn(self, item: str, messages: Messages, template: Template) -> str:
+        """Return the first turn as a whole, and of a later turn the text behind the answer to the turn before.
+
+        Raise UserError if the template cannot continue a conversation.
+        """
         try:
             whole = template(messages)
             if len(messages) == 1:
                 return whole
-            before = template(messages[:-2])
+            previous_prompt = template(messages[:-2])
         except TemplateError as error:
-            raise UserError(f"{item}: the checkpoint's chat template refuses it ({first_line(error)})") from None
-        prompt, found, text = whole.rpartition(ANSWER)
-        # Blanks before an answer (a blank line where there is no template at all) are the model's to write or not.
-        if not found or prompt[: len(before)] != before or prompt[len(before) :].strip():
+            raise UserError(f"{item}: the checkpoint's chat template rejects it ({first_line(error)})") from None
+        before_answer, found, text = whole.rpartition(ANSWER)
+        # A template may write blanks before an answer (without a template: a blank line); the model may omit them.
+        added = before_answer.removeprefix(previous_prompt)
+        if not found or not before_answer.startswith(previous_prompt) or added.strip():
             raise UserError(
-                f"{item}: the checkpoint's chat template writes an earlier turn otherwise once a later one follows, so "
-                f"what was read could not be gone on with; give a checkpoint with another template, or leave "
-                f"`--suite {self.name}` out."
+                f"{item}: the checkpoint's chat template rewrites an earlier turn when a later one follows, so the "
+                f"model would have read other tokens; use a checkpoint with another template, or leave out "
+                f"`--suite {self.name}`."
             )
         return text
 
     # --- Questions ------------------------------------------------------------------------------------------------
 
-    def _load(self, chosen: tuple[str, ...]) -> list[Question]:
-        """The questions of the subtasks asked for, as the file has them. Raises UserError for what is none."""
+    def _read_questions(self, subtasks: tuple[str, ...]) -> list[Question]:
+        """Return the questions of these subtasks (none given: all) in file order. Raise UserError for a wrong row."""
         questions: dict[tuple[str, str], Question] = {}
-        for where, entry in self._rows():
-            question = self._question(where, entry)
-            if (question.subtask, question.id) in questions:
-                raise self._wrong(where, f"question {question.id} is there twice")
+        for place, row in self._rows():
+            try:
+                question = self._parse_question(row)
+                if (question.subtask, question.id) in questions:
+                    raise ValueError(f"question_id {question.id!r} occurs twice")
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f"not a question of {self.title} ({type(error).__name__}: {first_line(error)})"
+                raise UserError(f"suite {self.name!r}: {self.files[0]}, {place}: {reason}") from None
             questions[question.subtask, question.id] = question
-        found = [q for q in questions.values() if not chosen or q.subtask in chosen]
-        if not found:
-            which = f" of {', '.join(chosen)}" if chosen else ""
+        chosen = [question for question in questions.values() if not subtasks or question.subtask in subtasks]
+        if not chosen:
+            which = f" of {', '.join(subtasks)}" if subtasks else ""
             raise UserError(f"suite {self.name!r}: {self.files[0]} has no questions{which}")
-        return found
+        return chosen
 
     def _rows(self) -> Iterator[tuple[str, Any]]:
-        """What the file has, and where."""
-        for number, line in enumerate(self._data.split(b"\n"), start=1):
-            if line.strip():
-                try:
-                    yield f"line {number}", json.loads(line)
-                except ValueError as error:
-                    raise self._wrong(f"line {number}", f"not JSON: {first_line(error)}") from None
-
-    def _question(self, where: str, entry: Any) -> Question:
+        """Yield the place of each row, for error messages, and the row. Raise UserError if one cannot be read."""
+        suffix = Path(self.files[0]).suffix
         try:
-            category, name, turns = entry["category"], str(entry["question_id"]), entry["turns"]
-            if not isinstance(turns, list) or not turns:
-                raise ValueError("'turns' is no list of texts, or empty")
-            turns = tuple(turns[: self.turns])
-            if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-                raise ValueError("one of 'turns' is no text, or empty")
-            if "/" in name or not name.strip():
-                raise ValueError(f"'question_id' {name!r} is empty or has a '/'")
-            subtask = self.kinds.get(category, category)
-            if subtask not in self.subtasks:
-                raise ValueError(f"category {category!r} is none of {', '.join([*self.kinds, *self.subtasks])}")
-            for turn in turns:
-                turn.encode()  # half a surrogate pair is a ValueError here, and a crash in a tokenizer
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._wrong(where, f"{type(error).__name__}: {first_line(error)}") from None
+            for number, row in read_rows(io.BytesIO(self._data), suffix):
+                yield f"{ROW_UNIT[suffix]} {number}", row
+        except RowError as error:
+            raise UserError(f"suite {self.name!r}: {self.files[0]}, {error}") from None
+
+    def _parse_question(self, row: Any) -> Question:
+        """Return the question in a row of the file. Raise ValueError, KeyError or TypeError if there is none."""
+        category, name, turns = row["category"], str(row["question_id"]), row["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("'turns' must be a list of texts that is not empty")
+        turns = tuple(turns[: self.max_turns])
+        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError("each of 'turns' must be a text that is not empty")
+        if "/" in name or not name.strip():
+            raise ValueError(f"'question_id' {name!r} must not be empty or contain '/'")
+        subtask = self.subtask_of.get(category, category)
+        if subtask not in self.subtasks:
+            known = ", ".join([*self.subtask_of, *self.subtasks])
+            raise ValueError(f"category {category!r} is not one of {known}")
+        for turn in turns:
+            turn.encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
         return Question(subtask, category, name, turns)
 
-    def _wrong(self, where: str, reason: str) -> UserError:
-        return UserError(f"suite {self.name!r}: {self.files[0]}, {where} is no question of {self.title} ({reason})")
-
     def _questions_by_subtask(self) -> list[list[Question]]:
-        """In the suite's order; within a subtask the file's categories take turns."""
-        piles: dict[str, dict[str, list[Question]]] = {}
+        """Return one list for each subtask, in the suite's order, with the file's categories interleaved."""
+        by_category: dict[str, dict[str, list[Question]]] = {}
         for question in self._questions:
-            piles.setdefault(question.subtask, {}).setdefault(question.category, []).append(question)
-        return [deal(piles[subtask].values()) for subtask in self.subtasks if subtask in piles]
+            by_category.setdefault(question.subtask, {}).setdefault(question.category, []).append(question)
+        return [interleave(by_category[name].values()) for name in self.subtasks if name in by_category]
 
     # --- The file -------------------------------------------------------------------------------------------------
 
-    def _find(self, source: Source) -> bytes:
-        """What is in the file, fetched if need be. Raises UserError if it cannot be had."""
+    def _find_data(self, source: Source) -> bytes:
+        """Return the file's content: from the data folder, the cache or `url`. Raise UserError if there is none."""
         if source.data_dir is not None:
-            return self._stored(source.data_dir)
-        wayout = f"pass --data-dir DIR with {self.files[0]} in it ({self.origin})"
+            return self._read_data(source.data_dir)
+        remedy = f"pass --data-dir DIR with {self.files[0]} in it ({self.origin})"
         if self.url is None:
-            raise UserError(f"suite {self.name!r} is not fetched: {wayout}")
-        kept = cache_home() / "data" / self.files[0]
+            raise UserError(f"suite {self.name!r} cannot be downloaded: {remedy}")
+        cached = cache_home() / "data" / self.files[0]
         try:
-            data = kept.read_bytes()
+            data = cached.read_bytes()
             if hashlib.sha256(data).hexdigest() == self.sha256:
                 return data
         except OSError:
-            pass  # it was not fetched before
+            pass  # not downloaded yet
         if source.offline:
             raise UserError(
-                f"suite {self.name!r}: no usable data in the cache; {wayout}, or run once without --offline"
+                f"suite {self.name!r}: no usable data in the cache; {remedy}, or run once without --offline"
             )
-        return self._fetched(self.url, kept, wayout)
+        return self._download(self.url, cached, remedy)
 
-    def _stored(self, data_dir: Path) -> bytes:
+    def _read_data(self, data_dir: Path) -> bytes:
+        """Return the content of the first of `files` in the folder. Raise UserError if it cannot be read."""
         paths = [data_dir / file for file in self.files]
-        path = next((path for path in paths if path.is_file()), paths[0])
+        existing = [path for path in paths if path.is_file()]
+        path = existing[0] if existing else paths[0]
         try:
             return path.read_bytes()
         except OSError as error:
             raise UserError(
-                f"suite {self.name!r}: cannot read {path}: {error.strerror}; --data-dir DIR holds {self.files[0]} "
+                f"suite {self.name!r}: cannot read {path}: {error.strerror}; --data-dir DIR must hold {self.files[0]} "
                 f"({self.origin})"
             ) from None
 
-    def _fetched(self, url: str, kept: Path, wayout: str) -> bytes:
+    def _download(self, url: str, cached: Path, remedy: str) -> bytes:
+        """Return the file at `url` after checking its SHA-256, and try to cache it. Raise UserError if it differs."""
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-                data: bytes = answer.read()
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+                data: bytes = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UserError(f"suite {self.name!r}: cannot fetch {url} ({first_line(error)}); {wayout}") from None
+            raise UserError(f"suite {self.name!r}: cannot download {url} ({first_line(error)}); {remedy}") from None
         if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise UserError(f"suite {self.name!r}: {url} is not the file it was; {wayout}")
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
+            raise UserError(f"suite {self.name!r}: the file at {url} has changed (its SHA-256 differs); {remedy}")
+        partial = cached.with_suffix(f".{os.getpid()}.partial")
         try:
             partial.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(data)
-            partial.replace(kept)
-        except OSError:  # it is fetched again the next time
+            partial.replace(cached)
+        except OSError:  # without a cache the next run downloads the file again
             partial.unlink(missing_ok=True)
         return data
 
 
-def deal(piles: Iterable[Iterable[T]]) -> list[T]:
-    """One of each pile, then the next of each, until all are empty.
+def interleave(lists: Iterable[Iterable[T]]) -> list[T]:
+    """Return the first element of each list, then the second of each, and so on until all are empty.
 
-    >>> deal(["ad", "b", "cef"])
+    >>> interleave(["ad", "b", "cef"])
     ['a', 'b', 'c', 'd', 'e', 'f']
     """
-    return [one for one in chain.from_iterable(zip_longest(*piles)) if one is not None]
+    return [element for element in chain.from_iterable(zip_longest(*lists)) if element is not None]

@@ -7,7 +7,7 @@ from mtbench.registry import Registry
 
 
 def _check_suite(cls: type[Any]) -> None:
-    """Raise unless it can be listed."""
+    """Raise TypeError unless the class and its attributes have the types that mtbench relies on."""
     if not issubclass(cls, Suite):
         raise TypeError(f"{cls.__name__} is no mtbench.evaluation.suite.Suite")
     for name, kind in {"family": str, "max_new_tokens": int, "metric": str | None}.items():

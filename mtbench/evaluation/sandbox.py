@@ -1,21 +1,22 @@
-"""Runs Python programs that a model wrote, each by itself, where it can do no harm, and says which came to their end.
+"""Run Python programs that a model wrote, each in its own sandbox, and report which of them ran to their last line.
 
-A program passes if it runs to its last line: an exception, `sys.exit()`, `os._exit()` or a limit is a failure, as for
-the metric `code_eval` of Hugging Face's evaluate, of which nothing is fetched or copied. That allows three seconds by
-the clock; here it is three of processor time, and ten by the clock, so that a busy machine changes no verdict.
+A program passes if it runs to its last line. An exception, `sys.exit()`, `os._exit()` or an exceeded limit is a
+failure, as for the metric `code_eval` of Hugging Face's evaluate, of which nothing is downloaded or copied. `code_eval`
+allows three seconds of wall time. This sandbox allows three seconds of processor time and ten of wall time, so that a
+busy machine does not change a result.
 
-Each program gets a Python of its own inside bubblewrap (github.com/containers/bubblewrap): no network, no files but the
-interpreter, its packages and /usr, read-only; an empty scratch folder in memory; namespaces of its own for users,
-processes, mounts, IPC, host name and cgroups; no environment; limits on memory, processor time, processes, file size
-and open files; mtbench/evaluation/seccomp.py on top. It dies with us. What it prints is thrown away.
+Each program gets its own Python process in bubblewrap (github.com/containers/bubblewrap): no network; no files but the
+interpreter, its packages and /usr, all read-only; an empty scratch folder in memory; its own namespaces for users,
+processes, mounts, IPC, host name and cgroups; an empty environment; limits on memory, processor time, processes, file
+size and open files; and the seccomp filter of seccomp.py. It dies with its parent. Its output is discarded.
 
-Linux does not limit how many processes root has, and an interpreter in root's home folder is out of reach for everybody
-else. So as root there are two layers: the outer opens the way to the interpreter and becomes `nobody`; the inner is the
-same as for any other user.
+Linux does not limit the number of processes of root, and other users cannot read an interpreter in root's home folder.
+So root gets two layers: the outer one makes the interpreter readable and switches to the user `nobody`; the inner one
+is the same as for any other user.
 
-What no judge in the same process can prevent, here or in `code_eval`: a program that knows
-mtbench/evaluation/sandbox_child.py can find the key in its caller's frame and say what the judge waits for, and one
-that returns an object equal to everything passes any test. Neither gets out.
+Two cheats are possible wherever the check runs in the program's own process, here and in `code_eval`: a program that
+knows sandbox_child.py can find the key in its caller's frame and report success, and a program that returns an object
+equal to everything passes any test. Neither gets out of the sandbox.
 """
 
 import os
@@ -41,45 +42,55 @@ from mtbench.errors import UserError, first_line
 from mtbench.evaluation.sandbox_child import KEY_BYTES
 from mtbench.evaluation.seccomp import filter_for
 
-NOBODY = "65534"
+NOBODY_ID = "65534"  # user and group
 USR = Path("/usr")
 SCRATCH = "/scratch"
-PATIENCE_S = 60.0  # for an interpreter to start on a busy machine
-CHATTER_BYTES = 200  # more than the judge is ever told
+START_TIMEOUT_S = 60.0  # for the interpreter to start, on a busy machine
+MAX_RESULT_BYTES = 200  # a valid result is shorter
 DEVICES = ("null", "zero", "random", "urandom")
-LOADER = ("/etc/ld.so.cache", "/etc/alternatives", "/nix/store")  # beside /usr, where libraries may be found
+LOADER = ("/etc/ld.so.cache", "/etc/alternatives", "/nix/store")  # where libraries may be, besides /usr
 ENVIRONMENT = {
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # sets in the same order, so that a verdict is the same every time
+    "PYTHONHASHSEED": "0",  # a fixed order of sets: the same program always gets the same result
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-WAY_PAST = "or pass --allow-unsandboxed-code to run generated programs although nothing confines them"
+WITHOUT_SANDBOX = "or pass --allow-unsandboxed-code to run generated programs without a sandbox (unsafe)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program may use."""
+    """The resources that one program may use."""
 
     cpu_s: int = 3  # per process
     wall_s: float = 10.0
     memory_bytes: int = 2**29  # of address space, per process
-    processes: int = 8  # and threads; two are there before the program begins
+    processes: int = 8  # and threads; two exist before the program starts
     file_bytes: int = 2**24
     scratch_bytes: int = 2**24
     open_files: int = 64
 
-    def spell(self, *, confined: bool) -> str:
-        """As mtbench/evaluation/sandbox_child.py reads them. Unconfined, a user's other processes would count too."""
-        processes = f",NPROC={self.processes}" if confined else ""
-        memory = f",AS={self.memory_bytes}" if sys.platform == "linux" else ""
-        ends = f"CPU={self.cpu_s}:{self.cpu_s + 1},FSIZE={self.file_bytes},NOFILE={self.open_files},CORE=0"
-        return ends + memory + processes
+    def as_argument(self, *, confined: bool) -> str:
+        """Return the limits in the format of sandbox_child.py.
+
+        An unconfined program has no limit on processes, because the user's other processes would count too.
+        """
+        limits = [
+            f"CPU={self.cpu_s}:{self.cpu_s + 1}",
+            f"FSIZE={self.file_bytes}",
+            f"NOFILE={self.open_files}",
+            "CORE=0",
+        ]
+        if sys.platform == "linux":
+            limits.append(f"AS={self.memory_bytes}")
+        if confined:
+            limits.append(f"NPROC={self.processes}")
+        return ",".join(limits)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program went. `reason`: "timeout", an exception's name, "killed by SIGSEGV" …; empty if it passed."""
+    """The result of one program. `reason`: "timeout", an exception's name, "killed by SIGSEGV", …; "" if it passed."""
 
     passed: bool
     reason: str = ""
@@ -89,25 +100,26 @@ LIMITS = Limits()
 
 
 def run_all(programs: Sequence[str], *, unsandboxed: bool = False, limits: Limits = LIMITS) -> list[Outcome]:
-    """How each program went, in order; as many run at a time as there are processors, and memory if all take theirs.
+    """Run all programs and return their outcomes in order.
 
-    Raises UserError if none can.
+    As many run at once as there are processors, and as fit into memory if each uses its limit. Raise UserError if this
+    machine cannot run a sandbox.
     """
     if not unsandboxed and (reason := unavailable()):
         raise UserError(f"{reason}.")
-    with ThreadPoolExecutor(_at_a_time(limits)) as pool:
-        return list(pool.map(lambda program: _try(program, limits, confined=not unsandboxed), programs))
+    with ThreadPoolExecutor(_max_concurrent(limits)) as pool:
+        return list(pool.map(lambda program: _run_with_retry(program, limits, confined=not unsandboxed), programs))
 
 
-def _at_a_time(limits: Limits) -> int:
-    """Half the machine's memory may be taken by programs of which every process takes all it may."""
+def _max_concurrent(limits: Limits) -> int:
+    """Return how many programs may run at once: together they may use half of the machine's memory."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    greedy = limits.processes * limits.memory_bytes + limits.scratch_bytes
-    return max(1, min(os.cpu_count() or 1, memory_bytes // 2 // greedy))
+    most_bytes = limits.processes * limits.memory_bytes + limits.scratch_bytes  # of one program
+    return max(1, min(os.cpu_count() or 1, memory_bytes // 2 // most_bytes))
 
 
-def _try(program: str, limits: Limits, *, confined: bool) -> Outcome:
-    """An interpreter that does not start is begun once more, and then fails its own item."""
+def _run_with_retry(program: str, limits: Limits, *, confined: bool) -> Outcome:
+    """Run a program; if its interpreter does not start, try once more, and then fail this program only."""
     for _ in range(2):
         try:
             return _run(program, limits, confined=confined)
@@ -118,43 +130,47 @@ def _try(program: str, limits: Limits, *, confined: bool) -> Outcome:
 
 @cache
 def unavailable() -> str | None:
-    """Why no program can be confined on this machine, and what to do about it; None: it can."""
+    """Return why this machine cannot run a sandbox and what to do about it; None if it can."""
     if sys.platform != "linux":
-        return f"generated code is confined by Linux namespaces, and this is {sys.platform}: use Linux, {WAY_PAST}"
-    missing = [tool for tool in ("bwrap", *(["setpriv"] if _is_root() else [])) if not shutil.which(tool)]
+        return f"the sandbox for generated code needs Linux, and this is {sys.platform}: use Linux, {WITHOUT_SANDBOX}"
+    tools = ["bwrap", "setpriv"] if _is_root() else ["bwrap"]
+    missing = [tool for tool in tools if not shutil.which(tool)]
     if missing:
         package = "bubblewrap" if "bwrap" in missing else "util-linux"
-        return f"generated code needs a sandbox, and there is no {missing[0]}: `apt install {package}`, {WAY_PAST}"
+        return f"the sandbox for generated code needs {missing[0]}: `apt install {package}`, {WITHOUT_SANDBOX}"
     try:
         outcome = _run("", LIMITS, confined=True)
     except UserError as error:
         return (
-            f"generated code needs a sandbox, and {first_line(error)} in one: allow user namespaces "
+            f"the sandbox for generated code does not work ({first_line(error)}): allow user namespaces "
             "(`sysctl kernel.apparmor_restrict_unprivileged_userns=0` on Ubuntu; a container needs CAP_SYS_ADMIN and "
-            f"no seccomp or AppArmor profile against them), {WAY_PAST}"
+            f"no seccomp or AppArmor profile against them), {WITHOUT_SANDBOX}"
         )
-    return None if outcome.passed else f"an empty program fails in the sandbox ({outcome.reason}): {WAY_PAST}"
+    if not outcome.passed:
+        return f"an empty program fails in the sandbox ({outcome.reason}): {WITHOUT_SANDBOX}"
+    return None
 
 
 # --- One program --------------------------------------------------------------------------------------------------
 
 
 def _run(program: str, limits: Limits, *, confined: bool) -> Outcome:
+    """Run a program to its end or to a limit. Raise UserError if its interpreter does not start."""
     key = secrets.token_hex(KEY_BYTES // 2).encode()
     with ExitStack() as stack:
-        asked = stack.enter_context(tempfile.TemporaryFile())
-        asked.write(key + program.encode("utf-8", "surrogatepass"))
-        asked.seek(0)
+        stdin = stack.enter_context(tempfile.TemporaryFile())
+        stdin.write(key + program.encode("utf-8", "surrogatepass"))
+        stdin.seek(0)
         prefix: list[str] = []
         inherited: tuple[int, ...] = ()
         folder = None
         if confined:
-            prefix, inherited = _confined(limits, stack.enter_context(_filter()))
+            prefix, inherited = _sandbox_command(limits, stack.enter_context(_seccomp_file()))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         process = subprocess.Popen(
-            [*prefix, *_interpreter(), limits.spell(confined=confined), *_packages()],
-            stdin=asked,
+            [*prefix, *_interpreter_command(), limits.as_argument(confined=confined), *_package_folders()],
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
@@ -164,145 +180,157 @@ def _run(program: str, limits: Limits, *, confined: bool) -> Outcome:
         )
         with process:
             try:
-                said, in_time = _listen(process, limits.wall_s)
+                result, in_time = _read_result(process, limits.wall_s)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # and what else an unconfined program started
+                    os.killpg(process.pid, signal.SIGKILL)  # also other processes that an unconfined program started
                 process.wait()
-            if not said.startswith(b"+"):
-                raise UserError(f"its interpreter did not start ({_complaint(process)})")
-    return _judge(said[1:], key[::-1], process.returncode, in_time=in_time)
+            if not result.startswith(b"+"):
+                raise UserError(f"its interpreter did not start ({_first_stderr_line(process)})")
+    return _classify(result[1:], key[::-1], process.returncode, in_time=in_time)
 
 
-def _listen(process: subprocess.Popen[bytes], wall_s: float) -> tuple[bytes, bool]:
-    """What the judge is told until the process ends; False if it had to be ended."""
+def _read_result(process: subprocess.Popen[bytes], wall_s: float) -> tuple[bytes, bool]:
+    """Return what the process wrote to the result pipe, and whether it ended by itself in time."""
     assert process.stdout is not None
-    ready = select.poll()
-    ready.register(process.stdout, select.POLLIN)
-    said, deadline = b"", monotonic() + PATIENCE_S
-    while len(said) <= CHATTER_BYTES:
-        if not ready.poll(max(0.0, deadline - monotonic()) * 1000):
-            return said, False
-        heard = os.read(process.stdout.fileno(), CHATTER_BYTES + 1)
-        if not heard:
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    result = b""
+    deadline = monotonic() + START_TIMEOUT_S
+    while len(result) <= MAX_RESULT_BYTES:
+        if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
+            return result, False
+        received = os.read(process.stdout.fileno(), MAX_RESULT_BYTES + 1)
+        if not received:
             break
-        if not said:
-            deadline = monotonic() + wall_s  # the program's time, not that of making its sandbox
-        said += heard
+        if not result:
+            deadline = monotonic() + wall_s  # the program's time starts here, without the start of its sandbox
+        result += received
     else:
-        return said, False
+        return result, False
     try:
         process.wait(max(0.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:
-        return said, False
-    return said, True
+        return result, False
+    return result, True
 
 
-def _judge(said: bytes, right: bytes, status: int, *, in_time: bool) -> Outcome:
-    if secrets.compare_digest(said, right):
+def _classify(result: bytes, success: bytes, status: int, *, in_time: bool) -> Outcome:
+    """Return the outcome for a result (without its `+`) and an exit status; `success` is the result that passes."""
+    if secrets.compare_digest(result, success):
         return Outcome(True)
-    if len(said) >= CHATTER_BYTES:
-        return Outcome(False, "wrote to its judge")
+    if len(result) >= MAX_RESULT_BYTES:
+        return Outcome(False, "wrote to the result pipe")
     if not in_time:
         return Outcome(False, "timeout")
-    if re.fullmatch(rb"\w{1,80}", said):
-        return Outcome(False, said.decode("ascii"))
-    number = -status if status < 0 else status - 128  # bubblewrap ends like a shell: 128 and the signal
+    if re.fullmatch(rb"\w{1,80}", result):
+        return Outcome(False, result.decode("ascii"))
+    number = -status if status < 0 else status - 128  # like a shell, bubblewrap exits with 128 + the signal
     if number not in set(signal.Signals):
         return Outcome(False, "ended before its last line")
-    return Outcome(False, "timeout" if number == signal.SIGXCPU else f"killed by {signal.Signals(number).name}")
+    if number == signal.SIGXCPU:
+        return Outcome(False, "timeout")
+    return Outcome(False, f"killed by {signal.Signals(number).name}")
 
 
-def _complaint(process: subprocess.Popen[bytes]) -> str:
+def _first_stderr_line(process: subprocess.Popen[bytes]) -> str:
+    """Return the first line of the process's standard error, or its exit status if there is none."""
     assert process.stderr is not None
-    ready = select.poll()
-    ready.register(process.stderr, select.POLLIN)
-    said = os.read(process.stderr.fileno(), 1000).decode(errors="replace") if ready.poll(0) else ""
-    return (said.strip().splitlines() or [f"status {process.returncode}"])[0].rstrip(".")
+    poll = select.poll()
+    poll.register(process.stderr, select.POLLIN)
+    text = os.read(process.stderr.fileno(), 1000).decode(errors="replace") if poll.poll(0) else ""
+    lines = text.strip().splitlines() or [f"status {process.returncode}"]
+    return lines[0].rstrip(".")
 
 
-# --- Its Python ---------------------------------------------------------------------------------------------------
+# --- The interpreter ----------------------------------------------------------------------------------------------
 
 
-def _interpreter() -> list[str]:
-    """This process's, outside any virtual environment; -S leaves startup files unread, which would take longest."""
+def _interpreter_command() -> list[str]:
+    """Return the command of this process's interpreter without its virtual environment.
+
+    -S skips the startup files of installed packages, which would take most of the start.
+    """
     executable = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-    return [executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _runner()]
+    return [executable, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _child_source()]
 
 
 @cache
-def _runner() -> str:
+def _child_source() -> str:
     return Path(__file__).with_name("sandbox_child.py").read_text(encoding="utf-8")
 
 
-def _packages() -> list[str]:
+def _package_folders() -> list[str]:
     return sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
 
 
-def _needed() -> list[Path]:
-    """Folders outside /usr that the interpreter reads. Raises UserError if one of them holds much else."""
-    folders = {Path(os.path.realpath(path)) for path in (sys.base_prefix, sys.base_exec_prefix, *_packages())}
+def _interpreter_folders() -> list[Path]:
+    """Return the folders outside /usr that the interpreter reads. Raise UserError if one holds the home folder."""
+    paths = (sys.base_prefix, sys.base_exec_prefix, *_package_folders())
+    folders = {Path(os.path.realpath(path)) for path in paths}
+    home = Path(os.path.expanduser("~")).resolve()
     for folder in folders:
-        if Path(os.path.expanduser("~")).resolve().is_relative_to(folder):
+        if home.is_relative_to(folder):
             raise UserError(f"the interpreter's own folder {folder} holds the home folder: use another Python")
-    return sorted(folder for folder in folders if not any(folder.is_relative_to(o) for o in folders - {folder} | {USR}))
+    mounted = folders | {USR}
+    return sorted(f for f in folders if not any(f.is_relative_to(other) for other in mounted - {f}))
 
 
-# --- Its sandbox --------------------------------------------------------------------------------------------------
+# --- The sandbox --------------------------------------------------------------------------------------------------
 
 
 @cache
-def _knows(option: str) -> bool:
-    """Of bubblewrap: 0.6, which is still about, lacks some."""
-    return option in subprocess.run([_tool("bwrap"), "--help"], capture_output=True, text=True).stdout.split()
+def _bwrap_supports(option: str) -> bool:
+    """Return whether the installed bubblewrap has an option; version 0.6, still in use, lacks some."""
+    return option in subprocess.run([_tool_path("bwrap"), "--help"], capture_output=True, text=True).stdout.split()
 
 
-def _tool(name: str) -> str:
-    """Its path: programs are started without PATH. Raises UserError."""
+def _tool_path(name: str) -> str:
+    """Return the absolute path of a tool, as programs start without PATH. Raise UserError if it is not installed."""
     path = shutil.which(name)
     if path is None:
-        raise UserError(f"there is no {name}")
+        raise UserError(f"{name} is not installed")
     return path
 
 
 @contextmanager
-def _filter() -> Iterator[int | None]:
-    """mtbench/evaluation/seccomp.py's filter as a file to read."""
+def _seccomp_file() -> Iterator[int | None]:
+    """Yield an open file descriptor to read the seccomp filter from; None if this machine has no filter."""
     code = filter_for()
     if code is None:
         yield None
         return
-    reads, writes = os.pipe()
-    os.write(writes, code)
-    os.close(writes)
+    read_end, write_end = os.pipe()
+    os.write(write_end, code)
+    os.close(write_end)
     try:
-        yield reads
+        yield read_end
     finally:
-        os.close(reads)
+        os.close(read_end)
 
 
-def _confined(limits: Limits, filter_fd: int | None) -> tuple[list[str], tuple[int, ...]]:
-    """The command in front of an interpreter's, and the files it must inherit."""
-    needed = _needed()
+def _sandbox_command(limits: Limits, filter_fd: int | None) -> tuple[list[str], tuple[int, ...]]:
+    """Return the command to put before the interpreter's, and the file descriptors that it must inherit."""
+    interpreter_folders = _interpreter_folders()
     command = [
-        *(_as_nobody(needed) if _is_root() else []),
-        *(_tool("bwrap"), "--die-with-parent", "--new-session"),
+        *(_switch_to_nobody(interpreter_folders) if _is_root() else []),
+        *(_tool_path("bwrap"), "--die-with-parent", "--new-session"),
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
         "--unshare-cgroup-try",
-        *(["--disable-userns"] if _knows("--disable-userns") else []),
-        *("--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox"),
+        *(["--disable-userns"] if _bwrap_supports("--disable-userns") else []),
+        *("--uid", NOBODY_ID, "--gid", NOBODY_ID, "--hostname", "sandbox"),
         *("--ro-bind", "/usr", "/usr"),
     ]
-    for path in sorted(Path("/").glob("lib*")):  # links into /usr nowadays
-        command += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _read_only(path)
+    for path in sorted(Path("/").glob("lib*")):  # on most systems links into /usr
+        command += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind_read_only(path)
     for file in LOADER:
         command += ["--ro-bind-try", file, file]
     for device in DEVICES:
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    for folder in needed:
-        command += _read_only(folder)
-    # No /proc: nothing that a program should need is there. A scratch folder without a bound would be worse than none.
-    if _knows("--size"):
+    for folder in interpreter_folders:
+        command += _bind_read_only(folder)
+    # No /proc: a program should not need it. Without a size limit, a scratch folder in memory is worse than none.
+    if _bwrap_supports("--size"):
         command += ["--size", str(limits.scratch_bytes), "--tmpfs", SCRATCH]
     else:
         command += ["--dir", SCRATCH]
@@ -312,33 +340,37 @@ def _confined(limits: Limits, filter_fd: int | None) -> tuple[list[str], tuple[i
     return [*command, "--seccomp", str(filter_fd)], (filter_fd,)
 
 
-def _read_only(path: Path) -> list[str]:
+def _bind_read_only(path: Path) -> list[str]:
     return ["--ro-bind", str(path), str(path)]
 
 
 def _is_root() -> bool:
-    """The machine's, not that of a user namespace, whose processes are counted like anybody's."""
+    """Return whether this is the machine's root; the root of a user namespace has limits like any other user."""
     return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
 
 
-def _as_nobody(folders: Iterable[Path]) -> list[str]:
-    """Everything as it is, but the way to `folders` open to everybody; then no longer root.
+def _switch_to_nobody(folders: Iterable[Path]) -> list[str]:
+    """Return a command that makes `folders` readable to everybody and then switches from root to the user `nobody`.
 
-    In a namespace of processes that ends with us: root's death would not reach another user's process otherwise.
+    It uses a process namespace that ends with its parent: a process of another user would survive root's death.
     """
-    command = [_tool("bwrap"), "--die-with-parent", "--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc"]
-    closed = {folder: top for folder in folders if (top := _closed(folder))}
+    command = [_tool_path("bwrap"), "--die-with-parent", "--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc"]
+    closed_above = {folder: _topmost_closed_parent(folder) for folder in folders}
+    closed = {folder: top for folder, top in closed_above.items() if top is not None}
     for top in sorted(set(closed.values())):
         command += ["--tmpfs", str(top)]
     for folder, top in closed.items():
         for parent in reversed(folder.parents):
             if parent != top and parent.is_relative_to(top):
                 command += ["--dir", str(parent)]
-        command += _read_only(folder)
-    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", _tool("setpriv"), "--inh-caps=-all"]
-    return [*command, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+        command += _bind_read_only(folder)
+    command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", _tool_path("setpriv"), "--inh-caps=-all"]
+    return [*command, f"--reuid={NOBODY_ID}", f"--regid={NOBODY_ID}", "--clear-groups", "--"]
 
 
-def _closed(folder: Path) -> Path | None:
-    """The topmost folder above this one that only its owner may pass."""
-    return next((parent for parent in reversed(folder.parents) if not parent.stat().st_mode & stat.S_IXOTH), None)
+def _topmost_closed_parent(folder: Path) -> Path | None:
+    """Return the topmost folder above this one that other users may not enter; None if they may enter all."""
+    for parent in reversed(folder.parents):
+        if not parent.stat().st_mode & stat.S_IXOTH:
+            return parent
+    return None

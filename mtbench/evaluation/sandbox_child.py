@@ -1,11 +1,10 @@
-"""What runs inside the sandbox: one program, from its first line to its last, and a word on how it went.
+"""Runs inside the sandbox: executes one program and reports whether it reached its last line.
 
-Its text is handed to an interpreter by mtbench/evaluation/sandbox.py, so it imports nothing of mtbench. Standard input
-holds a key of KEY_BYTES and then the program; standard output is the way back to the judge: `+` once the program
-begins, then the key backwards if it came to its end, else the name of the exception. The program itself gets empty
-streams.
+sandbox.py passes the text of this file to an interpreter, so it imports nothing of mtbench. Standard input holds a key
+of KEY_BYTES and then the program. Standard output is the result pipe: `+` when the program starts, then the key
+reversed if the program reached its end, else the name of the exception. The program itself gets empty streams.
 
-Arguments: the limits as `CPU=3:4,AS=…` (soft:hard), then the folders with installed packages.
+Arguments: the limits as `CPU=3:4,AS=…` (soft:hard), then the folders of installed packages.
 """
 
 import os
@@ -17,31 +16,31 @@ KEY_BYTES = 32
 
 
 def main() -> None:
-    # What is needed when the program is done is taken beforehand: the program may change the modules it came from.
-    write, leave, whoami, me = os.write, os._exit, os.getpid, os.getpid()
-    with open(0, "rb", closefd=False) as given:
-        key, source = given.read(KEY_BYTES), given.read().decode("utf-8", "surrogatepass")
-    judge = os.dup(1)  # not inherited by what the program may start
-    nothing = os.open(os.devnull, os.O_RDWR)
+    # Bind now what is needed after the program ran: the program may change the modules.
+    write, leave, getpid, own_pid = os.write, os._exit, os.getpid, os.getpid()
+    with open(0, "rb", closefd=False) as stdin:
+        key, source = stdin.read(KEY_BYTES), stdin.read().decode("utf-8", "surrogatepass")
+    result_pipe = os.dup(1)  # processes that the program starts do not inherit it
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(nothing, stream)
-    os.closerange(judge + 1, 4096)
+        os.dup2(null, stream)
+    os.closerange(result_pipe + 1, 4096)
     for limit in sys.argv[1].split(","):
-        name, _, ends = limit.partition("=")
-        soft, _, hard = ends.partition(":")
+        name, _, values = limit.partition("=")
+        soft, _, hard = values.partition(":")
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(soft), int(hard or soft)))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where we were begun in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores SIGINT
     sys.path += sys.argv[2:]
     sys.argv[:] = [""]
-    write(judge, b"+")
+    write(result_pipe, b"+")
     try:
         exec(source, {})
     except BaseException as error:
-        said = type(error).__name__[:80].encode("ascii", "replace")
+        result = type(error).__name__[:80].encode("ascii", "replace")
     else:
-        said = key[::-1]
-    if whoami() == me:  # and not a copy of it that the program made
-        write(judge, said)
+        result = key[::-1]
+    if getpid() == own_pid:  # not in a child that the program forked
+        write(result_pipe, result)
     leave(0)
 
 

@@ -1,9 +1,10 @@
-"""System calls that no program in the sandbox may make, as the filter that bubblewrap hands to the kernel.
+"""The seccomp filter of the sandbox: the system calls that a program may not make.
 
-Namespaces already hide files, processes and network; this closes what they do not cover: sockets of families without
-a namespace (AF_VSOCK reaches the host of a virtual machine), namespaces within, tracing, keys, and memory that counts
-towards no limit. Everything else is allowed. Source: seccomp(2), linux/filter.h, linux/audit.h, and the kernel's tables
-of system calls. On other machines than the two below there is no filter, only the namespaces.
+Namespaces already hide files, processes and the network. The filter refuses what namespaces do not cover: socket
+families without a namespace (AF_VSOCK reaches the host of a virtual machine), nested namespaces, tracing, keys, and
+memory that counts towards no limit. It allows everything else. bubblewrap passes the filter to the kernel.
+Source: seccomp(2), linux/filter.h, linux/audit.h, and the kernel's tables of system calls. Machines other than the two
+in MACHINES get no filter, only the namespaces.
 """
 
 import errno
@@ -12,13 +13,13 @@ import struct
 
 Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, operand
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of classic BPF
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # opcodes of classic BPF
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
-X32 = 0x40000000  # the other numbering of system calls that x86-64 has
+X32 = 0x40000000  # flag of the x32 numbering of system calls on x86-64
 NEW_NAMESPACES = 0x7E020080  # clone's CLONE_NEW… flags: time, mount, cgroup, uts, ipc, user, pid, net
 
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, name in linux/audit.h
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column below, AUDIT_ARCH in linux/audit.h
 
 CLONE, CLONE3 = (56, 220), (435, 435)
 REFUSED: dict[str, tuple[int, int]] = {
@@ -57,7 +58,7 @@ REFUSED: dict[str, tuple[int, int]] = {
 
 
 def filter_for(machine: str = platform.machine()) -> bytes | None:
-    """The filter as an array of struct sock_filter; None: this machine's numbers are not known here."""
+    """Return the filter as an array of struct sock_filter; None if MACHINES does not know the machine."""
     if machine not in MACHINES:
         return None
     column, architecture = MACHINES[machine]
@@ -69,7 +70,7 @@ def filter_for(machine: str = platform.machine()) -> bytes | None:
         (LOAD, 0, 0, NUMBER),
         (AT_LEAST, 0, 1, X32),
         (RETURN, 0, 0, refuse),
-        # Its flags lie in memory, out of a filter's sight: where it does not exist, libraries fall back to clone.
+        # clone3 takes its flags in memory, which a filter cannot read. ENOSYS makes libraries fall back to clone.
         (EQUAL, 0, 1, CLONE3[column]),
         (RETURN, 0, 0, REFUSE | errno.ENOSYS),
     ]

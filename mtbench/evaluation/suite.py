@@ -1,7 +1,34 @@
-"""What a suite is: prompts, a budget, stop strings, a score.
+"""The interface of a suite: a benchmark that supplies prompts, a token budget, stop strings and scores.
 
-A suite is one file in suites/. It never sees a model: it is asked for prompts before generation and for scores
-after it, so both can happen on a machine without a GPU (and generation on one without the suite's libraries).
+A suite is one class in a file of suites/ or in a plugin's module (see registry.py). A suite that scores nothing needs
+`__init__` and `prompts` only; one with a metric also needs `score`:
+
+    @SUITES.register("capitals")
+    class Capitals(Suite):
+        metric = "exact_match"
+        max_new_tokens = 8
+
+        def __init__(self, variant: str, source: Source) -> None:
+            self.task = {"name": "capitals", "num_fewshot": 0, "chat_template": True}
+
+        def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
+            texts = [template([{"role": "user", "content": question}]) for question in QUESTIONS[:limit]]
+            return [Prompt(item=f"capitals/{doc}/0", text=text) for doc, text in enumerate(texts)]
+
+        def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+            return {item: float(text == ANSWERS[int(item.split("/")[1])]) for item, text in answers.items()}
+
+A suite never sees a model. mtbench uses it in three stages, which may run on three machines:
+
+1. Planning constructs the suite and calls `prompts`. The plan stores the prompts as token ids.
+2. Generation does not use the suite, so it needs none of the suite's libraries. A `private` suite is the exception: the
+   plan does not store its prompts, so generation asks for them again.
+3. Scoring constructs the suite again and calls `score` with the stored texts. It needs no GPU.
+
+So `prompts` must be deterministic, and `score` may rely only on item ids, texts and the suite's own data.
+
+Base classes: `HarnessSuite` (lm_eval.py) for tasks of lm-evaluation-harness, `ProgramSuite` (code_tasks.py) for its
+tasks whose answers are programs, and `QuestionSuite` (multi_turn.py) for questions with several turns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,93 +43,107 @@ Messages = Sequence[Mapping[str, str]]  # [{"role": "user", "content": "..."}]
 
 
 class Template(Protocol):
-    """Turns a conversation into the text a checkpoint expects (the tokenizer's chat template)."""
+    """The checkpoint's chat template: renders a conversation as prompt text, ready for the assistant's answer."""
 
     def __call__(self, messages: Messages) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where a suite may find its data, and the seed of whatever it draws."""
+    """The options of a run that a suite may need: where its data lie, the seed, and what to include."""
 
-    data_dir: Path | None = None  # a folder laid out as `data_dir/<suite>/…`; None: the suite's usual place
-    offline: bool = False
-    seed: int = 0
-    subtasks: tuple[str, ...] = ()  # of the suite's, those asked for; (): all
-    skip_unscorable: bool = False  # leave out items whose score cannot be had here, instead of refusing them all
-    unsandboxed: bool = False  # run generated programs although nothing confines them
+    data_dir: Path | None = None  # `--data-dir`, laid out as `data_dir/<suite>/…`; None: the suite's default location
+    offline: bool = False  # never use the network
+    seed: int = 0  # for everything that the suite draws
+    subtasks: tuple[str, ...] = ()  # requested subtasks of this suite; (): all
+    skip_unscorable: bool = False  # leave out items that this machine cannot score, instead of raising UserError
+    unsandboxed: bool = False  # run generated programs without a sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One item. `item` is `<task>/<doc id>/<turn>` and does not change with the limit.
+    """One item of a suite: the text that the model reads.
 
-    A later turn of a conversation `follows` the item before it: what is read is that item's prompt, whatever was
-    answered to it, and then this text.
+    A conversation of several turns has one Prompt for each turn. The model reads a later turn as the prompt that it
+    `follows`, the model's own answer to that prompt, and then this text.
     """
 
-    item: str
-    text: str  # chat template applied: tokenised as it is, no special tokens added
-    stop: tuple[str, ...] = ()  # strings that end the answer, apart from the checkpoint's end token
-    tokens: int | None = None  # the prompt is the text's first so many; None: all of them
-    follows: str | None = None  # the item whose answer comes before this text
+    item: str  # unique id `<task>/<doc id>/<turn>`; does not depend on the limit
+    text: str  # after the chat template; tokenised without adding special tokens
+    stop: tuple[str, ...] = ()  # strings that end the answer, besides the checkpoint's end tokens
+    tokens: int | None = None  # cut the prompt to this many tokens; None: keep all
+    follows: str | None = None  # the item of the previous turn; None: this is a first turn
 
 
 class Suite:
-    """One benchmark. `rest` is what stood behind the colon in `--suite name:rest`."""
+    """One benchmark. Subclasses set the attributes below and implement the methods.
 
-    name: ClassVar[str]
-    family: ClassVar[str] = "qwen2.5-0.5b"  # the checkpoints it runs on when none is named
-    max_new_tokens: int = 256
-    metric: str | None = None  # the name of what `score` returns; None: speed and agreement only
-    task: Mapping[str, Any] = {}  # what was asked, for results.json: name, num_fewshot, chat_template, filter
-    subtasks: ClassVar[tuple[str, ...]] = ()  # what it is made of, if of several: each is the task of its items
-    private: ClassVar[bool] = False  # its authors ask that its text not be spread: no run directory holds its prompts
+    `variant` is the text behind the colon in `--suite name:variant`, and "" without a colon.
+    """
 
-    def __init__(self, rest: str, source: Source) -> None:
-        """Raises UserError if `rest` is not understood or the data cannot be had."""
+    name: ClassVar[str]  # set by `SUITES.register`
+    family: ClassVar[str] = "qwen2.5-0.5b"  # checkpoints to use if the user names none
+    max_new_tokens: int = 256  # token budget of an answer, unless the user gives another
+    metric: str | None = None  # name of the score; None: the suite measures speed and agreement only
+    task: Mapping[str, Any] = {}  # describes the task in results.json: name, num_fewshot, chat_template, filter, …
+    subtasks: ClassVar[tuple[str, ...]] = ()  # names of the parts, if any; each is the `<task>` of its items
+    private: ClassVar[bool] = False  # the authors ask not to publish the text: run directories do not store prompts
+
+    def __init__(self, variant: str, source: Source) -> None:
+        """Load the data. Raise UserError for an unknown `variant`, or if the data are not available."""
         raise NotImplementedError
 
-    @classmethod
-    def stem(cls, rest: str) -> str:
-        """The suite's part of a cell's id when `rest` is given."""
-        return f"{cls.name}_{rest}"
-
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
-        """The first `limit` items (None: all) of each subtask, in an order that `limit` does not change.
+        """Return the first `limit` items of each subtask (None: all); a conversation counts as one.
 
-        A conversation of several turns counts once.
+        A smaller limit must return the beginning of the same list. Turns follow the item that they continue.
         """
         raise NotImplementedError
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """item -> score in [0, 1] for item -> generated text. Called only if `metric` is named."""
+        """Return a score in [0, 1] for each item of `answers` (item -> generated text).
+
+        `answers` may hold any subset of the items; scores must not depend on which. Called only if `metric` is set.
+        """
         raise NotImplementedError
 
-    def keep(self, folder: Path) -> None:
-        """Write all its data below `folder`, as `--data-dir` reads them. Raises UserError if they cannot be carried."""
-        raise UserError(
-            f"suite {self.name!r} does not say how its data are carried; make the bundle without it, and copy them by "
-            "hand for `--data-dir`"
-        )
+    def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
+        """Return the first `count` training conversations (None: all); none of them may be an item.
+
+        Raise UserError if there are none.
+        """
+        raise UserError(f"suite {self.name!r} has no training split")
+
+    # --- Variants and bundles -------------------------------------------------------------------------------------
 
     @classmethod
-    def found(cls, rest: str, data_dir: Path) -> str:
-        """What `rest` is on a machine that has the data below `data_dir`: another, if it names a file."""
-        return rest
+    def cell_prefix(cls, variant: str) -> str:
+        """Return the suite's part of a cell id for a `variant` that is not empty."""
+        return f"{cls.name}_{variant}"
 
-    def examples(self, count: int | None, seed: int) -> Iterable[Messages]:
-        """The first `count` conversations to train on (None: all), none of them an item. Raises UserError if none."""
-        raise UserError(f"suite {self.name!r} has no training split")
+    @classmethod
+    def resolve_variant(cls, variant: str, data_dir: Path) -> str:
+        """Return the variant to use with the unpacked bundle `data_dir`; differs if the variant is a file's path."""
+        return variant
+
+    def write_data(self, folder: Path) -> None:
+        """Write the suite's data below `folder`, laid out for `--data-dir`; nothing if the suite has no files.
+
+        Raise UserError if a bundle cannot carry the data.
+        """
+        raise UserError(
+            f"suite {self.name!r} does not implement `write_data`, so a bundle cannot carry its data; make the bundle "
+            "without this suite, and copy the data by hand for `--data-dir`"
+        )
 
 
 @contextmanager
-def answering(spec: str) -> Iterator[None]:
-    """What a suite's own code raises, other than its word to the user, as one line that names the suite."""
+def suite_errors(spec: str) -> Iterator[None]:
+    """Turn exceptions of the suite `spec` into a one-line UserError that names it; UserError passes unchanged."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"suite {spec!r} broke: {said}. Mend it, or leave `--suite {spec}` out.") from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"suite {spec!r} failed: {reason}; fix the suite, or leave out `--suite {spec}`.") from error

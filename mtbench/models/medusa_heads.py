@@ -3,8 +3,20 @@
 n = positions, C = hidden size, V = vocabulary.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
+from transformers.utils import cached_file
+
+from mtbench.errors import UserError
+from mtbench.models.families import RANDOM, locate
+from mtbench.models.loading import Checkpoint
+
+HEADS = "medusa.safetensors"  # beside the model's own weights
+PARTS = 3  # tensors of each head: hidden.weight, hidden.bias, head
 
 
 class ResidualHead(torch.nn.Module):
@@ -23,3 +35,37 @@ class ResidualHead(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the residual block's output, (n, C) to (n, C); the caller applies `head`."""
         return hidden + torch.nn.functional.silu(self.hidden(hidden))
+
+
+_loaded: WeakKeyDictionary[Checkpoint, list[ResidualHead]] = WeakKeyDictionary()
+
+
+def count_heads(source: str, offline: bool) -> int:
+    """Return how many heads a checkpoint has. Raises UserError if it has none."""
+    with safe_open(_file(source, offline), "pt") as file:
+        return len(file.keys()) // PARTS
+
+
+def load_heads(checkpoint: Checkpoint) -> list[ResidualHead]:
+    """Return a checkpoint's heads on its device and in its dtype; they are read once."""
+    if checkpoint not in _loaded:
+        weight = checkpoint.model.get_output_embeddings().weight
+        file = _file(checkpoint.source, offline=True)  # planning has fetched it
+        tensors = {name: tensor.to(weight) for name, tensor in load_file(file).items()}
+        heads = [ResidualHead(tensors[f"{k}.head"]) for k in range(len(tensors) // PARTS)]
+        torch.nn.ModuleList(heads).load_state_dict(tensors)
+        _loaded[checkpoint] = heads
+    return _loaded[checkpoint]
+
+
+def _file(source: str, offline: bool) -> str:
+    """Return the path of a checkpoint's heads. Raises UserError if it has none."""
+    try:
+        if source.startswith(RANDOM):
+            raise OSError("random weights have none")
+        return str(cached_file(locate(source), HEADS, local_files_only=offline))
+    except OSError:
+        raise UserError(
+            f"medusa needs heads, and checkpoint {source!r} has no {HEADS}; make it with `mtbench train medusa --base "
+            f"{source}`, and give the new folder with `--checkpoint medusa=PATH`."
+        ) from None

@@ -1,19 +1,18 @@
-"""What a run over several batch sizes shows: how an arm's speedup changes with it, and where it stops paying."""
+"""A run over several batch sizes: how the speedup of an arm changes with the size, and where the arm stops paying."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 
 from mtbench import statistics
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
-from mtbench.report.formatting import times
+from mtbench.report.formatting import bounds, listed, times
+from mtbench.results.record import ResultCell, Speedup, StopsPaying
 
-Cell = Mapping[str, Any]
-
-SIZES = 3  # batch sizes that make a sweep
+SIZES_NEEDED = 3  # batch sizes of a sweep
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,103 +25,88 @@ class Sweep:
     drawing: Drawing
 
 
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """An arm's speedup over one baseline at each batch size where it was measured."""
+
+    arm: str
+    sizes: list[int]
+    speedups: list[Speedup]
+
+    @property
+    def values(self) -> list[float]:
+        return [speedup.value or 0.0 for speedup in self.speedups]
+
+
 def sweep(
     slug: str,
-    suite: str,
-    batching: str,
-    cells: Sequence[Cell],
-    entries: Sequence[Mapping[str, Any]],
+    heading: str,
+    cells: Sequence[ResultCell],
+    entries: Sequence[StopsPaying],
     numbers: Mapping[str, int],
     note: str,
 ) -> Sweep | None:
-    """What there is to say of these `stops_paying` entries; None if none of them has enough sizes.
+    """Return the sweep of one suite and way of batching; None if no arm ran at enough batch sizes.
 
-    The figure has the baselines on the arms' own checkpoints alone, else one arm would be drawn twice.
+    The figure shows only baselines on the arms' own checkpoints if there are any, so that each arm has one curve.
     """
-    references = {c["arm"] for c in cells if c["reference"]}
-    swept = [e for e in entries if len(e["swept"]) >= SIZES and e["arm"] not in references]
-    own = [e for e in swept if _on(cells, e["arm"]) == _on(cells, e["baseline"])]
+    references = {cell.arm for cell in cells if cell.reference}
+    roles = {cell.arm: cell.on for cell in cells}
+    swept = [e for e in entries if len(e.swept) >= SIZES_NEEDED and e.arm not in references]
+    own = [e for e in swept if roles[e.arm] == roles[e.baseline]]
     if not swept:
         return None
     with mpl.rc_context(figures.STYLE):
         drawing = _draw(cells, own or swept, numbers, note)
-    heading = f"{suite}, over batch sizes{'' if batching == 'static' else f', {batching}'}"
-    return Sweep(slug, heading, [sentence(e) for e in swept], drawing)
+    return Sweep(slug, heading, [sentence(entry) for entry in swept], drawing)
 
 
-def sentence(entry: Mapping[str, Any]) -> str:
-    """Where an arm stops paying, by its verdicts; too little measured is no reason to say that it stops."""
-    arm, baseline, sizes, stops = (entry[name] for name in ("arm", "baseline", "swept", "batch_size"))
-    verdicts = dict(zip(sizes, entry["verdicts"], strict=True))
-    largest = f"the largest of {_listed(sizes)}"
-    if entry["reason"]:
-        faster = [size for size, verdict in verdicts.items() if verdict.startswith("faster")]
-        pays = f" It is faster at {_listed(faster)}." if faster else ""
-        return f"Where {arm} stops paying over {baseline} cannot be told: {entry['reason']}, {largest}.{pays}"
+def sentence(entry: StopsPaying) -> str:
+    """Return where an arm stops paying, by its verdicts; a size with too few measurements is no reason."""
+    arm, baseline, sizes, stops = entry.arm, entry.baseline, entry.swept, entry.batch_size
+    verdicts = dict(zip(sizes, entry.verdicts, strict=True))
+    every = listed(sizes)
+    if entry.reason:
+        faster = [size for size in sizes if verdicts[size].startswith("faster")]
+        unknown = f"Where {arm} stops paying over {baseline} cannot be told: {entry.reason}, the largest of {every}."
+        return f"{unknown} It is faster at {listed(faster)}." if faster else unknown
     if stops is None:
-        return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, {largest}."
+        return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, the largest of {every}."
     if stops == sizes[0]:
-        return f"{arm} is not shown to be faster than {baseline} at any batch size of {_listed(sizes)}."
+        return f"{arm} is not shown to be faster than {baseline} at any batch size of {every}."
     last = sizes[sizes.index(stops) - 1]
     if statistics.withheld(verdicts[last]):
         return (
             f"{arm} is not shown to be faster than {baseline} from batch size {stops} on; at {last} too little was "
-            f"measured to tell (of {_listed(sizes)})."
+            f"measured to tell (of {every})."
         )
     return (
         f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {last}, and from {stops} on it is "
-        f"not shown to be (of {_listed(sizes)})."
+        f"not shown to be (of {every})."
     )
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
-
-
-def _on(cells: Sequence[Cell], arm: str) -> str:
-    return next(str(c["on"]) for c in cells if c["arm"] == arm)
-
-
 def _draw(
-    cells: Sequence[Cell], entries: Sequence[Mapping[str, Any]], numbers: Mapping[str, int], note: str
+    cells: Sequence[ResultCell], entries: Sequence[StopsPaying], numbers: Mapping[str, int], note: str
 ) -> Drawing:
-    """Speedup over batch size, both axes logarithmic; filled points are `faster` by their verdicts."""
+    """Draw speedup over batch size, both axes logarithmic."""
     title = "Speedup over batch size"
-    named = {e["arm"]: next(c for c in cells if c["arm"] == e["arm"]) for e in entries}
-    key = [figures.name_of({**cell, "void": False}, numbers, 54) for cell in named.values()]
+    arms = dict.fromkeys(entry.arm for entry in entries)
+    key = [figures.arm_label(numbers[arm], arm, 54) for arm in arms]
     figure, axes = figures.canvas(title, "over the baseline on the same checkpoint", 220, key)
-    reach, told = [1.0], []
-    for entry in entries:
-        points = [(size, _speedup(cells, entry, size)) for size in entry["swept"]]
-        found = [(size, s, verdict) for (size, s), verdict in zip(points, entry["verdicts"], strict=True) if s["value"]]
-        if not found:
+    reach, texts = [1.0], []
+    for curve in (_curve(cells, entry) for entry in entries):
+        if not curve.sizes:
             continue
-        sizes, values = [size for size, *_ in found], [float(s["value"]) for _, s, _ in found]
-        axes.plot(sizes, values, color=ACCENT, lw=1, alpha=0.6, zorder=2)
-        for size, s, verdict in found:
-            if s["ci_low"] is not None:
-                axes.plot([size, size], [s["ci_low"], s["ci_high"]], color=MUTED, lw=1, zorder=1)
-                reach += [s["ci_low"], s["ci_high"]]
-            faster = verdict.startswith("faster")
-            color = ACCENT if faster else figures.PAPER
-            axes.plot([size], [s["value"]], "o", ms=6, mec=ACCENT, mfc=color, zorder=3)
-        number = str(numbers[entry["arm"]])
-        axes.annotate(
-            number,
-            (sizes[-1], values[-1]),
-            xytext=(9, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center_baseline",
-            fontsize=11,
-            fontweight="bold",
-        )
-        reach += values
-        told.append(f"{entry['arm']}: " + ", ".join(f"{times(v)} at {n}" for n, v in zip(sizes, values, strict=True)))
+        _draw_curve(axes, curve, str(numbers[curve.arm]))
+        for speedup in curve.speedups:
+            reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
+        values = listed(f"{times(v)} at {n}" for n, v in zip(curve.sizes, curve.values, strict=True))
+        texts.append(f"{curve.arm}: {values}")
     axes.axhline(1, color=INK, lw=0.9, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    ticks = sorted({size for e in entries for size in e["swept"]})
+    ticks = sorted({size for entry in entries for size in entry.swept})
     axes.set_xticks(ticks, [str(t) for t in ticks])
     axes.set_xlim(ticks[0] / 1.2, ticks[-1] * 1.35)
     axes.set_ylim(min(reach) / 1.06, max(1.1, max(reach) * 1.06))
@@ -138,11 +122,38 @@ def _draw(
         title=title,
         caption="Filled points are faster by their verdict, hollow ones are not shown to be; lines through them are "
         "95% intervals.",
-        alt=f"Speedup over the baseline on the same checkpoint, by batch size. {'; '.join(told)}.",
+        alt=f"Speedup over the baseline on the same checkpoint, by batch size. {'; '.join(texts)}.",
     )
 
 
-def _speedup(cells: Sequence[Cell], entry: Mapping[str, Any], size: int) -> Cell:
-    cell = next(c for c in cells if (c["arm"], c["batch_size"]) == (entry["arm"], size))
-    found: Cell = next(s for s in cell["speedup"] if s["baseline"] == entry["baseline"])
-    return found
+def _draw_curve(axes: Axes, curve: _Curve, number: str) -> None:
+    """Draw one arm: filled points are `faster` by their verdicts."""
+    axes.plot(curve.sizes, curve.values, color=ACCENT, lw=1, alpha=0.6, zorder=2)
+    for size, value, speedup in zip(curve.sizes, curve.values, curve.speedups, strict=True):
+        limits = bounds(speedup)
+        if limits is not None:
+            axes.plot([size, size], limits, color=MUTED, lw=1, zorder=1)
+        fill = ACCENT if speedup.verdict.startswith("faster") else figures.PAPER
+        axes.plot([size], [value], "o", ms=6, mec=ACCENT, mfc=fill, zorder=3)
+    axes.annotate(
+        number,
+        (curve.sizes[-1], curve.values[-1]),
+        xytext=(9, 0),
+        textcoords="offset points",
+        ha="center",
+        va="center_baseline",
+        fontsize=11,
+        fontweight="bold",
+    )
+
+
+def _curve(cells: Sequence[ResultCell], entry: StopsPaying) -> _Curve:
+    """Return the measured speedups of an entry, by batch size."""
+    by_size = {cell.batch_size: cell.speedup for cell in cells if cell.arm == entry.arm}
+    curve = _Curve(entry.arm, [], [])
+    for size in entry.swept:
+        for speedup in by_size[size]:
+            if speedup.baseline == entry.baseline and speedup.value:
+                curve.sizes.append(size)
+                curve.speedups.append(speedup)
+    return curve

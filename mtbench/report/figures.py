@@ -1,14 +1,15 @@
-"""The figures of a report, one set per suite and batch size: what was gained, what it cost, where it came from.
+"""The figures of a report, one set per suite and batch size: speed and accuracy, tokens per forward, factors of speed.
 
-Drawn with matplotlib: an SVG and a PNG each, the same bytes from the same results. Colours are few: one accent for
-what multi-token arms do, ink and grey for the rest, and one scale of shades, which the page's viewer shares, for how
-many tokens a forward committed. Arms are told apart by the numbers they carry in the tables, not by hue.
+Each is drawn with matplotlib as an SVG and a PNG; the same results give the same bytes. There are few colours: one
+accent for multi-token arms, ink and grey for the rest, and one scale of shades for the tokens that a forward committed,
+which the page's viewer shares. The numbers of the tables tell the arms apart, not the hue.
 """
 
 import io
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -17,7 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-Cell = Mapping[str, Any]
+from mtbench.report.formatting import Spread, bounds, listed, number, times
+from mtbench.results.record import ResultCell, Speedup
+from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 
 INK, MUTED, RULE, ACCENT, PAPER, WARN = "#1c2127", "#5b6570", "#d5dbe1", "#1769aa", "#fefefe", "#a8471a"
 ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the darker ones
@@ -27,6 +30,8 @@ HIGH = 5  # the first shade that needs light text
 WIDTH = 400  # points, about what a phone has
 MOST_TICKS = 5  # of an axis
 HALVES, TENTHS = (tuple(1 + i / n for i in range(9 * n)) for n in (2, 10))  # of a decade
+LABEL_RADII = (13, 20, 28, 38)  # distances of a label from its point, in points
+LABEL_ANGLES = (45, 135, 315, 225, 20, 160, 200, 340, 70, 110, 250, 290)  # the preferred ones first
 STYLE: Any = {
     "svg.hashsalt": "mtbench",
     "svg.fonttype": "none",
@@ -52,7 +57,7 @@ FACTORS = {
 
 
 class Drawing(NamedTuple):
-    """One figure as files and in words."""
+    """One figure: its files, its caption, and its content in words."""
 
     name: str
     title: str
@@ -63,133 +68,139 @@ class Drawing(NamedTuple):
 
 
 def shade(tokens: int) -> int:
-    """The shade for that many tokens in one forward; the last one stands for all that are more."""
+    """Return the shade for so many tokens in one forward; the last shade stands for all larger numbers."""
     return min(tokens, len(SHADES) - 1)
 
 
-def draw(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], note: str) -> list[Drawing]:
-    """The figures of one suite and batch size, without those nothing was measured for.
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the figures of one suite and batch size are drawn from."""
 
-    numbers: arm -> the number it carries; own: arm -> its `speedup` entry over the baseline on its own checkpoint;
-    note: what a reader must know of figures that leave the page, such as that they are a demonstration.
-    """
-    sketches: list[Callable[..., Drawing | None]] = [_frontier, _histogram, _factors]
-    cells = [cell for cell in cells if cell["status"] != "failed"]
+    cells: Sequence[ResultCell]  # without failed ones
+    numbers: Mapping[str, int]  # arm -> its number in the tables
+    own: Mapping[str, Speedup]  # arm -> its speedup over the baseline on its own checkpoint
+    note: str  # printed in every figure, since figures leave the page: for instance that it is a demonstration
+
+    def label(self, cell: ResultCell, longest: int) -> str:
+        """Return the name of an arm in a figure, with its number, cut at about `longest` letters."""
+        return arm_label(self.numbers[cell.arm], cell.arm, longest, void=bool(cell.void))
+
+    def key(self, cells: Sequence[ResultCell]) -> list[str]:
+        return [self.label(cell, 54) for cell in cells]
+
+    @property
+    def baselines(self) -> set[str]:
+        return {speedup.baseline for cell in self.cells for speedup in cell.speedup}
+
+
+def draw(scene: Scene) -> list[Drawing]:
+    """Return the figures of one suite and batch size, without those that nothing was measured for."""
+    sketches: list[Callable[[Scene], Drawing | None]] = [_frontier, _histogram, _factors]
     with mpl.rc_context(STYLE):
-        drawn = [sketch(cells, numbers, own, note) for sketch in sketches]
+        drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
 
 
-def _frontier(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], note: str) -> Drawing | None:
-    """Speed against accuracy, with both intervals; without accuracy, speed alone."""
-    timed = [c for c in cells if c["tokens_per_s"]["value"] is not None]
-    scored = [c for c in timed if c["accuracy"] and c["accuracy"]["value"] is not None]
-    if not scored:
-        return _speeds(timed, numbers, own, note)
-    figure, axes = canvas("Speed and accuracy of each arm", "up and to the right is better", 230, _key(scored, numbers))
-    baselines = _baselines(cells)
-    points = [(c["tokens_per_s"]["value"], c["accuracy"]["value"] * 100) for c in scored]
-    for cell, (x, y) in zip(scored, points, strict=True):
-        spread = cell["tokens_per_s"]
-        if spread["ci_low"] is not None:
-            axes.plot([spread["ci_low"], spread["ci_high"]], [y, y], color=MUTED, lw=1.1, zorder=2)
-        if cell["accuracy"]["ci_low"] is not None:
-            bounds = [cell["accuracy"]["ci_low"] * 100, cell["accuracy"]["ci_high"] * 100]
-            axes.plot([x, x], bounds, color=MUTED, lw=1.1, zorder=2)
-        _mark(axes, x, y, cell, baselines)
-    sound = [p for cell, p in zip(scored, points, strict=True) if not cell["void"]]
-    best = sorted(p for p in sound if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in sound))
+def _frontier(scene: Scene) -> Drawing | None:
+    """Draw speed against accuracy, with both intervals; if nothing is scored, speed alone."""
+    timed = [c for c in scene.cells if c.tokens_per_s.value is not None]
+    points = [
+        (c, c.tokens_per_s.value, 100 * c.accuracy.value)
+        for c in timed
+        if c.tokens_per_s.value is not None and c.accuracy is not None and c.accuracy.value is not None
+    ]
+    if not points:
+        return _speeds(scene, timed)
+    scored = [cell for cell, _, _ in points]
+    title = "Speed and accuracy of each arm"
+    figure, axes = canvas(title, "up and to the right is better", 230, scene.key(scored))
+    rates = [_span(c.tokens_per_s) for c in scored]
+    accuracies = [_span(c.accuracy, 100) for c in scored if c.accuracy is not None]
+    for (cell, x, y), rate, accuracy in zip(points, rates, accuracies, strict=True):
+        if len(rate) == 2:
+            axes.plot(rate, [y, y], color=MUTED, lw=1.1, zorder=2)
+        if len(accuracy) == 2:
+            axes.plot([x, x], accuracy, color=MUTED, lw=1.1, zorder=2)
+        _mark(axes, x, y, cell, scene.baselines)
+    best = _undominated([(x, y) for cell, x, y in points if not cell.void])
     if len(best) > 1:
         axes.plot(*zip(*best, strict=True), color=ACCENT, lw=1, ls=(0, (4, 3)), alpha=0.7, zorder=1)
-    low, high = _range([b for c in scored for b in _bounds(c["accuracy"], 100)])
+    low, high = _range([b for span in accuracies for b in span] + [y for _, _, y in points])
     axes.set_ylim(max(-4.0, low), min(104.0, high))
-    axes.set_xlim(*_range([b for c in scored for b in _bounds(c["tokens_per_s"])]))
+    axes.set_xlim(*_range([b for span in rates for b in span] + [x for _, x, _ in points]))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_xlabel("tokens per second")
     axes.set_ylabel("accuracy, %")
     axes.grid(color=RULE, lw=0.6)
-    _label_points(axes, points, [numbers[c["arm"]] for c in scored])
-    told = "; ".join(f"{c['arm']} {x:,.0f} tokens/s, {y:.1f}%" for c, (x, y) in zip(scored, points, strict=True))
+    _label_points(axes, [(x, y) for _, x, y in points], [scene.numbers[c.arm] for c in scored])
+    texts = [f"{cell.arm} {number(x, 0)} tokens/s, {number(y, 1)}%" for cell, x, y in points]
     return finish(
         figure,
-        note,
+        scene.note,
         name="frontier",
-        title="Speed and accuracy of each arm",
+        title=title,
         caption="Hollow points are the baselines. Lines through a point are its 95% intervals, and the dashed line "
         "joins the arms that no other beats in both (by their estimates; intervals may overlap).",
-        alt=f"Scatter plot of accuracy over tokens per second: {told}.",
+        alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
 
 
-def _speeds(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], note: str) -> Drawing | None:
-    """Tokens per second alone, where nothing is scored."""
-    if not cells:
+def _undominated(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points that no other point beats in both coordinates, from left to right."""
+    return sorted(p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points))
+
+
+def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
+    """Draw tokens per second alone, for a suite that is not scored."""
+    if not timed:
         return None
     title = "Speed of each arm"
-    figure, axes = canvas(title, "not scored: nothing is said of accuracy", 30 * len(cells) + 12, left=10)
-    baselines = _baselines(cells)
-    for row, cell in enumerate(cells):
-        low, high = _bounds(cell["tokens_per_s"])[::2]
-        axes.plot([low, high], [row, row], color=MUTED, lw=1.1, zorder=2)
-        _mark(axes, cell["tokens_per_s"]["value"], row, cell, baselines)
-        _row_label(axes, row - 0.34, cell, numbers)
-    axes.set_ylim(len(cells) - 0.4, -0.8)
-    axes.set_xlim(*_range([b for c in cells for b in _bounds(c["tokens_per_s"])]))
+    figure, axes = canvas(title, "not scored: nothing is said of accuracy", 30 * len(timed) + 12, left=10)
+    reach: list[float] = []
+    for row, cell in enumerate(timed):
+        rate = cell.tokens_per_s.value or 0.0
+        span = _span(cell.tokens_per_s)
+        axes.plot(span or [rate, rate], [row, row], color=MUTED, lw=1.1, zorder=2)
+        _mark(axes, rate, row, cell, scene.baselines)
+        _row_label(axes, row - 0.34, scene.label(cell, 52))
+        reach += [rate, *span]
+    axes.set_ylim(len(timed) - 0.4, -0.8)
+    axes.set_xlim(*_range(reach))
     axes.set_yticks([])
     axes.set_xlabel("tokens per second")
     axes.grid(axis="x", color=RULE, lw=0.6)
-    told = "; ".join(f"{c['arm']} {c['tokens_per_s']['value']:,.1f}" for c in cells)
+    texts = [f"{cell.arm} {number(cell.tokens_per_s.value, 1)}" for cell in timed]
     return finish(
         figure,
-        note,
+        scene.note,
         name="frontier",
         title=title,
         caption="Hollow points are the baselines. Lines are 95% intervals.",
-        alt=f"Tokens per second: {told}.",
+        alt=f"Tokens per second: {'; '.join(texts)}.",
     )
 
 
-def _histogram(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], note: str) -> Drawing | None:
-    """Of an arm's forwards, how many committed 0, 1, 2 … tokens."""
-    counted = [c for c in cells if c["commit_histogram"]]
-    if not counted:
+def _histogram(scene: Scene) -> Drawing | None:
+    """Draw the share of an arm's forwards that committed 0, 1, 2 … tokens."""
+    counted_cells = [c for c in scene.cells if c.commit_histogram]
+    if not counted_cells:
         return None
     title = "How many tokens each forward committed"
-    sizes = sorted({shade(int(size)) for c in counted for size in c["commit_histogram"]})
+    sizes = sorted({shade(int(size)) for c in counted_cells for size in c.commit_histogram})
     subtitle = "share of forwards; right: tokens per forward"
-    figure, axes = canvas(title, subtitle, 34 * len(counted) + 10, left=14, right=44, axis=46)
-    told = []
-    for row, cell in enumerate(counted):
-        shares = dict.fromkeys(sizes, 0.0)
-        for size, n in cell["commit_histogram"].items():
-            shares[shade(int(size))] += 100 * n / sum(cell["commit_histogram"].values())
-        left = 0.0
-        for size in sizes:
-            empty = size == 0
-            axes.barh(
-                row,
-                shares[size],
-                left=left,
-                height=0.44,
-                color=SHADES[size],
-                edgecolor=RULE if empty else PAPER,
-                hatch="////" if empty else None,
-                lw=0.8,
-            )
-            if shares[size] >= 7:
-                color = ON_HIGH if size >= HIGH else ON_LOW
-                share = f"{shares[size]:.0f}%"
-                axes.text(
-                    left + shares[size] / 2, row, share, ha="center", va="center_baseline", fontsize=9.5, color=color
-                )
-            left += shares[size]
-        _row_label(axes, row - 0.32, cell, numbers)
-        if cell["tokens_per_forward"] is not None:
-            per_forward = f"{cell['tokens_per_forward']:.2f}"
+    figure, axes = canvas(title, subtitle, 34 * len(counted_cells) + 10, left=14, right=44, axis=46)
+    texts = []
+    for row, cell in enumerate(counted_cells):
+        shares = _commit_shares(cell, sizes)
+        _stacked_bar(axes, row, shares)
+        _row_label(axes, row - 0.32, scene.label(cell, 52))
+        if cell.tokens_per_forward is not None:
+            per_forward = number(cell.tokens_per_forward, 2)
             axes.text(102, row, per_forward, va="center_baseline", fontsize=11, fontweight="bold")
-        told.append(f"{cell['arm']}: " + ", ".join(f"{shares[s]:.0f}% {_size(s)}" for s in sizes if shares[s]))
-    axes.set_ylim(len(counted) - 0.6, -0.85)
+        shown = listed(f"{share:.0f}% {_tokens(size)}" for size, share in shares.items() if share)
+        texts.append(f"{cell.arm}: {shown}")
+    axes.set_ylim(len(counted_cells) - 0.6, -0.85)
     axes.set_xlim(0, 100)
     axes.set_yticks([])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}%"))
@@ -198,60 +209,70 @@ def _histogram(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[s
     _shade_key(figure, sizes)
     return finish(
         figure,
-        note,
+        scene.note,
         name="commits",
         title=title,
         caption="Shades are those of the generation viewer below. A forward that commits 0 tokens fills a cache or "
         "waits for a slower row of its batch.",
-        alt=f"Stacked bars of tokens committed per forward. {'; '.join(told)}.",
+        alt=f"Stacked bars of tokens committed per forward. {'; '.join(texts)}.",
     )
 
 
-def _factors(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], note: str) -> Drawing | None:
-    """A waterfall per arm: each factor moves on from where the last one ended, on a log scale."""
-    explained = [c for c in cells if c["arm"] in own and own[c["arm"]]["factors"] and own[c["arm"]]["value"]]
+def _commit_shares(cell: ResultCell, sizes: Sequence[int]) -> dict[int, float]:
+    """Return the percentage of the forwards in each shade."""
+    shares = dict.fromkeys(sizes, 0.0)
+    forwards = sum(cell.commit_histogram.values())
+    for size, n in cell.commit_histogram.items():
+        shares[shade(int(size))] += 100 * n / forwards
+    return shares
+
+
+def _stacked_bar(axes: Axes, row: int, shares: Mapping[int, float]) -> None:
+    left = 0.0
+    for size, share in shares.items():
+        empty = size == 0
+        axes.barh(
+            row,
+            share,
+            left=left,
+            height=0.44,
+            color=SHADES[size],
+            edgecolor=RULE if empty else PAPER,
+            hatch="////" if empty else None,
+            lw=0.8,
+        )
+        if share >= 7:
+            axes.text(
+                left + share / 2,
+                row,
+                f"{share:.0f}%",
+                ha="center",
+                va="center_baseline",
+                fontsize=9.5,
+                color=ON_HIGH if size >= HIGH else ON_LOW,
+            )
+        left += share
+
+
+def _factors(scene: Scene) -> Drawing | None:
+    """Draw a waterfall per arm: each factor starts where the last one ended, on a log scale."""
+    steps = {cell.arm: _steps(scene.own[cell.arm]) for cell in scene.cells if cell.arm in scene.own}
+    explained = [cell for cell in scene.cells if steps.get(cell.arm)]
     if not explained:
         return None
     title = "Where the speedup went"
-    steps = {c["arm"]: _steps(own[c["arm"]]) for c in explained}
-    lines = sum(len(s) + 1 for s in steps.values()) + 0.9 * len(explained)
+    lines = sum(len(steps[cell.arm]) + 1 for cell in explained) + 0.9 * len(explained)
     subtitle = "over the baseline on the same checkpoint; factors multiply"
     figure, axes = canvas(title, subtitle, 15.5 * lines, left=118, right=46, axis=26)
-    edge = axes.get_yaxis_transform()
-    y, reach, told = 0.0, [1.0], []
+    y, reach, texts = 0.0, [1.0], []
     for cell in explained:
-        entry = own[cell["arm"]]
-        label = name_of(cell, numbers, 50)
-        axes.text(
-            -114 / (WIDTH - 164),
-            y,
-            label,
-            transform=edge,
-            fontsize=10.5,
-            fontweight="bold",
-            va="center_baseline",
-            bbox={"facecolor": PAPER, "lw": 0, "pad": 1.5},
-        )
-        y += 1
-        at = 1.0
-        for name, factor in steps[cell["arm"]]:
-            color = ACCENT if factor >= 1 else WARN
-            axes.barh(y, at * factor - at, left=at, height=0.62, color=color, alpha=0.85, lw=0)
-            axes.plot([at * factor, at * factor], [y, y + 1], color=MUTED, lw=0.7, zorder=1)
-            axes.text(-0.02, y, name, transform=edge, ha="right", va="center_baseline", fontsize=10, color=MUTED)
-            axes.text(1.02, y, f"×{factor:.2f}", transform=edge, va="center_baseline", fontsize=10, color=MUTED)
-            at *= factor
-            reach.append(at)
-            y += 1
-        if entry["ci_low"] is not None:
-            axes.plot([entry["ci_low"], entry["ci_high"]], [y, y], color=INK, lw=1.4, zorder=3)
-            reach += [entry["ci_low"], entry["ci_high"]]
-        axes.plot([entry["value"]], [y], "o", color=INK, ms=5.5, zorder=4)
-        axes.text(-0.02, y, "speedup", transform=edge, ha="right", va="center_baseline", fontsize=10)
-        total = f"×{entry['value']:.2f}"
-        axes.text(1.02, y, total, transform=edge, va="center_baseline", fontsize=10, fontweight="bold")
-        told.append(f"{cell['arm']}: " + ", ".join(f"{n} {f:.2f}" for n, f in steps[cell["arm"]]) + f", {total}")
-        y += 1.9
+        speedup, of_arm = scene.own[cell.arm], steps[cell.arm]
+        _waterfall(axes, y, scene.label(cell, 50), of_arm, speedup)
+        ends = itertools.accumulate((factor for _, factor in of_arm), lambda at, factor: at * factor)
+        reach += [*ends, *(bounds(speedup) or ())]
+        shown = listed(f"{name} {number(factor, 2)}" for name, factor in of_arm)
+        texts.append(f"{cell.arm}: {shown}, {times(speedup.value, 2)}")
+        y += len(of_arm) + 2.9
     axes.axvline(1, color=INK, lw=0.9, zorder=0)
     axes.set_xscale("log")
     span = max(1.25, *(max(r, 1 / r) for r in reach if r > 0))
@@ -266,22 +287,60 @@ def _factors(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str
     axes.set_yticks([])
     return finish(
         figure,
-        note,
+        scene.note,
         name="factors",
         title=title,
         caption="Each bar starts where the last one ended, and on this logarithmic scale their lengths add up to the "
         "speedup; the dot is the measured speedup with its 95% interval.",
-        alt=f"Factors of the speedup over the baseline on the same checkpoint. {'; '.join(told)}.",
+        alt=f"Factors of the speedup over the baseline on the same checkpoint. {'; '.join(texts)}.",
     )
 
 
-def _steps(entry: Cell) -> list[tuple[str, float]]:
-    """The factors whose product is the speedup; length only where it matters."""
-    steps = [(label, float(entry["factors"][name])) for name, label in FACTORS.items()]
-    length = entry["length_ratio"]
-    if length and abs(length - 1) > 0.01:
+def _steps(speedup: Speedup) -> list[tuple[str, float]]:
+    """Return the factors whose product is the speedup, by name; the answer length only if it matters."""
+    if speedup.factors is None or not speedup.value:
+        return []
+    steps = [(label, getattr(speedup.factors, name)) for name, label in FACTORS.items()]
+    length = speedup.length_ratio
+    if length and abs(length - 1) > LENGTH_RATIO_SHOWN_BEYOND:
         steps.append(("answer length", 1 / length))
-    return [(name, factor) for name, factor in steps if factor > 0]
+    return [(label, factor) for label, factor in steps if factor > 0]
+
+
+def _waterfall(axes: Axes, y: float, label: str, steps: Sequence[tuple[str, float]], speedup: Speedup) -> None:
+    """Draw one arm's factors from row y on, and below them its speedup."""
+    edge = axes.get_yaxis_transform()
+    axes.text(
+        -114 / (WIDTH - 164),
+        y,
+        label,
+        transform=edge,
+        fontsize=10.5,
+        fontweight="bold",
+        va="center_baseline",
+        bbox={"facecolor": PAPER, "lw": 0, "pad": 1.5},
+    )
+    at = 1.0
+    for row, (name, factor) in enumerate(steps, start=1):
+        color = ACCENT if factor >= 1 else WARN
+        axes.barh(y + row, at * factor - at, left=at, height=0.62, color=color, alpha=0.85, lw=0)
+        axes.plot([at * factor, at * factor], [y + row, y + row + 1], color=MUTED, lw=0.7, zorder=1)
+        _beside(axes, y + row, name, times(factor, 2), color=MUTED)
+        at *= factor
+    y += len(steps) + 1
+    limits = bounds(speedup)
+    if limits is not None:
+        axes.plot(limits, [y, y], color=INK, lw=1.4, zorder=3)
+    axes.plot([speedup.value or 0.0], [y], "o", color=INK, ms=5.5, zorder=4)
+    _beside(axes, y, "speedup", times(speedup.value, 2), fontweight="bold")
+
+
+def _beside(axes: Axes, y: float, name: str, value: str, color: str = INK, fontweight: str = "normal") -> None:
+    """Write a name to the left of the plot and a value to the right of it."""
+    edge = axes.get_yaxis_transform()
+    style: dict[str, Any] = {"transform": edge, "va": "center_baseline", "fontsize": 10, "color": color}
+    axes.text(-0.02, y, name, ha="right", **style)
+    axes.text(1.02, y, value, fontweight=fontweight, **style)
 
 
 def canvas(
@@ -294,7 +353,10 @@ def canvas(
     right: float = 10,
     axis: float = 44,
 ) -> tuple[Figure, Axes]:
-    """A figure of the common width, `height` points of which are the plot; under it `axis` points, then a key."""
+    """Return a figure of the common width whose plot is `height` points high, and its axes.
+
+    Under the plot are `axis` points for labels, then a line for every entry of the key.
+    """
     top, below = 46, axis + 15.5 * len(key) + 16
     total = height + top + below
     figure = Figure(figsize=(WIDTH / 72, total / 72))
@@ -310,6 +372,7 @@ def canvas(
 
 
 def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, alt: str) -> Drawing:
+    """Write the note into the figure and return it as SVG and PNG."""
     height = figure.get_size_inches()[1] * 72
     figure.text(4 / WIDTH, 5 / height, note, fontsize=8, color=MUTED, va="baseline")
     svg, png = io.StringIO(), io.BytesIO()
@@ -318,49 +381,59 @@ def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, al
     return Drawing(name, title, caption, alt, svg.getvalue(), png.getvalue())
 
 
-def _mark(axes: Axes, x: float, y: float, cell: Cell, baselines: set[str]) -> None:
-    if cell["void"]:
+def _mark(axes: Axes, x: float, y: float, cell: ResultCell, baselines: set[str]) -> None:
+    """Draw an arm's point: a cross if it is void, hollow if it is a baseline."""
+    if cell.void:
         axes.plot([x], [y], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
         return
-    hollow = cell["arm"] in baselines
-    axes.plot([x], [y], "o", ms=7.5, mew=1.6, mec=INK if hollow else ACCENT, mfc=PAPER if hollow else ACCENT, zorder=4)
+    edge, fill = (INK, PAPER) if cell.arm in baselines else (ACCENT, ACCENT)
+    axes.plot([x], [y], "o", ms=7.5, mew=1.6, mec=edge, mfc=fill, zorder=4)
 
 
 def _label_points(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[int]) -> None:
-    """Put each number beside its point, where it covers no other number, point or edge."""
-    at = axes.transData.transform(points)
-    box = axes.get_window_extent()
+    """Write each number near its point, off the other numbers, the points, the lines and the edge of the plot."""
+    places = axes.transData.transform(points)
     scale = axes.figure.dpi / 72
-    taken = [(float(x), float(y), 14.0) for x, y in at] + [(x, y, 8.0) for x, y in _dots(axes, 6 * scale)]
-    for point, (x, y), name in zip(points, at, names, strict=True):
-        best, least = (11.0, 9.0), math.inf
-        for radius in (13, 20, 28, 38):
-            for turn in (45, 135, 315, 225, 20, 160, 200, 340, 70, 110, 250, 290):
-                dx, dy = radius * math.cos(math.radians(turn)), radius * math.sin(math.radians(turn))
-                px, py = x + dx * scale, y + dy * scale
-                inside = box.x0 + 6 * scale < px < box.x1 - 6 * scale and box.y0 + 6 * scale < py < box.y1 - 6 * scale
-                crowd = sum(max(0.0, apart * scale - math.hypot(px - tx, py - ty)) for tx, ty, apart in taken)
-                cost = crowd * 10 + radius + (0 if inside else 1000)
-                if cost < least:
-                    best, least = (dx, dy), cost
-        taken.append((x + best[0] * scale, y + best[1] * scale, 14.0))
-        far = math.hypot(*best) > 22
+    taken = [(float(x), float(y), 14.0) for x, y in places] + [(x, y, 8.0) for x, y in _dots(axes, 6 * scale)]
+    for point, (x, y), name in zip(points, places, names, strict=True):
+        dx, dy = _free_offset(axes, x, y, taken)
+        taken.append((x + dx * scale, y + dy * scale, 14.0))
+        far = math.hypot(dx, dy) > 22
+        arrow = {"arrowstyle": "-", "color": MUTED, "lw": 0.6, "shrinkA": 5, "shrinkB": 4}
         axes.annotate(
             str(name),
             point,
-            xytext=best,
+            xytext=(dx, dy),
             textcoords="offset points",
             ha="center",
             va="center_baseline",
             fontsize=11,
             fontweight="bold",
             zorder=5,
-            arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.6, "shrinkA": 5, "shrinkB": 4} if far else None,
+            arrowprops=arrow if far else None,
         )
 
 
+def _free_offset(axes: Axes, x: float, y: float, taken: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return the offset in points from pixel (x, y) at which a label covers least.
+
+    taken: (x, y, distance to keep in points) of what is drawn, x and y in pixels.
+    """
+    box, scale = axes.get_window_extent(), axes.figure.dpi / 72
+    best, least = (11.0, 9.0), math.inf
+    for radius, angle in itertools.product(LABEL_RADII, LABEL_ANGLES):
+        dx, dy = radius * math.cos(math.radians(angle)), radius * math.sin(math.radians(angle))
+        px, py = x + dx * scale, y + dy * scale
+        inside = box.x0 + 6 * scale < px < box.x1 - 6 * scale and box.y0 + 6 * scale < py < box.y1 - 6 * scale
+        overlap = sum(max(0.0, apart * scale - math.hypot(px - tx, py - ty)) for tx, ty, apart in taken)
+        cost = 10 * overlap + radius + (0 if inside else 1000)
+        if cost < least:
+            best, least = (dx, dy), cost
+    return best
+
+
 def _dots(axes: Axes, every: float) -> list[tuple[float, float]]:
-    """The lines drawn so far as dots `every` pixels apart, to keep text off them."""
+    """Return the lines drawn so far as dots `every` pixels apart, so that labels keep off them."""
     dots = []
     for line in axes.get_lines():
         corners = axes.transData.transform(line.get_xydata())
@@ -370,72 +443,63 @@ def _dots(axes: Axes, every: float) -> list[tuple[float, float]]:
     return dots
 
 
-def _baselines(cells: Sequence[Cell]) -> set[str]:
-    return {entry["baseline"] for cell in cells for entry in cell["speedup"]}
+def arm_label(number: int, arm: str, longest: int, *, void: bool = False) -> str:
+    """Return the name of an arm with its number, cut at about `longest` letters."""
+    name = arm if len(arm) <= longest else f"{arm[: longest - 1]}…"
+    return f"{number}\u2002{name}{' (void)' if void else ''}"
 
 
-def _key(cells: Sequence[Cell], numbers: Mapping[str, int]) -> list[str]:
-    return [name_of(cell, numbers, 54) for cell in cells]
-
-
-def name_of(cell: Cell, numbers: Mapping[str, int], most: int) -> str:
-    """An arm as figures name it, with its number, in about `most` letters."""
-    arm = cell["arm"] if len(cell["arm"]) <= most else f"{cell['arm'][: most - 1]}…"
-    return f"{numbers[cell['arm']]}\u2002{arm}{' (void)' if cell['void'] else ''}"
-
-
-def _row_label(axes: Axes, y: float, cell: Cell, numbers: Mapping[str, int]) -> None:
-    edge = axes.get_yaxis_transform()
-    axes.text(0, y, name_of(cell, numbers, 52), transform=edge, fontsize=10.5, va="baseline")
+def _row_label(axes: Axes, y: float, label: str) -> None:
+    axes.text(0, y, label, transform=axes.get_yaxis_transform(), fontsize=10.5, va="baseline")
 
 
 def _shade_key(figure: Figure, sizes: Sequence[int]) -> None:
-    """Swatches under the plot: which shade is how many tokens."""
+    """Draw the key of the shades under the plot."""
     height = figure.get_size_inches()[1] * 72
-    x = 14.0
-    for size in [None, *sizes]:
-        text = "tokens:" if size is None else _count(size)
-        if size is not None:
-            swatch = Rectangle(
-                (x / WIDTH, 24 / height),
-                11 / WIDTH,
-                11 / height,
-                transform=figure.transFigure,
-                facecolor=SHADES[size],
-                edgecolor=RULE,
-                hatch="////" if size == 0 else None,
-                lw=0.8,
-            )
-            figure.add_artist(swatch)
-            x += 16
-        figure.text(x / WIDTH, 26 / height, text, fontsize=10, color=MUTED, va="baseline")
-        x += 13 + 6.2 * len(text)
+    x = _key_text(figure, 14.0, height, "tokens:")
+    for size in sizes:
+        swatch = Rectangle(
+            (x / WIDTH, 24 / height),
+            11 / WIDTH,
+            11 / height,
+            transform=figure.transFigure,
+            facecolor=SHADES[size],
+            edgecolor=RULE,
+            hatch="////" if size == 0 else None,
+            lw=0.8,
+        )
+        figure.add_artist(swatch)
+        x = _key_text(figure, x + 16, height, _shade_name(size))
 
 
-def _count(size: int) -> str:
+def _key_text(figure: Figure, x: float, height: float, text: str) -> float:
+    """Write a text of the key at x and return where the next one starts, both in points."""
+    figure.text(x / WIDTH, 26 / height, text, fontsize=10, color=MUTED, va="baseline")
+    return x + 13 + 6.2 * len(text)
+
+
+def _shade_name(size: int) -> str:
     return f"{size}+" if size == len(SHADES) - 1 else str(size)
 
 
-def _size(size: int) -> str:
-    return f"{_count(size)} token{'' if size == 1 else 's'}"
+def _tokens(size: int) -> str:
+    return "1 token" if size == 1 else f"{_shade_name(size)} tokens"
 
 
-def _bounds(spread: Cell, times: float = 1.0) -> tuple[float, float, float]:
-    value = spread["value"] * times
-    if spread["ci_low"] is None or spread["ci_high"] is None:
-        return value, value, value
-    return spread["ci_low"] * times, value, spread["ci_high"] * times
+def _span(spread: Spread, scale: float = 1.0) -> list[float]:
+    """Return the interval of a record as a list, empty if it has none."""
+    return [limit * scale for limit in bounds(spread) or ()]
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Axis limits with air on both sides, however close the values."""
+    """Return axis limits with space on both sides, also for values that are all alike."""
     low, high = min(values), max(values)
-    air = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
-    return low - air, high + air
+    space = 0.09 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - space, high + space
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """At most five round numbers between the limits, 1 among them, apart enough for their labels."""
+    """Return at most MOST_TICKS round numbers between the limits, 1 among them, with room for their labels."""
     for steps in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), HALVES, TENTHS):
         ticks = [round(s * 10.0**e, 6) for e in range(-6, 7) for s in steps if low <= s * 10.0**e <= high]
         if len(ticks) >= 3:

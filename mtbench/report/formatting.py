@@ -1,44 +1,80 @@
-"""Numbers as tables and sentences write them."""
+"""Numbers as tables, sentences, figures and the terminal write them."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-NONE = "–"
-
-
-def ci(spread: Mapping[str, Any]) -> Sequence[float] | None:
-    low, high = spread["ci_low"], spread["ci_high"]
-    return None if low is None or high is None else (low, high)
+NONE = "–"  # in place of a value that was not measured
 
 
-def number(value: float | None) -> str:
-    """Two decimals for small numbers, fewer for larger ones."""
+class Spread(Protocol):
+    """A record with an interval."""
+
+    @property
+    def ci_low(self) -> float | None: ...
+
+    @property
+    def ci_high(self) -> float | None: ...
+
+
+def bounds(spread: Spread) -> tuple[float, float] | None:
+    """Return the interval of a record; None if it has none."""
+    if spread.ci_low is None or spread.ci_high is None:
+        return None
+    return spread.ci_low, spread.ci_high
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """Return a number with so many decimals; by default two for small numbers, and fewer for larger ones."""
     if value is None:
         return NONE
-    return f"{value:,.{_digits(value)}f}"
+    return _signed(f"{value:,.{_digits(value) if digits is None else digits}f}")
 
 
-def _digits(value: float) -> int:
-    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-
-
-def interval(bounds: Sequence[float] | None, scale: float = 1.0, digits: int | None = None) -> str | None:
-    if bounds is None:
+def interval(limits: Sequence[float] | None, scale: float = 1.0, digits: int | None = None) -> str | None:
+    """Return `[low, high]`, both multiplied by `scale`; None if there is no interval."""
+    if limits is None:
         return None
-    low, high = (bound * scale for bound in bounds)
+    low, high = (limit * scale for limit in limits)
     places = _digits(high) if digits is None else digits
-    return f"[{low:,.{places}f}, {high:,.{places}f}]".replace("-", "−")
+    return f"[{number(low, places)}, {number(high, places)}]"
 
 
-def times(value: float | None) -> str:
-    return NONE if value is None else f"×{number(value)}"
+def count(value: int | None) -> str:
+    """Return a whole number."""
+    return NONE if value is None else f"{value:,}"
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number of things, in the singular or the plural.
+
+    >>> counted(1, "item"), counted(2000, "item")
+    ('1 item', '2,000 items')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Return values in a row, with commas between them."""
+    return ", ".join(map(str, values))
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a share in percent, without the sign."""
+    return NONE if share is None else number(100 * share, digits)
 
 
 def points(difference: float | None) -> str:
-    return NONE if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
+    """Return a difference of shares in percentage points, with its sign."""
+    return NONE if difference is None else _signed(f"{100 * difference:+.1f}")
+
+
+def times(value: float | None, digits: int | None = None) -> str:
+    """Return a factor."""
+    return NONE if value is None else f"×{number(value, digits)}"
 
 
 def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it."""
     if value is None:
         return NONE
     if value < 1e-3:
@@ -47,16 +83,30 @@ def seconds(value: float | None) -> str:
 
 
 def joules(value: float | None) -> str:
+    """Return an energy in the unit that suits it."""
     if value is None:
         return NONE
     return f"{number(value * 1e3)} mJ" if value < 1 else f"{number(value)} J"
 
 
 def memory(value: float | None) -> str:
+    """Return a number of bytes in the binary unit that suits it."""
     if value is None:
         return NONE
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{number(value) if unit != 'B' else f'{value:.0f}'} {unit}"
+    if value < 1024:
+        return f"{value:.0f} B"
+    for unit in ("KiB", "MiB"):
         value /= 1024
-    return f"{number(value)} GiB"
+        if value < 1024:
+            return f"{number(value)} {unit}"
+    return f"{number(value / 1024)} GiB"
+
+
+def _digits(value: float) -> int:
+    if abs(value) < 9.995:
+        return 2
+    return 1 if abs(value) < 99.95 else 0
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", "−")

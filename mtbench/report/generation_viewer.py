@@ -1,29 +1,86 @@
-"""What the report's generation viewer shows: every arm's answer to an item, token by token, as forwards committed them.
+"""The data of the report's generation viewer: every arm's answer to an item, token by token.
 
-The idea is Figure 1 of the MARS paper (arXiv 2604.07023): shade each token by how many came out of its forward.
+The idea is Figure 1 of the MARS paper (arXiv 2604.07023): the shade of a token shows how many tokens its forward
+committed.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate
-from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.plan import Plan
+from mtbench.records import Record, dump
+from mtbench.report.phrases import suite_name
+from mtbench.results.comparisons import OwnSpeedups, own_speedups
+from mtbench.results.record import ResultCell, Results
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Group, Plan
+from mtbench.runs.records import GenerationLine, Scores
 
 ITEMS = 40  # per suite and batch size
 LETTERS = 1_500_000  # of all answers and prompts together, so that the page stays under some 3 MB
 PROMPT_LETTERS = 6000
-BYTES_OF_A_LETTER = 4  # most bytes UTF-8 takes, so most tokens one letter can be split into
+BYTES_OF_A_LETTER = 4  # most bytes of a letter in UTF-8, so most tokens that one letter can be split into
+NO_TOKENIZER = "A tokenizer could not be loaded where this page was made: those texts are shown whole, without shades."
+LATER_TURNS = "A later turn is shown as the first arm read it; every arm goes on from its own answers."
 
 Decode = Callable[[Sequence[int]], str]
 
 
-def suite_name(spec: str) -> str:
-    """A suite as a reader knows it: `prompts:mine.jsonl`, wherever that file was."""
-    name, colon, rest = spec.partition(":")
-    return f"{name}{colon}{Path(rest).name}"
+class Against(Record):
+    """How an answer compares with the baseline's."""
+
+    arm: str
+    same: int | None  # tokens before the first that differs; None: the same tokens
+
+
+class Answer(Record):
+    """An arm's answer to an item. `text` stands in for `pieces` if the tokenizer is not available."""
+
+    pieces: list[str] | None  # the text of each token
+    text: str | None
+    commits: list[int] | None
+    forwards: int | None
+    tokens: int | None
+    special: list[int]  # indices of special tokens
+    cut: list[int] | None  # [token, letter] at which a stop string starts
+    finish: str
+    score: float | None
+    against: Against | None
+
+
+class ShownItem(Record):
+    """An item with the answer of every arm; None: no answer is stored."""
+
+    item: str
+    prompt: str | None
+    answers: list[Answer | None]
+
+
+class ShownArm(Record):
+    """An arm, and its number in the tables."""
+
+    arm: str
+    number: int
+
+
+class ShownGroup(Record):
+    """The items of one suite and batch size."""
+
+    suite: str
+    batch_size: int
+    batching: str
+    arms: list[ShownArm]
+    items: list[ShownItem]
+    of: int  # answered items, of which `items` are the first
+
+
+class Viewer(Record):
+    """What the page holds as JSON for its script."""
+
+    groups: list[ShownGroup]
+    notes: list[str]
 
 
 class Texts:
@@ -33,19 +90,20 @@ class Texts:
         self._tokenizers: dict[str, Any] = {}
 
     def tokenizer(self, source: str) -> Any:
-        """The tokenizer of a checkpoint, or None where it cannot be had."""
+        """Return the tokenizer of a checkpoint, or None if it cannot be loaded."""
         if source not in self._tokenizers:
             try:
                 from transformers import AutoTokenizer
 
-                words = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
-                loaded = AutoTokenizer.from_pretrained(words, local_files_only=True, trust_remote_code=False)
+                folder = locate(RANDOM_TOKENIZER if source.startswith(RANDOM) else source)
+                loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
             except Exception:  # a report is rebuilt anywhere, with or without the checkpoints
                 loaded = None
             self._tokenizers[source] = loaded
         return self._tokenizers[source]
 
     def decode(self, source: str) -> Decode | None:
+        """Return the function that turns ids of a checkpoint into text, or None without a tokenizer."""
         tokenizer = self.tokenizer(source)
         if tokenizer is None:
             return None
@@ -54,17 +112,18 @@ class Texts:
         )
 
     def special(self, source: str) -> frozenset[int]:
+        """Return the ids of a checkpoint's special tokens."""
         tokenizer = self.tokenizer(source)
         return frozenset() if tokenizer is None else frozenset(tokenizer.all_special_ids)
 
 
 def split(ids: Sequence[int], decode: Decode) -> list[str]:
-    """The text of each token; a letter made of several tokens stands with the last of them."""
+    """Return the text of each token. A letter made of several tokens stands with the last of them."""
     whole = decode(ids)
     alone = {i: decode([i]) for i in set(ids)}
     if "".join(alone[i] for i in ids) == whole:
         return [alone[i] for i in ids]
-    pieces, start, shown = [], 0, 0  # ids[start:shown] are on the page, and give the next ones their context
+    pieces, start, shown = [], 0, 0  # ids[start:shown] are in `pieces`, and give the next ids their context
     for end in range(1, len(ids) + 1):
         before, now = decode(ids[start:shown]), decode(ids[start:end])
         unfinished = now.endswith("\ufffd") and end < len(ids) and end - shown < BYTES_OF_A_LETTER
@@ -74,85 +133,123 @@ def split(ids: Sequence[int], decode: Decode) -> list[str]:
     return pieces
 
 
-def viewer(run: RunDirectory, plan: Plan, results: Mapping[str, Any], numbers: Mapping[str, int]) -> Record:
-    """The data behind the viewer, small enough to be part of the page. numbers: arm -> the number it carries."""
+@dataclass(frozen=True)
+class _Generations:
+    """The stored answers of one group."""
+
+    cells: Sequence[ResultCell]
+    own: OwnSpeedups
+    lines: Mapping[str, Mapping[str, GenerationLine]]  # by cell and item
+    scores: Mapping[str, Mapping[str, float]]  # by cell and item
+    texts: Texts
+
+
+def viewer(run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str, int]) -> Viewer:
+    """Return the data of the viewer, small enough to be part of the page. numbers: arm -> its number."""
     texts = Texts()
-    scores = run.read_json("scores.json") if run.has("scores.json") else {}
-    cells = {cell["cell"]: cell for cell in results["cells"]}
-    groups: list[Record] = []
+    scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+    by_name = {cell.cell: cell for cell in results.cells}
+    groups = []
     for group in plan.groups:
-        of_group = [cells[name] for name in group.cells]
-        lines = {name: {g["item"]: g for g in run.lines(f"generations/{name}.jsonl")} for name in group.cells}
-        answered = [i for i in plan.suite(group.suite).items if any(i.item in of_cell for of_cell in lines.values())]
-        items: list[Record] = []
-        letters = 0
-        for item in answered[:ITEMS]:
-            answers = _answers(item.item, of_group, lines, scores, texts)
-            read = next(of_cell[item.item]["prompt_ids"] for of_cell in lines.values() if item.item in of_cell)
-            prompt = None if read is None else _prompt(read, texts.decode(_source(of_group[0])))
-            items.append({"item": item.item, "prompt": prompt, "answers": answers})
-            letters += len(json.dumps(items[-1], ensure_ascii=False))
-            if letters > LETTERS / len(plan.groups):
-                break
-        if items:
-            arms = [{"arm": cell["arm"], "number": numbers[cell["arm"]]} for cell in of_group]
-            run_of = {"suite": suite_name(group.suite), "batch_size": group.batch_size, "batching": group.batching}
-            groups.append({**run_of, "arms": arms, "items": items, "of": len(answered)})
-    whole = any(a and a["pieces"] is None for g in groups for i in g["items"] for a in i["answers"])
-    note = "A tokenizer could not be loaded where this page was made: those texts are shown whole, without shades."
-    turns = any(item.follows is not None for suite in plan.suites for item in suite.items)
-    whose = "A later turn is shown as the first arm read it; every arm goes on from its own answers."
-    return {"groups": groups, "notes": [note] * whole + [whose] * turns}
+        cells = [by_name[name] for name in group.cells]
+        lines = {}
+        for name in group.cells:
+            stored = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
+            lines[name] = {line.item: line for line in stored}
+        generations = _Generations(cells, own_speedups(cells), lines, scores, texts)
+        shown = _group(plan, group, generations, numbers)
+        if shown.items:
+            groups.append(shown)
+    notes = []
+    answers = [answer for group in groups for item in group.items for answer in item.answers]
+    if any(answer is not None and answer.pieces is None for answer in answers):
+        notes.append(NO_TOKENIZER)
+    if any(item.follows is not None for suite in plan.suites for item in suite.items):
+        notes.append(LATER_TURNS)
+    return Viewer(groups=groups, notes=notes)
 
 
-def _answers(
-    item: str,
-    cells: Sequence[Mapping[str, Any]],
-    lines: Mapping[str, Mapping[str, Record]],
-    scores: Mapping[str, Mapping[str, float]],
-    texts: Texts,
-) -> list[Record | None]:
-    """What each arm made of one item; None where it has no answer."""
-    answers: list[Record | None] = []
-    for cell in cells:
-        line = lines[cell["cell"]].get(item)
-        if line is None:
-            answers.append(None)
-            continue
-        answer = _answer(cell, line, scores.get(cell["cell"], {}).get(item), texts)
-        baseline = _baseline(cell, cells)
-        other = lines[baseline["cell"]].get(item) if baseline else None
-        if baseline and other and other["token_ids"] is not None and line["token_ids"] is not None:
-            ours, theirs = line["token_ids"], other["token_ids"]
-            answer["against"] = {"arm": baseline["arm"], "same": None if ours == theirs else _same(ours, theirs)}
-        answers.append(answer)
-    return answers
+def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping[str, int]) -> ShownGroup:
+    """Return the first items of a group, as many as its share of the page holds."""
+    names = [item.item for item in plan.suite(group.suite).items]
+    answered = [name for name in names if any(name in by_item for by_item in generations.lines.values())]
+    items, letters = [], 0
+    for name in answered[:ITEMS]:
+        items.append(_item(name, generations))
+        letters += len(json.dumps(dump(items[-1]), ensure_ascii=False))
+        if letters > LETTERS / len(plan.groups):
+            break
+    return ShownGroup(
+        suite=suite_name(group.suite),
+        batch_size=group.batch_size,
+        batching=group.batching,
+        arms=[ShownArm(arm=cell.arm, number=numbers[cell.arm]) for cell in generations.cells],
+        items=items,
+        of=len(answered),
+    )
 
 
-def _answer(cell: Mapping[str, Any], line: Mapping[str, Any], score: float | None, texts: Texts) -> Record:
-    source = _source(cell)
-    decode, ids = texts.decode(source), line["token_ids"]
-    pieces = None if decode is None or ids is None else [_sound(p) for p in split(ids, decode)]
-    special = [] if pieces is None else [i for i, token in enumerate(ids) if token in texts.special(source)]
-    cut = None
-    if pieces is not None and line["finish_reason"] == "stop":
-        cut = _cut(pieces, special, len(line["text"]))
-    return {
-        "pieces": pieces,
-        "text": _sound(line["text"]) if pieces is None else None,
-        "commits": line["commits"],
-        "forwards": line["forwards"],
-        "tokens": None if ids is None else len(ids),
-        "special": special,
-        "cut": cut,
-        "finish": line["finish_reason"],
-        "score": score,
-        "against": None,
-    }
+def _item(name: str, generations: _Generations) -> ShownItem:
+    """Return an item with its prompt, as the first arm with an answer read it, and all answers."""
+    prompts = [by_item[name].prompt_ids for by_item in generations.lines.values() if name in by_item]
+    decode = generations.texts.decode(_source(generations.cells[0]))
+    prompt = None
+    if prompts[0] is not None and decode is not None:
+        prompt = _sound(decode(prompts[0]))
+        if len(prompt) > PROMPT_LETTERS:
+            prompt = f"… {prompt[-PROMPT_LETTERS:]}"
+    answers = [_answer(name, cell, generations) for cell in generations.cells]
+    return ShownItem(item=name, prompt=prompt, answers=answers)
+
+
+def _answer(item: str, cell: ResultCell, generations: _Generations) -> Answer | None:
+    """Return an arm's answer to an item; None if there is none."""
+    line = generations.lines[cell.cell].get(item)
+    if line is None:
+        return None
+    source, texts = _source(cell), generations.texts
+    decode, pieces, special, cut = texts.decode(source), None, list[int](), None
+    if decode is not None:
+        pieces = [_sound(piece) for piece in split(line.token_ids, decode)]
+        special = [i for i, token in enumerate(line.token_ids) if token in texts.special(source)]
+        if line.finish_reason == "stop":
+            cut = _cut(pieces, special, len(line.text))
+    return Answer(
+        pieces=pieces,
+        text=_sound(line.text) if pieces is None else None,
+        commits=line.commits,
+        forwards=line.forwards,
+        tokens=len(line.token_ids),
+        special=special,
+        cut=cut,
+        finish=line.finish_reason,
+        score=generations.scores.get(cell.cell, {}).get(item),
+        against=_against(item, cell, line, generations),
+    )
+
+
+def _against(item: str, cell: ResultCell, line: GenerationLine, generations: _Generations) -> Against | None:
+    """Return how an answer compares with that of the arm's baseline; None without a baseline or its answer."""
+    baseline = _baseline(cell, generations.own)
+    cells = [other.cell for other in generations.cells if other.arm == baseline]
+    other = generations.lines[cells[0]].get(item) if cells else None
+    if baseline is None or other is None:
+        return None
+    if line.token_ids == other.token_ids:
+        return Against(arm=baseline, same=None)
+    return Against(arm=baseline, same=_same(line.token_ids, other.token_ids))
+
+
+def _baseline(cell: ResultCell, own: OwnSpeedups) -> str | None:
+    """Return the baseline on the arm's checkpoint, else any by its engine, else the arm whose tokens it promises."""
+    speedup = own.same.get(cell.arm) or own.deployed.get(cell.arm)
+    if speedup is not None:
+        return speedup.baseline
+    return None if cell.lossless is None else cell.lossless.against
 
 
 def _cut(pieces: Sequence[str], special: Sequence[int], letters: int) -> list[int] | None:
-    """[token, letter] where the stored text ends and a stop string begins."""
+    """Return [token, letter] where the stored text ends and a stop string starts."""
     for index, piece in enumerate(pieces):
         if index in special:
             continue
@@ -162,32 +259,17 @@ def _cut(pieces: Sequence[str], special: Sequence[int], letters: int) -> list[in
     return None
 
 
-def _baseline(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The cell this one is compared with, on its own checkpoint if there is one; else the one it is held to."""
-    names = [entry["baseline"] for entry in cell["speedup"] if not entry.get("includes_engine")]
-    if not names and cell["lossless"]:
-        names = [cell["lossless"]["against"]]
-    compared = sorted((c for c in cells if c["arm"] in names), key=lambda c: bool(c["on"] != cell["on"]))
-    return compared[0] if compared else None
-
-
-def _source(cell: Mapping[str, Any]) -> str:
-    """Whose tokenizer the cell's ids are in."""
-    return str(cell["checkpoints"][cell["on"]])
+def _source(cell: ResultCell) -> str:
+    """Return the checkpoint whose tokenizer the cell's ids belong to."""
+    return cell.checkpoints[cell.on]
 
 
 def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many tokens agree before the first that differs."""
-    return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
-
-
-def _prompt(ids: Sequence[int], decode: Decode | None) -> str | None:
-    if decode is None:
-        return None
-    text = _sound(decode(ids))
-    return text if len(text) <= PROMPT_LETTERS else f"… {text[-PROMPT_LETTERS:]}"
+    """Return how many tokens agree before the first that differs."""
+    pairs = zip(ours, theirs, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
 
 
 def _sound(text: str) -> str:
-    """Text that can be written as UTF-8."""
+    """Return text that can be written as UTF-8."""
     return text.encode(errors="replace").decode()

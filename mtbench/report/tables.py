@@ -1,44 +1,69 @@
-"""What a report's tables say: each arm's values, with interval, verdict and baseline, as text for every format."""
+"""The tables of a report: each arm's values with interval, verdict and baseline, as text for every format."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mtbench import statistics
 from mtbench.report.figures import FACTORS
-from mtbench.report.formatting import NONE, ci, interval, joules, memory, number, points, seconds, times
-from mtbench.report.terminal import strongest, ungraded
+from mtbench.report.formatting import (
+    NONE,
+    bounds,
+    count,
+    interval,
+    joules,
+    listed,
+    memory,
+    number,
+    percent,
+    points,
+    seconds,
+    times,
+)
+from mtbench.report.phrases import flags_of_measurement, ungraded
 from mtbench.results.acceptance import OWNERS
-from mtbench.runs.simulation import flags_of
+from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
+from mtbench.results.record import (
+    AcceptanceFigures,
+    Accuracy,
+    AccuracyComparison,
+    Percentiles,
+    PlainSpeedup,
+    ResultCell,
+    Speedup,
+    TaskFigures,
+    TaskSpeedup,
+)
 
-Cell = Mapping[str, Any]
-
-TONES = {  # of a verdict's first words: good, bad; anything else says neither
+TONES = {  # first words of a verdict; any other verdict is neither good nor bad
     "good": ("faster", "not worse", "exact"),
     "bad": ("slower", "worse", "divergent"),
 }
-SAID = "accuracy inconclusive"  # a flag whose row says so already, with the items needed
+COMPARATIVES = ("faster", "slower", "not worse", "worse")  # verdicts that `than` may follow
+REPEATED_FLAG = "accuracy inconclusive"  # the row of such a cell gives this verdict, with the items needed
 SIGNS = {"good": "▲", "bad": "▼", "plain": "•"}
 POSITIONS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One place of a table: a value, its interval, a verdict, what it is compared with."""
+    """One place of a table: a value, its interval, a verdict, and the baseline."""
 
     value: str = NONE
     interval: str | None = None
     verdict: str | None = None
-    against: str | None = None
-    detail: str | None = None  # what else to know of the value
+    against: str | None = None  # baseline
+    detail: str | None = None  # a second value that belongs to the first
 
     @property
     def tone(self) -> str:
-        """What kind of news the verdict is; `worse by less than the margin` is neither."""
+        """Whether the verdict is good, bad or neither, as `worse by less than the margin` is."""
         verdict = self.verdict or ""
         if "less than the margin" in verdict:
             return "plain"
-        return next((tone for tone, words in TONES.items() if verdict.startswith(words)), "plain")
+        for tone, words in TONES.items():
+            if verdict.startswith(words):
+                return tone
+        return "plain"
 
     @property
     def words(self) -> bool:
@@ -50,23 +75,24 @@ class Entry:
         return SIGNS[self.tone]
 
     def line(self) -> str:
-        """All of it on one line."""
-        bracket = (self.interval or "").startswith("[")
-        value = f"{self.value}{' ' if bracket else ', '}{self.interval}" if self.interval else self.value
-        value = f"{value}, {self.detail}" if self.detail else value
+        """Return the whole entry on one line."""
+        value = self.value
+        if self.interval:
+            value += f" {self.interval}" if self.interval.startswith("[") else f", {self.interval}"
+        if self.detail:
+            value += f", {self.detail}"
+        if not self.verdict:
+            return f"{value} (against {self.against})" if self.against else value
         if not self.against:
-            return f"{value}, {self.verdict}" if self.verdict else value
-        comparative = self.verdict in ("faster", "slower", "not worse", "worse")
-        named = f"{self.verdict} than {self.against}" if comparative else f"{self.verdict} (against {self.against})"
-        return f"{value}, {named}" if self.verdict else f"{value} (against {self.against})"
+            return f"{value}, {self.verdict}"
+        if self.verdict in COMPARATIVES:
+            return f"{value}, {self.verdict} than {self.against}"
+        return f"{value}, {self.verdict} (against {self.against})"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm, or one task, which has no number. `notes`: its failure, why it is void, its flags, in words.
-
-    A failed arm has no entries.
-    """
+    """One arm, or one task, which has no number. A failed arm has no entries."""
 
     number: int | None
     arm: str
@@ -78,260 +104,323 @@ class Row:
 
     @property
     def tags(self) -> list[str]:
-        """What stands beside the arm wherever it is named."""
-        return ["void"] * self.void + ["simulated"] * self.simulated
+        """Words that stand next to the arm's name everywhere."""
+        tags = []
+        if self.void:
+            tags.append("void")
+        if self.simulated:
+            tags.append("simulated")
+        return tags
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns beside that of the arm, and a row for each arm; or the other way round, of another thing."""
+    """Headings with their meanings, and the rows under them. `of` says what a row is: an arm or a task."""
 
-    columns: list[tuple[str, str]]  # heading, and what it means
+    columns: list[tuple[str, str]]  # heading, meaning
     rows: list[Row]
-    of: str = "arm"  # what the rows are
+    of: str = "arm"
 
     def first(self, n: int) -> "Table":
-        """The same with so many columns."""
+        """Return the table with its first n columns only."""
         return Table(self.columns[:n], [replace(row, entries=row.entries[:n]) for row in self.rows])
 
 
-def main_table(
-    cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell], deployed: Mapping[str, Cell]
-) -> Table:
-    """Quality, speed and cost. own, deployed: arm -> its `speedup` entry over either baseline."""
-    engines = {c["arm"]: entry for c in cells if (entry := strongest(c)) is not None}
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table of arms."""
+
+    heading: str
+    meaning: str
+    entry: Callable[[ResultCell], Entry]
+    shown: bool = True
+
+
+def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
+    """Return quality, speed and cost of each arm."""
     columns = [
-        ("accuracy, %", "share of items right; the verdict is on the same items, against the arm named"),
-        ("tokens per forward", "committed tokens over forwards of the model"),
-        ("tokens/s", "wall-clock, prefill included"),
-        (
-            "speedup, same checkpoint",
-            "baseline's wall-clock over the arm's, same prompts, same checkpoint; "
-            "answer length is given where it is off by more than 1%",
+        Column(
+            "accuracy, %",
+            "share of items right; the verdict is on the same items, against the arm named",
+            lambda cell: _accuracy_entry(cell, own.same.get(cell.arm)),
         ),
-        ("speedup, deployment", "the same over the checkpoint one would deploy without this method"),
-        *[
-            (
-                "incl. engine",
-                "the same over the fastest reference by another engine, so the engine's part is in it; beside it, what "
-                "plain decoding by the arm's own engine comes to, which is the engine's part alone",
-            )
-        ][: len(engines)],
-        (
+        Column(
+            "tokens per forward",
+            "committed tokens over forwards of the model",
+            lambda cell: Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci)),
+        ),
+        *_speed_columns(cells, own),
+        Column(
             "lossless",
             "are the tokens those of the arm it is held to? floor: that arm against itself, at the smallest and the "
             "largest batch size of the run",
+            _lossless_entry,
         ),
-        ("cut by budget, %", "answers ended by the token budget"),
-        ("between commits", "median and 95th percentile of the wait between two commits of a row"),
-        ("first token", "median and 95th percentile of the time to the first token"),
-        ("positions per token", "positions fed to the model for each token that came out"),
-        ("peak memory", "highest use in an untimed pass; on a CPU the whole process, libraries included"),
+        Column("cut by budget, %", "answers ended by the token budget", _cut_entry),
+        Column(
+            "between commits",
+            "median and 95th percentile of the wait between two commits of a row",
+            lambda cell: _latency_entry(cell.commit_latency_s),
+        ),
+        Column(
+            "first token",
+            "median and 95th percentile of the time to the first token",
+            lambda cell: _latency_entry(cell.ttft_s),
+        ),
+        Column(
+            "positions per token",
+            "positions fed to the model for each token that came out",
+            lambda cell: Entry(number(cell.positions_fed_per_token)),
+        ),
+        Column(
+            "peak memory",
+            "highest use in an untimed pass; on a CPU the whole process, libraries included",
+            lambda cell: Entry(memory(cell.peak_memory_bytes)),
+        ),
+    ]
+    return _table(columns, cells, numbers, _notes)
+
+
+def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
+    """Return tokens per second and the speedups over each kind of baseline."""
+    engines = {cell.arm: over_fastest_engine(cell) for cell in cells}
+    return [
+        Column(
+            "tokens/s",
+            "wall-clock, prefill included",
+            lambda cell: Entry(number(cell.tokens_per_s.value), interval(bounds(cell.tokens_per_s))),
+        ),
+        Column(
+            "speedup, same checkpoint",
+            "baseline's wall-clock over the arm's, same prompts, same checkpoint; "
+            "answer length is given where it is off by more than 1%",
+            lambda cell: _speedup_entry(own.same.get(cell.arm)),
+        ),
+        Column(
+            "speedup, deployment",
+            "the same over the checkpoint one would deploy without this method",
+            lambda cell: _speedup_entry(own.deployed.get(cell.arm)),
+        ),
+        Column(
+            "incl. engine",
+            "the same over the fastest reference by another engine, so the engine's part is in it; beside it, what "
+            "plain decoding by the arm's own engine comes to, which is the engine's part alone",
+            lambda cell: _engine_entry(engines[cell.arm]),
+            shown=any(engines.values()),
+        ),
     ]
 
-    def entries(cell: Cell) -> list[Entry]:
-        positions = cell["positions_fed_per_token"]
-        return [
-            _accuracy_entry(cell, own),
-            Entry(number(cell["tokens_per_forward"]), interval(cell["tokens_per_forward_ci"])),
-            Entry(number(cell["tokens_per_s"]["value"]), interval(ci(cell["tokens_per_s"]))),
-            _speedup_entry(own.get(cell["arm"])),
-            _speedup_entry(deployed.get(cell["arm"])),
-            *([_engine_entry(engines.get(cell["arm"]))] if engines else []),
-            _lossless_entry(cell),
-            Entry(f"{100 * cell['finish']['length'] / cell['items']:.1f}" if cell["items"] else NONE),
-            _latency_entry(cell["commit_latency_s"]),
-            _latency_entry(cell["ttft_s"]),
-            Entry(number(positions)),
-            Entry(memory(cell["peak_memory_bytes"])),
-        ]
 
-    return _table(columns, cells, numbers, entries)
-
-
-def cost_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
-    """Where time and memory went, and how clean the measurement was."""
-    probed = any(c["roofline_fraction"] is not None for c in cells)
-    drafts, draft_times, heads = (any(c[name] for c in cells) for name in ("draft_forwards", "draft_s", "head_s"))
+def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
+    """Return where time and memory went, and how clean the measurement was."""
     columns = [
-        ("items", "answered items"),
-        ("blocks × rounds", "blocks with a clean timing, and how often the first of them were timed"),
-        ("samples dropped", "timings left out because the machine was disturbed"),
-        ("wall", "seconds for the blocks once, mean over rounds"),
-        ("prefill", "of the wall-clock"),
-        ("decode", "of the wall-clock"),
-        ("host gap", "decode time outside the model"),
-        ("decode tokens/s", "prefill left out"),
-        ("preparation", "what first calls took beyond warm ones: capture, compilation, memory; before the clock runs"),
-        *[
-            (
-                "% of roofline",
-                "least time that the weights, K/V and FLOPs of its forwards take at the probed bandwidth and speed, "
-                "over decode time",
-            )
-        ][:probed],
-        ("positions per forward", "how wide the windows were"),
-        *[("draft forwards per token", "of other models; in all")][:drafts],
-        *[("draft time", "seconds in forwards of other models")][:draft_times],
-        *[("head time", "seconds in what a method computes beside the model")][:heads],
-        ("K/V cache", "bytes at the longest batch"),
-        ("energy per token", "of the whole GPU, prompts included and idle power not subtracted"),
-        ("same tokens again", "repeated items whose tokens equalled round 1's"),
+        Column("items", "answered items", lambda cell: Entry(count(cell.items))),
+        Column(
+            "blocks × rounds",
+            "blocks with a clean timing, and how often the first of them were timed",
+            lambda cell: Entry(f"{cell.blocks} × {cell.rounds}"),
+        ),
+        Column(
+            "samples dropped",
+            "timings left out because the machine was disturbed",
+            lambda cell: Entry(f"{cell.samples.dropped} of {cell.samples.used + cell.samples.dropped}"),
+        ),
+        *_time_columns(cells),
+        *_draft_columns(cells),
+        Column("K/V cache", "bytes at the longest batch", lambda cell: Entry(memory(cell.kv_bytes))),
+        Column(
+            "energy per token",
+            "of the whole GPU, prompts included and idle power not subtracted",
+            lambda cell: Entry(joules(cell.j_per_token)),
+        ),
+        Column("same tokens again", "repeated items whose tokens equalled round 1's", _repeated_entry),
+    ]
+    return _table(columns, cells, numbers, _failure)
+
+
+def _time_columns(cells: Sequence[ResultCell]) -> list[Column]:
+    """Return the columns about seconds of the whole cell."""
+    return [
+        Column("wall", "seconds for the blocks once, mean over rounds", lambda cell: Entry(seconds(cell.wall_s))),
+        Column("prefill", "of the wall-clock", lambda cell: Entry(seconds(cell.prefill_s))),
+        Column("decode", "of the wall-clock", lambda cell: Entry(seconds(cell.decode_s))),
+        Column("host gap", "decode time outside the model", lambda cell: Entry(seconds(cell.host_gap_s))),
+        Column("decode tokens/s", "prefill left out", lambda cell: Entry(number(cell.decode_tokens_per_s.value))),
+        Column(
+            "preparation",
+            "what first calls took beyond warm ones: capture, compilation, memory; before the clock runs",
+            lambda cell: Entry(seconds(cell.preparation_s or None)),
+        ),
+        Column(
+            "% of roofline",
+            "least time that the weights, K/V and FLOPs of its forwards take at the probed bandwidth and speed, "
+            "over decode time",
+            lambda cell: Entry(percent(cell.roofline_fraction)),
+            shown=any(cell.roofline_fraction is not None for cell in cells),
+        ),
     ]
 
-    def entries(cell: Cell) -> list[Entry]:
-        samples = cell["samples"]
-        repeated = cell["repeated_identical"]
-        return [
-            Entry(f"{cell['items']:,}"),
-            Entry(f"{cell['blocks']} × {cell['rounds']}"),
-            Entry(f"{samples['dropped']} of {samples['used'] + samples['dropped']}"),
-            Entry(seconds(cell["wall_s"])),
-            Entry(seconds(cell["prefill_s"])),
-            Entry(seconds(cell["decode_s"])),
-            Entry(seconds(cell["host_gap_s"])),
-            Entry(number(cell["decode_tokens_per_s"]["value"])),
-            Entry(seconds(cell["preparation_s"] or None)),
-            *[_share_entry(cell["roofline_fraction"])][:probed],
-            Entry(number(cell["positions_fed_per_forward"])),
-            *[_draft_entry(cell)][:drafts],
-            *[_time_entry(cell["draft_s"], cell["decode_s"])][:draft_times],
-            *[_time_entry(cell["head_s"], cell["decode_s"])][:heads],
-            Entry(memory(cell["kv_bytes"])),
-            Entry(joules(cell.get("j_per_token"))),
-            Entry(NONE if repeated is None else f"{100 * repeated:.4g}%"),
-        ]
 
-    return _table(columns, cells, numbers, entries, notes=False)
+def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
+    """Return the columns about what a method computes beyond the target's forwards, if any arm does."""
+    return [
+        Column(
+            "positions per forward",
+            "how wide the windows were",
+            lambda cell: Entry(number(cell.positions_fed_per_forward)),
+        ),
+        Column(
+            "draft forwards per token",
+            "of other models; in all",
+            lambda cell: _part_entry(
+                cell.draft_forwards, number(cell.draft_forwards_per_token), f"{count(cell.draft_forwards)} in all"
+            ),
+            shown=any(cell.draft_forwards for cell in cells),
+        ),
+        Column(
+            "draft time",
+            "seconds in forwards of other models",
+            lambda cell: _time_entry(cell.draft_s, cell.decode_s),
+            shown=any(cell.draft_s for cell in cells),
+        ),
+        Column(
+            "head time",
+            "seconds in what a method computes beside the model",
+            lambda cell: _time_entry(cell.head_s, cell.decode_s),
+            shown=any(cell.head_s for cell in cells),
+        ),
+    ]
 
 
-def acceptance_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
-    """What was accepted, in the field's words, of the arms that guess."""
-    told = [c for c in cells if c["acceptance"] and c["acceptance"]["length"] is not None]
-    guessing = [c for c in told if c["acceptance"]["offered"] != 0]  # None: an engine tells no more than the length
+def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
+    """Return the acceptance of the arms that guess, ours and by the formulas of other projects."""
+    figures: dict[str, AcceptanceFigures] = {}
+    for cell in cells:
+        found = cell.acceptance
+        if found is not None and found.length is not None and found.offered != 0:  # null: only the length is known
+            figures[cell.arm] = found
     columns = [
-        ("acceptance length", "tokens per forward that committed any, the model's own one included"),
-        ("acceptance rate, %", "accepted guesses over those offered"),
-        ("offered", "guesses offered"),
-        ("per position, %", "forwards that accepted a first guess, a first and a second, and so on"),
-        *((whose, f"its own figure: {formula}") for whose, formula in OWNERS.values()),
+        Column(
+            "acceptance length",
+            "tokens per forward that committed any, the model's own one included",
+            lambda cell: Entry(number(figures[cell.arm].length)),
+        ),
+        Column(
+            "acceptance rate, %",
+            "accepted guesses over those offered",
+            lambda cell: Entry(percent(figures[cell.arm].rate)),
+        ),
+        Column("offered", "guesses offered", lambda cell: Entry(count(figures[cell.arm].offered))),
+        Column(
+            "per position, %",
+            "forwards that accepted a first guess, a first and a second, and so on",
+            lambda cell: _positions_entry(figures[cell.arm].per_position),
+        ),
+        *(_owner_column(owner, figures) for owner in OWNERS),
     ]
-
-    def entries(cell: Cell) -> list[Entry]:
-        told = cell["acceptance"]
-        return [
-            Entry(number(told["length"])),
-            _share_entry(told["rate"]),
-            Entry(NONE if told["offered"] is None else f"{told['offered']:,}"),
-            _positions_entry(told["per_position"]),
-            *(Entry(number(told["derived"][owner])) for owner in OWNERS),
-        ]
-
-    return _table(columns, guessing, numbers, entries, notes=False)
+    return _table(columns, [cell for cell in cells if cell.arm in figures], numbers, _failure)
 
 
-def task_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
-    """Each task apart, where a suite has several: a row for each, a column for each arm; then all of them together."""
-    items = {
-        part["task"]: max(p["items"] for c in cells for p in c["tasks"] if p["task"] == part["task"])
-        for c in cells
-        for part in c["tasks"]
-    }
-    shown = [cell for cell in cells if cell["status"] != "failed"] if items else []
-    baselines = {cell["arm"]: own[cell["arm"]]["baseline"] if cell["arm"] in own else None for cell in shown}
-    over = {arm: f"speedup over {baseline}" if baseline else "a baseline" for arm, baseline in baselines.items()}
-    columns = [(f"{numbers[cell['arm']]}. {cell['arm']}", over[cell["arm"]]) for cell in shown]
+def _owner_column(owner: str, figures: Mapping[str, AcceptanceFigures]) -> Column:
+    """Return the column of acceptance as one other project computes it."""
+    name, formula = OWNERS[owner]
+    return Column(
+        name,
+        f"its own figure: {formula}",
+        lambda cell: Entry(number(getattr(figures[cell.arm].derived, owner))),
+    )
+
+
+def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
+    """Return a row per task and a column per arm if the suite has several tasks; then all items together."""
+    items: dict[str, int] = {}
+    for part in (part for cell in cells for part in cell.tasks):
+        items[part.task] = max(part.items, items.get(part.task, 0))
+    shown = [cell for cell in cells if cell.status != "failed"]
+    if not items or not shown:
+        return Table([], [], of="task")
+    baselines = {cell.arm: own.same[cell.arm].baseline for cell in shown if cell.arm in own.same}
+    columns = []
+    for cell in shown:
+        over = f"speedup over {baselines[cell.arm]}" if cell.arm in baselines else "a baseline"
+        columns.append((f"{numbers[cell.arm]}. {cell.arm}", over))
+    simulated = any(cell.simulated for cell in shown)
 
     def row(name: str, entries: list[Entry]) -> Row:
-        return Row(None, name, entries, [], False, False, any(cell["simulated"] for cell in shown))
+        return Row(None, name, entries, [], void=False, failed=False, simulated=simulated)
 
     rows = []
-    for task, count in items.items() if shown else ():
-        apart = [next((p for p in cell["tasks"] if p["task"] == task), None) for cell in shown]
-        parts = zip(apart, baselines.values(), strict=True)
-        rows.append(row(f"{task} ({count:,})", [_task_entry(part, baseline) for part, baseline in parts]))
-    if rows:
-        every = sum(items.values())
-        whole = [_task_entry(cell, baselines[cell["arm"]]) for cell in shown]
-        rows.append(row(f"all items ({every:,})", whole))
-    if any(cell["accuracy_macro"] for cell in shown):
-        rows.append(row(f"mean of the {len(items)}", [_percent_entry(cell["accuracy_macro"]) for cell in shown]))
+    for task, n in items.items():
+        parts = {cell.arm: part for cell in shown for part in cell.tasks if part.task == task}
+        entries = [_task_entry(parts.get(cell.arm), baselines.get(cell.arm)) for cell in shown]
+        rows.append(row(f"{task} ({n:,})", entries))
+    whole = [_task_entry(cell, baselines.get(cell.arm)) for cell in shown]
+    rows.append(row(f"all items ({sum(items.values()):,})", whole))
+    if any(cell.accuracy_macro for cell in shown):
+        rows.append(row(f"mean of the {len(items)}", [_percent_entry(cell.accuracy_macro) for cell in shown]))
     return Table(columns, rows, of="task")
 
 
-def factor_table(cells: Sequence[Cell], numbers: Mapping[str, int], own: Mapping[str, Cell]) -> Table:
-    """The five factors, over the baseline on the same checkpoint."""
+def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
+    """Return the five factors of the speed over the baseline on the same checkpoint."""
+    meanings = {
+        "tokens_per_forward": "how many more tokens a row's forward commits",
+        "forward_time": "baseline's time of a forward over the arm's",
+        "utilisation": "live rows per forward",
+        "host": "share of decoding spent in the model",
+        "decode_share": "share of the wall-clock spent decoding",
+    }
     columns = [
-        ("tokens per forward", "how many more tokens a row's forward commits"),
-        ("forward time", "baseline's time of a forward over the arm's"),
-        ("utilisation", "live rows per forward"),
-        ("host", "share of decoding spent in the model"),
-        ("decode share", "share of the wall-clock spent decoding"),
-        ("rate ratio", "the product of the five: tokens per second over the baseline's"),
-        ("answer length", "tokens over the baseline's; speedup is the rate ratio over this"),
-        ("speedup", "wall-clock of the baseline over the arm's"),
+        *(_factor_column(name, meaning, own.same) for name, meaning in meanings.items()),
+        Column(
+            "rate ratio",
+            "the product of the five: tokens per second over the baseline's",
+            lambda cell: Entry(times(own.same[cell.arm].rate_ratio)),
+        ),
+        Column(
+            "answer length",
+            "tokens over the baseline's; speedup is the rate ratio over this",
+            lambda cell: Entry(times(own.same[cell.arm].length_ratio)),
+        ),
+        Column(
+            "speedup",
+            "wall-clock of the baseline over the arm's",
+            lambda cell: Entry(times(own.same[cell.arm].value), against=own.same[cell.arm].baseline),
+        ),
     ]
-    explained = [c for c in cells if c["arm"] in own]
-
-    def entries(cell: Cell) -> list[Entry]:
-        entry = own[cell["arm"]]
-        factors = entry["factors"] or {}
-        return [
-            *(Entry(times(factors.get(name))) for name in FACTORS),
-            Entry(times(entry["rate_ratio"])),
-            Entry(times(entry["length_ratio"])),
-            Entry(times(entry["value"]), against=entry["baseline"]),
-        ]
-
-    return _table(columns, explained, numbers, entries, notes=False)
+    return _table(columns, [cell for cell in cells if cell.arm in own.same], numbers, _failure)
 
 
-def engine_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
-    """Every comparison with a reference by another engine, one row each, beside plain decoding by the arm's own."""
+def _factor_column(name: str, meaning: str, speedups: Mapping[str, Speedup]) -> Column:
+    def entry(cell: ResultCell) -> Entry:
+        factors = speedups[cell.arm].factors
+        return Entry(times(None if factors is None else getattr(factors, name)))
+
+    return Column(FACTORS[name], meaning, entry)
+
+
+def engine_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
+    """Return every comparison with a reference by another engine, one row each."""
     columns = [
         ("incl. engine", "wall-clock of a reference by another engine over the arm's, on the same prompts"),
         ("plain by the same engine", "the same ratio for plain decoding by the arm's own engine: the engine's part"),
         ("answer length", "tokens over the reference's"),
     ]
-    rows = [
-        Row(
-            numbers[cell["arm"]],
-            cell["arm"],
-            [
-                Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], entry["baseline"]),
-                _plain_entry(entry["plain"]),
-                Entry(times(entry["length_ratio"])),
-            ],
-            [],
-            bool(cell["void"]),
-            failed=False,
-            simulated=bool(cell["simulated"]),
-        )
-        for cell in cells
-        for entry in cell["speedup"]
-        if entry.get("includes_engine")
-    ]
+    rows = []
+    for cell in cells:
+        for speedup in cell.speedup:
+            if speedup.includes_engine:
+                entries = [
+                    Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline),
+                    _plain_entry(speedup.plain),
+                    Entry(times(speedup.length_ratio)),
+                ]
+                rows.append(_comparison_row(cell, numbers, entries))
     return Table(columns, rows)
 
 
-def gaps(cells: Sequence[Cell]) -> list[str]:
-    """Why places of the tables are empty, and where a percentile is a single value; each reason once."""
-    answered = [c for c in cells if c["status"] != "failed"]
-    said = []
-    for what, key in (("Energy per token", "energy_reason"), ("% of roofline", "roofline_reason")):
-        for reason in dict.fromkeys(c[key] for c in answered if c.get(key)):
-            arms = [c["arm"] for c in answered if c.get(key) == reason]
-            whose = "" if len(arms) == len(answered) else f" of {', '.join(arms)}"
-            said.append(f"{what}{whose}: {reason}.")
-    if any(c["batching"] == "refill" for c in answered):
-        said.append("Between commits: the step a row began at is not stored where slots are refilled.")
-    if any(c["samples"]["used"] == 1 and c["ttft_s"]["p50"] is not None for c in answered):
-        said.append("First token: one block was timed, so median and 95th percentile are the same sample.")
-    return said
-
-
-def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
-    """Every paired comparison of accuracy, one row each."""
+def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
+    """Return every paired comparison of accuracy, one row each."""
     columns = [
         ("difference, points", "accuracy less the baseline's, on the same items"),
         ("only this right", "items"),
@@ -342,162 +431,206 @@ def accuracy_table(cells: Sequence[Cell], numbers: Mapping[str, int]) -> Table:
     ]
     rows = []
     for cell in cells:
-        agreement = {a["baseline"]: a for a in cell["agreement"]}
-        for versus in cell["accuracy_vs"]:
-            same = agreement.get(versus["baseline"])
+        same = {a.baseline: f"{a.identical:,} of {a.items:,}" for a in cell.agreement}
+        for versus in cell.accuracy_vs:
+            difference = interval(bounds(versus), 100, 1)
             entries = [
-                Entry(
-                    points(versus["difference"]),
-                    interval(ci(versus), 100, 1),
-                    versus["verdict"],
-                    versus["baseline"],
-                ),
-                Entry(f"{versus['gained']:,}"),
-                Entry(f"{versus['lost']:,}"),
-                Entry(NONE if versus["p_mcnemar"] is None else f"{versus['p_mcnemar']:.2g}"),
-                Entry(NONE if not versus["n_needed"] else f"{versus['n_needed']:,}"),
-                Entry(NONE if same is None else f"{same['identical']:,} of {same['items']:,}"),
+                Entry(points(versus.difference), difference, versus.verdict, versus.baseline),
+                Entry(count(versus.gained)),
+                Entry(count(versus.lost)),
+                Entry(NONE if versus.p_mcnemar is None else f"{versus.p_mcnemar:.2g}"),
+                Entry(count(versus.n_needed or None)),
+                Entry(same.get(versus.baseline, NONE)),
             ]
-            void, simulated = bool(cell["void"]), bool(cell["simulated"])
-            rows.append(Row(numbers[cell["arm"]], cell["arm"], entries, [], void, failed=False, simulated=simulated))
+            rows.append(_comparison_row(cell, numbers, entries))
     return Table(columns, rows)
+
+
+def gaps(cells: Sequence[ResultCell]) -> list[str]:
+    """Return why places of the tables are empty, each reason once, and where a percentile is a single value."""
+    answered = [cell for cell in cells if cell.status != "failed"]
+    sentences = _reasons("Energy per token", {cell.arm: cell.energy_reason for cell in answered})
+    sentences += _reasons("% of roofline", {cell.arm: cell.roofline_reason for cell in answered})
+    if any(cell.device == "cpu" and cell.peak_memory_bytes is None for cell in answered):
+        sentences.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
+    if any(cell.batching == "refill" for cell in answered):
+        sentences.append("Between commits: the step a row began at is not stored where slots are refilled.")
+    if any(cell.samples.used == 1 and cell.ttft_s.p50 is not None for cell in answered):
+        sentences.append("First token: one block was timed, so median and 95th percentile are the same sample.")
+    return sentences
+
+
+def _reasons(what: str, reasons: Mapping[str, str | None]) -> list[str]:
+    """Return a sentence per reason, with the arms that it holds for unless it holds for all."""
+    sentences = []
+    for reason in dict.fromkeys(reasons.values()):
+        arms = [arm for arm, of_arm in reasons.items() if of_arm == reason]
+        if reason and len(arms) == len(reasons):
+            sentences.append(f"{what}: {reason}.")
+        elif reason:
+            sentences.append(f"{what} of {listed(arms)}: {reason}.")
+    return sentences
 
 
 def _table(
-    columns: list[tuple[str, str]],
-    cells: Sequence[Cell],
+    columns: Sequence[Column],
+    cells: Sequence[ResultCell],
     numbers: Mapping[str, int],
-    entries: Callable[[Cell], list[Entry]],
-    *,
-    notes: bool = True,
+    notes: Callable[[ResultCell], list[tuple[str, str]]],
 ) -> Table:
-    rows = [
-        Row(
-            numbers[cell["arm"]],
-            cell["arm"],
-            [] if cell["status"] == "failed" else entries(cell),
-            _notes(cell) if notes else [("failed", f"Failed: {cell['error']}")] if cell["status"] == "failed" else [],
-            bool(cell["void"]),
-            cell["status"] == "failed",
-            bool(cell["simulated"]),
+    """Return a table with a row for each cell."""
+    shown = [column for column in columns if column.shown]
+    rows = []
+    for cell in cells:
+        failed = cell.status == "failed"
+        rows.append(
+            Row(
+                numbers[cell.arm],
+                cell.arm,
+                [] if failed else [column.entry(cell) for column in shown],
+                notes(cell),
+                void=bool(cell.void),
+                failed=failed,
+                simulated=cell.simulated is not None,
+            )
         )
-        for cell in cells
-    ]
-    return Table(columns, rows)
+    return Table([(column.heading, column.meaning) for column in shown], rows)
 
 
-def _notes(cell: Cell) -> list[tuple[str, str]]:
-    """What a reader must know of an arm, the gravest first."""
-    notes = []
-    if cell["error"]:
-        notes.append(("failed", f"Failed: {cell['error']}"))
-    elif cell["status"] != "ok":
-        notes.append(("failed", f"Unfinished ({cell['status']}): some items have no answer yet; resume the run."))
-    notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell["void"]]
-    flags = [flag for flag in cell["flags"] if flag != SAID and flag not in flags_of(cell["simulated"])]
-    return notes + [("flag", f"Mind: {'; '.join(flags)}.")] * bool(flags)
-
-
-def _accuracy_entry(cell: Cell, own: Mapping[str, Cell]) -> Entry:
-    accuracy = cell["accuracy"]
-    if accuracy is None or accuracy["value"] is None:
-        return Entry()
-    preferred = own[cell["arm"]]["baseline"] if cell["arm"] in own else None
-    compared = sorted(cell["accuracy_vs"], key=lambda a: a["baseline"] != preferred)
-    versus = compared[0] if compared else None
-    return Entry(
-        f"{100 * accuracy['value']:.1f}",
-        interval(ci(accuracy), 100, 1),
-        versus and versus["verdict"],
-        versus and versus["baseline"],
+def _comparison_row(cell: ResultCell, numbers: Mapping[str, int], entries: list[Entry]) -> Row:
+    """Return a row for one of several comparisons of an arm."""
+    return Row(
+        numbers[cell.arm],
+        cell.arm,
+        entries,
+        [],
+        void=bool(cell.void),
+        failed=False,
+        simulated=cell.simulated is not None,
     )
 
 
-def _speedup_entry(entry: Cell | None) -> Entry:
-    if entry is None or entry["value"] is None:
+def _failure(cell: ResultCell) -> list[tuple[str, str]]:
+    """Return the note of a cell in a table that only repeats why it failed."""
+    return [("failed", f"Failed: {cell.error}")] if cell.status == "failed" else []
+
+
+def _notes(cell: ResultCell) -> list[tuple[str, str]]:
+    """Return what a reader must know of an arm, the gravest first."""
+    notes = []
+    if cell.error:
+        notes.append(("failed", f"Failed: {cell.error}"))
+    elif cell.status != "ok":
+        notes.append(("failed", f"Unfinished ({cell.status}): some items have no answer yet; resume the run."))
+    notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
+    flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
+    if flags:
+        notes.append(("flag", f"Mind: {'; '.join(flags)}."))
+    return notes
+
+
+def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
+    """Return the accuracy, with the verdict against the baseline on the same checkpoint if there is one."""
+    if cell.accuracy is None or cell.accuracy.value is None:
         return Entry()
-    length = entry.get("length_ratio")
-    off = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
-    detail = f"length {times(length)}" if off else None
-    return Entry(times(entry["value"]), interval(ci(entry)), entry.get("verdict"), entry["baseline"], detail)
+    versus: AccuracyComparison | None = None
+    for comparison in cell.accuracy_vs:
+        if versus is None or (own is not None and comparison.baseline == own.baseline):
+            versus = comparison
+    entry = _percent_entry(cell.accuracy)
+    return entry if versus is None else replace(entry, verdict=versus.verdict, against=versus.baseline)
 
 
-def _engine_entry(entry: Cell | None) -> Entry:
-    """A ratio that holds an engine's part, never without that part beside it where it is known."""
-    if entry is None:
+def _speedup_entry(speedup: Speedup | None) -> Entry:
+    if speedup is None or speedup.value is None:
         return Entry()
-    plain = entry["plain"]
-    alone = plain and f"plain {plain['arm']} {times(plain['value'])}"
-    return Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"], entry["baseline"], alone)
+    length = speedup.length_ratio
+    differs = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
+    detail = f"length {times(length)}" if differs else None
+    return Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, detail)
 
 
-def _plain_entry(plain: Cell | None) -> Entry:
-    return Entry(times(plain["value"]), interval(ci(plain)), detail=plain["arm"]) if plain else Entry()
+def _engine_entry(speedup: Speedup | None) -> Entry:
+    """Return a ratio that contains an engine's part, with that part as its detail if it is known."""
+    if speedup is None:
+        return Entry()
+    plain = speedup.plain
+    alone = None if plain is None else f"plain {plain.arm} {times(plain.value)}"
+    return Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, alone)
 
 
-def _lossless_entry(cell: Cell) -> Entry:
-    graded = cell["lossless"]
+def _plain_entry(plain: PlainSpeedup | None) -> Entry:
+    return Entry() if plain is None else Entry(times(plain.value), interval(bounds(plain)), detail=plain.arm)
+
+
+def _lossless_entry(cell: ResultCell) -> Entry:
+    graded = cell.lossless
     if graded is None:
         return Entry(ungraded(cell))
-    same = f"{graded['identical']:,} of {graded['items']:,}"
-    floor = graded["floor"] and f"floor {graded['floor']['identical']:,} of {graded['floor']['items']:,}"
-    if cell["claims"] != "lossless":  # held to a twin of itself
-        return Entry("lossy by design", f"{same} the same", graded["grade"], graded["against"], floor)
-    return Entry(same, "the same", graded["grade"], graded["against"], floor)
+    same = f"{graded.identical:,} of {graded.items:,}"
+    floor = None if graded.floor is None else f"floor {graded.floor.identical:,} of {graded.floor.items:,}"
+    if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
+        return Entry("lossy by design", f"{same} the same", graded.grade, graded.against, floor)
+    return Entry(same, "the same", graded.grade, graded.against, floor)
 
 
-def _draft_entry(cell: Cell) -> Entry:
-    total = cell["draft_forwards"]
-    return _part_entry(total, number(cell["draft_forwards_per_token"]), f"{total or 0:,} in all")
+def _cut_entry(cell: ResultCell) -> Entry:
+    return Entry(percent(cell.finish.length / cell.items)) if cell.items else Entry()
+
+
+def _repeated_entry(cell: ResultCell) -> Entry:
+    share = cell.repeated_identical
+    return Entry(NONE if share is None else f"{100 * share:.4g}%")
 
 
 def _time_entry(part_s: float | None, decode_s: float | None) -> Entry:
-    """Seconds, and their share of decoding."""
-    share = f"{100 * part_s / decode_s:.1f}% of decoding" if part_s and decode_s else None
+    """Return seconds, and their share of decoding."""
+    share = f"{percent(part_s / decode_s)}% of decoding" if part_s and decode_s else None
     return _part_entry(part_s, seconds(part_s), share)
 
 
 def _part_entry(total: float | None, value: str, detail: str | None) -> Entry:
-    """What an arm may have no part in, which is 0 without further words."""
-    return Entry(value, detail=detail) if total else Entry(NONE if total is None else "0")
+    """Return a value with its detail; 0 without a detail for an arm that has no such part."""
+    if total:
+        return Entry(value, detail=detail)
+    return Entry() if total is None else Entry("0")
 
 
 def _positions_entry(shares: Sequence[float] | None) -> Entry:
-    shown = [f"{100 * share:.0f}" for share in (shares or ())[:POSITIONS_SHOWN]]
-    more = ["…"] if shares and len(shares) > POSITIONS_SHOWN else []
-    return Entry(", ".join(shown + more) or NONE)
+    shown = [percent(share, 0) for share in (shares or ())[:POSITIONS_SHOWN]]
+    if shares and len(shares) > POSITIONS_SHOWN:
+        shown.append("…")
+    return Entry(listed(shown) or NONE)
 
 
-def _task_entry(part: Cell | None, baseline: str | None) -> Entry:
-    """Of a scored suite the share of items right, with the rest beside it; of any other the speedup."""
+def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> Entry:
+    """Return the accuracy of a task with the other figures as its detail; if it is not scored, the speedup."""
     if part is None:
         return Entry()
-    taken = part["acceptance"] and part["acceptance"]["rate"]
-    beside = [
-        f"{number(part['tokens_per_forward'])} per forward" if part["tokens_per_forward"] else None,
-        f"{100 * taken:.0f}% accepted" if taken is not None else None,
-    ]
-    entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
-    speed = Entry(times(entry["value"]), interval(ci(entry)), entry["verdict"]) if entry and entry["value"] else None
-    if speed is None and part["tokens_per_s"]["value"] is not None:
-        speed = Entry(f"{number(part['tokens_per_s']['value'])} tokens/s")
-    if not part["accuracy"]:
-        return replace(speed or Entry(), detail=", ".join(filter(None, beside)) or None)
-    beside = [speed.value if speed and (not entry or entry["ci_low"] is not None) else None, *beside]
-    return replace(_percent_entry(part["accuracy"]), detail=", ".join(filter(None, beside)) or None)
+    details = []
+    if part.tokens_per_forward:
+        details.append(f"{number(part.tokens_per_forward)} per forward")
+    if part.acceptance is not None and part.acceptance.rate is not None:
+        details.append(f"{percent(part.acceptance.rate, 0)}% accepted")
+    speedups: Sequence[Speedup | TaskSpeedup] = part.speedup
+    speedup = next((s for s in speedups if s.baseline == baseline), None)
+    speed = Entry()
+    if speedup is not None and speedup.value:
+        speed = Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict)
+    elif part.tokens_per_s.value is not None:
+        speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
+    if part.accuracy is None:
+        return replace(speed, detail=listed(details) or None)
+    if speed.value != NONE and (speedup is None or speedup.ci_low is not None):
+        details.insert(0, speed.value)
+    return replace(_percent_entry(part.accuracy), detail=listed(details) or None)
 
 
-def _percent_entry(accuracy: Cell | None) -> Entry:
-    if accuracy is None or accuracy["value"] is None:
+def _percent_entry(accuracy: Accuracy | None) -> Entry:
+    if accuracy is None or accuracy.value is None:
         return Entry()
-    return Entry(f"{100 * accuracy['value']:.1f}", interval(ci(accuracy), 100, 1))
+    return Entry(percent(accuracy.value), interval(bounds(accuracy), 100, 1))
 
 
-def _latency_entry(spread: Cell) -> Entry:
-    if spread["p50"] is None:
-        return Entry()
-    return Entry(seconds(spread["p50"]), f"p95 {seconds(spread['p95'])}")
-
-
-def _share_entry(share: float | None) -> Entry:
-    return Entry(NONE if share is None else f"{100 * share:.1f}")
+def _latency_entry(spread: Percentiles) -> Entry:
+    return Entry() if spread.p50 is None else Entry(seconds(spread.p50), f"p95 {seconds(spread.p95)}")

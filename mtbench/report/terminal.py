@@ -1,163 +1,124 @@
-"""What a person sees in the terminal when a run is planned or done."""
+"""The tables that the terminal shows when a run is planned or done."""
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.report.formatting import NONE, bounds, interval, listed, number, percent, times
+from mtbench.report.phrases import batches, disclaimers, flags_of_measurement, floors, ungraded
+from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
+from mtbench.results.record import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
 from mtbench.runs.plan import Plan
-from mtbench.runs.simulation import KINDS, flags_of
 
-ENGINE, GRADE = "incl.\nengine", "lossless"
-HEADINGS = (
-    "accuracy, %",
-    "tokens per\nforward",
-    "tokens/s",
-    "speedup,\nsame model",
-    "speedup,\ndeployed",
-    ENGINE,
-    GRADE,
-)
-LEAST_FIRST = (
-    ENGINE,
-    "speedup,\ndeployed",
-    "tokens/s",
-    "tokens per\nforward",
-    "accuracy, %",
-)  # to go where it is narrow
+ACCURACY, PER_FORWARD, RATE = "accuracy, %", "tokens per\nforward", "tokens/s"
+SAME, DEPLOYED, ENGINE, GRADE = "speedup,\nsame model", "speedup,\ndeployed", "incl.\nengine", "lossless"
+HEADINGS = (ACCURACY, PER_FORWARD, RATE, SAME, DEPLOYED, ENGINE, GRADE)
+LEAST_FIRST = (ENGINE, DEPLOYED, RATE, PER_FORWARD, ACCURACY)  # the columns that a narrow terminal drops, in order
 BREAKS = re.compile("(?<=[,:])|(?=[@/])")  # where an arm's name may be broken
-ARM_WIDTH = 16  # of a column headed by an arm
-DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
-
-
-def disclaimers(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What stands over anything made from these cells: what is simulated in them, and that they show mechanics only."""
-    simulated = [c["simulated"] for c in cells if c["simulated"]]
-    kinds = " and ".join(word for kind, word in KINDS.items() if any(s[kind] for s in simulated))
-    said = [f"Simulated {kinds}: speed only, and not that of a trained model"] if kinds else []
-    return said + [DEMONSTRATION] * any(c["demonstration"] for c in cells)
-
-
-def simulations(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is not real about the cells of a group. References accept nothing: a replayed run lends them its lengths.
-
-    A run has one script, and random weights of one shape.
-    """
-    simulated = [c for c in cells if c["simulated"]]
-    weights = dict.fromkeys(c["simulated"]["weights"] for c in simulated)
-    said = [f"Simulated weights: {source}." for source in weights if source]
-    for reference, what in ((False, "Simulated acceptance"), (True, "Answer lengths")):
-        alike: dict[str, list[str]] = {}
-        for cell in simulated:
-            note = cell["simulated"]["note"] or ""
-            drawn, colon, _ = note.partition(":")  # a colon: acceptance is drawn, and what follows is of static batches
-            if cell["simulated"]["accept"] and cell["reference"] == reference and not (reference and colon):
-                alike.setdefault(drawn if cell["batching"] == "refill" else note, []).append(cell["arm"])
-        accept = next((c["simulated"]["accept"] for c in simulated), None)
-        for note, arms in alike.items():
-            said.append(f"{what} of {', '.join(arms)}: {accept}{f' ({note})' if note else ''}.")
-    return said
+ARM_WIDTH = 16  # of a column with an arm as its heading
 
 
 def plan_table(plan: Plan) -> Table:
-    """What a run would do."""
+    """Return what a run would do: a row per cell."""
     table = Table(title="Plan")
-    for column, side in (
-        ("suite", "left"),
-        ("arm", "left"),
-        ("batch", "right"),
-        ("items", "right"),
-        ("blocks", "right"),
-    ):
-        table.add_column(column, justify="right" if side == "right" else "left")
-    table.add_column("rounds", justify="right")
+    table.add_column("suite")
+    table.add_column("arm")
+    for column in ("batch", "items", "blocks", "rounds"):
+        table.add_column(column, justify="right")
     for group in plan.groups:
+        batch = str(group.batch_size) if group.batching == "static" else f"{group.batch_size} {group.batching}"
+        items, rounds = str(sum(map(len, group.blocks))), "+".join(map(str, group.rounds))
         for name in group.cells:
-            items, rounds = sum(map(len, group.blocks)), "+".join(map(str, group.rounds))
-            batch = f"{group.batch_size}{'' if group.batching == 'static' else f' {group.batching}'}"
-            row = (group.suite, plan.cell(name).arm, batch, str(items), str(len(group.blocks)), rounds)
+            row = (group.suite, plan.cell(name).arm, batch, items, str(len(group.blocks)), rounds)
             table.add_row(*map(escape, row))
     return table
 
 
-def results_tables(results: Mapping[str, Any], width: int) -> list[Table]:
-    """One table per suite, batch size and batching, a row per arm; 95 % intervals and verdicts stand under the values.
+def results_tables(results: Results, width: int) -> list[Table]:
+    """Return a table per suite, batch size and way of batching, with a row per arm.
 
-    Where `width` columns are too few, the least important ones go; what other engines come to is then said below.
-    A suite of several tasks has a second table, of these, where it is wide enough.
+    95 % intervals and verdicts stand under the values. If `width` columns are too few, the least important ones are
+    left out, and lines below the table give the ratios over other engines. A suite of several tasks has a second table,
+    with a row per task.
     """
     tables = []
-    for place, cells in sections(results["cells"]).items():
-        tables += [_results_table(place, cells, width), _task_table(place, cells, width)]
-    return [table for table in tables if table is not None]
+    for group, cells in groups_of(results.cells).items():
+        tables.append(_group_table(group, cells, width))
+        by_task = _task_table(group, cells, width)
+        if by_task is not None:
+            tables.append(by_task)
+    return tables
 
 
-def _results_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table:
-    warnings_of = {cell["cell"]: warnings(cell) for cell in cells}
-    notes = list(dict.fromkeys(note for said in warnings_of.values() for note in said))
-    marks = ["".join(f"({notes.index(note) + 1})" for note in warnings_of[cell["cell"]]) for cell in cells]
-    on = {c["arm"]: c["on"] for c in cells}
-    rows = [_row(cell, on) for cell in cells]
-    columns = {heading: [row[i] for row in rows] for i, heading in enumerate(HEADINGS)}
-    if not any(strongest(cell) for cell in cells):
+def _group_table(group: GroupKey, cells: Sequence[ResultCell], width: int) -> Table:
+    own = own_speedups(cells)
+    rows = [_row(cell, own) for cell in cells]
+    columns = {heading: [row[heading] for row in rows] for heading in HEADINGS}
+    if not any(over_fastest_engine(cell) for cell in cells):
         del columns[ENGINE]
-    names = [[*BREAKS.split(cell["arm"]), f" {mark}"] for cell, mark in zip(cells, marks, strict=True)]
+    notes = list(dict.fromkeys(note for cell in cells for note in _notes(cell)))
+    names = []
+    for cell in cells:
+        marks = "".join(f"({notes.index(note) + 1})" for note in _notes(cell))
+        names.append([*BREAKS.split(cell.arm), f" {marks}"])
     narrowest = max(len(piece) for name in names for piece in name)
-    empty_first = sorted(LEAST_FIRST, key=lambda heading: set(columns.get(heading, ())) != {"–"})
+    empty_first = sorted(LEAST_FIRST, key=lambda heading: set(columns.get(heading, ())) != {NONE})
     for heading in empty_first:
         if _room(columns, width) < narrowest:
             columns.pop(heading, None)
     caption = disclaimers(cells)
-    caption += [] if ENGINE in columns else _over_engines(cells)
-    caption += _inconclusive(cells, on) + floors(cells)
-    caption += [f"({number}) {note}" for number, note in enumerate(notes, start=1)]
-    title = f"{place[0]}, {batches(*place[1:])}, {max(c['items'] for c in cells)} items"
+    if ENGINE not in columns:
+        caption += _over_engines(cells)
+    caption += _inconclusive(cells, own) + floors(cells)
+    caption += [f"({place}) {note}" for place, note in enumerate(notes, start=1)]
+    title = f"{group.suite}, {batches(group.batch_size, group.batching)}, {max(c.items for c in cells)} items"
     return _framed(title, caption, names, columns, width)
 
 
-def _task_table(place: tuple[str, int, str], cells: Sequence[Mapping[str, Any]], width: int) -> Table | None:
-    """Each task apart, a row for each; None where a suite has one. Arms that find no room are said below."""
-    on = {c["arm"]: c["on"] for c in cells}
-    tasks = list(dict.fromkeys(part["task"] for c in cells for part in c["tasks"]))
+def _task_table(group: GroupKey, cells: Sequence[ResultCell], width: int) -> Table | None:
+    """Return a row per task; None if the suite has one task. A line below names the arms that do not fit."""
+    own = own_speedups(cells)
+    tasks = list(dict.fromkeys(part.task for cell in cells for part in cell.tasks))
     if not tasks:
         return None
-    names = [*tasks, "all items", "mean of tasks"]
+    names = [*tasks, "all items"]
+    averaged = any(cell.accuracy_macro for cell in cells)
+    if averaged:
+        names.append("mean of tasks")
     columns: dict[str, list[str]] = {}
     for cell in cells:
-        apart = {part["task"]: part for part in cell["tasks"]}
-        baseline = _own_and_deployed(cell, on)[0]
-        values = [_task_text(part, baseline) for part in (*map(apart.get, tasks), cell)]
-        columns[_lines_of(BREAKS.split(cell["arm"]), ARM_WIDTH)] = [*values, percent(cell["accuracy_macro"]) or "–"]
-    if not any(cell["accuracy_macro"] for cell in cells):
-        names.pop()
-        columns = {heading: values[:-1] for heading, values in columns.items()}
-    beyond = []
+        parts = {part.task: part for part in cell.tasks}
+        baseline = own.same[cell.arm].baseline if cell.arm in own.same else None
+        values = [_task_text(part, baseline) for part in (*map(parts.get, tasks), cell)]
+        if averaged:
+            values.append(_accuracy(cell.accuracy_macro))
+        columns[_lines_of(BREAKS.split(cell.arm), ARM_WIDTH)] = values
+    left_out: list[str] = []
     while len(columns) > 1 and _room(columns, width) < max(map(len, names)):
-        beyond.append(columns.popitem()[0].replace("\n", ""))
-    scored = any(cell["accuracy"] for cell in cells)
-    said = "accuracy, %; " * scored + "tokens per forward; speedup over the same model"
-    caption = disclaimers(cells) + [f"on the page: {', '.join(reversed(beyond))}"] * bool(beyond)
-    title = f"{place[0]}, {batches(*place[1:])}, by task: {said}"
+        left_out.insert(0, columns.popitem()[0].replace("\n", ""))
+    caption = disclaimers(cells)
+    if left_out:
+        caption.append(f"on the page: {listed(left_out)}")
+    meaning = "tokens per forward; speedup over the same model"
+    if any(cell.accuracy for cell in cells):
+        meaning = f"accuracy, %; {meaning}"
+    title = f"{group.suite}, {batches(group.batch_size, group.batching)}, by task: {meaning}"
     table = _framed(title, caption, [[name] for name in names], columns, width, of="task")
-    table.show_lines = False  # one line each: there may be dozens
+    table.show_lines = False  # one line per task: there may be dozens
     return table
 
 
-def _task_text(part: Mapping[str, Any] | None, baseline: str | None) -> str:
+def _task_text(part: TaskFigures | ResultCell | None, baseline: str | None) -> str:
+    """Return accuracy, tokens per forward and speedup of a task on one line; the speedup only with an interval."""
     if part is None:
-        return "–"
-    entry = next((s for s in part["speedup"] if s["baseline"] == baseline), None)
-    speed = (
-        None if entry is None or entry["ci_low"] is None else f"×{entry['value']:.2f}"
-    )  # without one it says nothing
-    return "  ".join(filter(None, (percent(part["accuracy"]), number(part["tokens_per_forward"], 2), speed))) or "–"
-
-
-def percent(accuracy: Mapping[str, Any] | None) -> str | None:
-    return None if accuracy is None or accuracy["value"] is None else f"{100 * accuracy['value']:.1f}"
+        return NONE
+    speedups: Sequence[Speedup | TaskSpeedup] = part.speedup
+    values = [_accuracy(part.accuracy), number(part.tokens_per_forward, 2)]
+    values += [times(s.value, 2) for s in speedups if s.baseline == baseline and s.ci_low is not None]
+    return "  ".join(value for value in values if value != NONE) or NONE
 
 
 def _framed(
@@ -168,7 +129,7 @@ def _framed(
     width: int,
     of: str = "arm",
 ) -> Table:
-    """A table of arms (or of what is said), whose names are given in the pieces they may be broken into."""
+    """Return a table with a row per name; a name is given in the pieces that it may be broken into."""
     table = Table(
         title=escape(title),
         caption=escape("\n".join(caption)),
@@ -187,174 +148,134 @@ def _framed(
 
 
 def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
-    """What so wide a table leaves for the arms; every column has a rule and an empty place beside it."""
+    """Return the characters left for the names; each column has a rule and a space next to it."""
     widths = [max(map(len, "\n".join([heading, *values]).split("\n"))) for heading, values in columns.items()]
     return width - sum(widths) - 2 * (len(widths) + 1) - 1
 
 
 def _lines_of(pieces: Sequence[str], room: int) -> str:
-    """A name broken between its pieces, each line as full as it may be."""
+    """Return a name broken between its pieces, each line as long as possible."""
     lines = [""]
     for piece in pieces:
-        lines += [""] * (len(lines[-1]) + len(piece.rstrip()) > room)
+        if len(lines[-1]) + len(piece.rstrip()) > room:
+            lines.append("")
         lines[-1] += piece if lines[-1] else piece.lstrip()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _over_engines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What arms by our engines come to over the fastest reference by another, and what plain decoding does."""
-    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+def _over_engines(cells: Sequence[ResultCell]) -> list[str]:
+    """Return the ratios over the fastest reference by another engine, with those of plain decoding."""
+    found: dict[str, dict[str, Speedup]] = {}  # baseline -> arm -> speedup
     for cell in cells:
-        if cell["engine"] and (entry := strongest(cell)):
-            found.setdefault(entry["baseline"], []).append((cell["arm"], entry))
-    said = []
-    for baseline, entries in found.items():
-        plain = {e["plain"]["arm"]: e["plain"]["value"] for _, e in entries if e["plain"]}
-        beside = f" (plain {_ratios(plain)})" if plain else ""
-        said.append(f"over {baseline}: {_ratios({arm: e['value'] for arm, e in entries})}{beside}")
-    return said
+        speedup = over_fastest_engine(cell)
+        if cell.engine and speedup is not None:
+            found.setdefault(speedup.baseline, {})[cell.arm] = speedup
+    lines = []
+    for baseline, speedups in found.items():
+        line = f"over {baseline}: {_ratios({arm: s.value for arm, s in speedups.items()})}"
+        plain = {s.plain.arm: s.plain.value for s in speedups.values() if s.plain}
+        lines.append(f"{line} (plain {_ratios(plain)})" if plain else line)
+    return lines
 
 
 def _ratios(values: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{arm} ×{number(value, 2) or '–'}" for arm, value in values.items())
+    return listed(f"{arm} ×{number(value, 2)}" for arm, value in values.items())
 
 
-def _inconclusive(cells: Sequence[Mapping[str, Any]], on: Mapping[str, str]) -> list[str]:
-    """Why speedups in the table are inconclusive, each kind of reason once."""
-    reasons: dict[str, set[str]] = {}
+def _inconclusive(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:
+    """Return why speedups of the table are inconclusive, one line for each kind of reason."""
+    reasons: dict[str, set[str]] = {}  # what was needed -> reasons
     for cell in cells:
-        for entry in cell["speedup"]:
-            if entry["verdict"].startswith("inconclusive: ") and entry["baseline"] in _own_and_deployed(cell, on):
-                reason = entry["verdict"].partition(": ")[2]
+        for speedup in (own.same.get(cell.arm), own.deployed.get(cell.arm)):
+            if speedup is not None and speedup.verdict.startswith("inconclusive: "):
+                reason = speedup.verdict.partition(": ")[2]
                 reasons.setdefault(reason.rpartition(", ")[2], set()).add(reason)
-    return [f"inconclusive: {'such as ' * (len(kind) > 1)}{min(kind)}" for kind in reasons.values()]
+    lines = []
+    for alike in reasons.values():
+        example = min(alike)
+        lines.append(f"inconclusive: {example}" if len(alike) == 1 else f"inconclusive: such as {example}")
+    return lines
 
 
-def sections(cells: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int, str], list[Mapping[str, Any]]]:
-    """(suite, batch size, batching) -> the cells that are compared there, each kind apart."""
-    found: dict[tuple[str, int, str], list[Mapping[str, Any]]] = {}
-    for cell in cells:
-        found.setdefault((cell["suite"], cell["batch_size"], cell["batching"]), []).append(cell)
-    return found
+def _notes(cell: ResultCell) -> list[str]:
+    """Return what a reader must know of a cell: its failure, why it is void, its flags."""
+    notes = []
+    if cell.error:
+        notes.append(f"failed: {cell.error}")
+    if cell.status == "partial":
+        notes.append("not finished: `--resume` goes on")
+    return notes + [f"void: {reason}" for reason in cell.void] + flags_of_measurement(cell)
 
 
-def batches(size: int, batching: str) -> str:
-    """How a group is batched, in words."""
-    return f"batch size {size}" if batching == "static" else f"batch size {size}, {batching}"
-
-
-def warnings(cell: Mapping[str, Any]) -> list[str]:
-    """What a reader must know of a cell: its failure, why it is void, its flags."""
-    failed = [f"failed: {cell['error']}"] if cell["error"] else []
-    partial = ["not finished: `--resume` goes on"] if cell["status"] == "partial" else []
-    flags = [flag for flag in cell["flags"] if flag not in flags_of(cell["simulated"])]  # said over the table
-    return failed + partial + [f"void: {reason}" for reason in cell["void"]] + flags
-
-
-def _row(cell: Mapping[str, Any], on: Mapping[str, str]) -> tuple[str, ...]:
-    """A cell's values as in HEADINGS. on: arm -> its role."""
-    accuracy = cell["accuracy"]
-    if cell["status"] == "failed":
-        return (*["–"] * (len(HEADINGS) - 1), "failed")
-    verdicts = {a["baseline"]: a["verdict"] for a in cell["accuracy_vs"]}
-    speedups = {s["baseline"]: s for s in cell["speedup"]}
-    same, deployed = _own_and_deployed(cell, on)
-    return (
-        stacked(
-            accuracy and f"{accuracy['value'] * 100:.1f}",
-            accuracy and percent_bounds(accuracy),
-            _word(verdicts.get(same)),
+def _row(cell: ResultCell, own: OwnSpeedups) -> dict[str, str]:
+    """Return a cell's values by heading."""
+    if cell.status == "failed":
+        return dict.fromkeys(HEADINGS, NONE) | {GRADE: "failed"}
+    same, deployed = own.same.get(cell.arm), own.deployed.get(cell.arm)
+    return {
+        ACCURACY: _accuracy_text(cell, same),
+        PER_FORWARD: stacked(
+            number(cell.tokens_per_forward, 2), interval(cell.tokens_per_forward_ci, digits=2), _accepted(cell)
         ),
-        stacked(number(cell["tokens_per_forward"], 2), bounds(cell["tokens_per_forward_ci"], 2), _accepted(cell)),
-        stacked(number(cell["tokens_per_s"]["value"], 0)),
-        *(
-            stacked(number(s["value"], 2), bounds(ci_of(s), 2), _word(s["verdict"])) if s else "–"
-            for s in (speedups.get(same), speedups.get(deployed))
-        ),
-        _including_engine(cell),
-        lossless_text(cell),
-    )
+        RATE: number(cell.tokens_per_s.value, 0),
+        SAME: _speedup_text(same),
+        DEPLOYED: _speedup_text(deployed),
+        ENGINE: _engine_text(cell),
+        GRADE: _grade_text(cell),
+    }
 
 
-def _own_and_deployed(cell: Mapping[str, Any], on: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """The baselines on the same checkpoint, and on the one that would be deployed without this method."""
-    baselines = [s["baseline"] for s in cell["speedup"] if not s.get("includes_engine")]
-    own = next((b for b in baselines if on[b] == cell["on"]), None)
-    return own, next((b for b in baselines if b != own), None)
+def _accuracy_text(cell: ResultCell, same: Speedup | None) -> str:
+    """Return the accuracy with its interval, and the verdict against the baseline on the same checkpoint."""
+    verdicts = {comparison.baseline: comparison.verdict for comparison in cell.accuracy_vs}
+    verdict = None if same is None else _word(verdicts.get(same.baseline))
+    limits = None if cell.accuracy is None else interval(bounds(cell.accuracy), 100, 1)
+    return stacked(_accuracy(cell.accuracy), limits, verdict)
 
 
-def _including_engine(cell: Mapping[str, Any]) -> str:
-    """Over the fastest reference by another engine, and beside it the part of the arm's own engine."""
-    entry = strongest(cell)
-    if entry is None:
-        return "–"
-    plain = entry["plain"] and number(entry["plain"]["value"], 2)
-    return stacked(
-        number(entry["value"], 2), bounds(ci_of(entry), 2), plain and f"plain {plain}", f"vs {entry['baseline']}"
-    )
+def _speedup_text(speedup: Speedup | None) -> str:
+    if speedup is None:
+        return NONE
+    return stacked(number(speedup.value, 2), interval(bounds(speedup), digits=2), _word(speedup.verdict))
 
 
-def strongest(cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The comparison with the fastest of the references by another engine: the least flattering one."""
-    entries = [s for s in cell["speedup"] if s.get("includes_engine") and s["value"] is not None]
-    return min(entries, key=lambda s: float(s["value"]), default=None)
+def _engine_text(cell: ResultCell) -> str:
+    """Return the ratio over the fastest reference by another engine, and the part of the arm's own engine."""
+    speedup = over_fastest_engine(cell)
+    if speedup is None:
+        return NONE
+    plain = None if speedup.plain is None else f"plain {number(speedup.plain.value, 2)}"
+    limits = interval(bounds(speedup), digits=2)
+    return stacked(number(speedup.value, 2), limits, plain, f"vs {speedup.baseline}")
 
 
-def lossless_text(cell: Mapping[str, Any]) -> str:
-    """The grade, or why there is none. One against a twin of its own is no promise of `ar`'s tokens, and not shown."""
-    if cell["lossless"] is not None and cell["claims"] == "lossless":
-        return str(cell["lossless"]["grade"])
-    if cell["reference"] or cell["simulated"]:
-        return "–"
+def _grade_text(cell: ResultCell) -> str:
+    """Return the grade, or why there is none.
+
+    The grade of a lossy arm against an equivalent arm is left out: it promises nothing about the tokens of `ar`.
+    """
+    if cell.lossless is not None and cell.claims == "lossless":
+        return cell.lossless.grade
+    if cell.reference or cell.simulated:
+        return NONE
     return ungraded(cell).replace("not checked", "unchecked").replace(" ", "\n", 1)
 
 
-def ungraded(cell: Mapping[str, Any]) -> str:
-    """Why an arm has no grade."""
-    if cell["simulated"]:
-        return "not graded"
-    if cell["claims"] == "lossless" or cell["reference"]:
-        return "baseline" if cell["reference"] else "not checked"
-    return "same distribution" if cell["claims"] == "distribution" else "lossy by design"
+def _accuracy(accuracy: Accuracy | None) -> str:
+    return NONE if accuracy is None else percent(accuracy.value)
 
 
-def floors(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How far the arms that others are held to agree with themselves: what no grade can be held to exceed."""
-    found = [c["lossless"]["floor"] for c in cells if c["lossless"] and c["lossless"]["floor"]]
-    said = [
-        f"{f['arm']} against itself, batch size {f['batch_sizes'][0]} and {f['batch_sizes'][1]}: "
-        f"{f['identical']:,} of {f['items']:,} items have the same tokens"
-        for f in found
-    ]
-    return list(dict.fromkeys(said))
-
-
-def _accepted(cell: Mapping[str, Any]) -> str | None:
-    taken = cell["acceptance"] and cell["acceptance"]["rate"]
-    return None if taken is None else f"{100 * taken:.0f}% accepted"
+def _accepted(cell: ResultCell) -> str | None:
+    if cell.acceptance is None or cell.acceptance.rate is None:
+        return None
+    return f"{percent(cell.acceptance.rate, 0)}% accepted"
 
 
 def _word(verdict: str | None) -> str | None:
-    """A verdict without its reasons."""
+    """Return a verdict without its reasons."""
     return None if verdict is None else verdict.partition(":")[0].partition(",")[0]
 
 
 def stacked(*lines: str | None) -> str:
-    """Value over interval over verdict; a dash for what was not measured."""
-    return "\n".join(line for line in lines if line) or "–"
-
-
-def number(value: float | None, digits: int) -> str | None:
-    return None if value is None else f"{value:,.{digits}f}"
-
-
-def bounds(ci: Sequence[float] | None, digits: int) -> str | None:
-    return None if ci is None else f"[{ci[0]:,.{digits}f}, {ci[1]:,.{digits}f}]"
-
-
-def percent_bounds(accuracy: Mapping[str, Any]) -> str:
-    return f"[{accuracy['ci_low'] * 100:.1f}, {accuracy['ci_high'] * 100:.1f}]"
-
-
-def ci_of(ratio: Mapping[str, Any]) -> list[float] | None:
-    return None if ratio["ci_low"] is None else [ratio["ci_low"], ratio["ci_high"]]
+    """Return the lines that say something, one under the other."""
+    return "\n".join(line for line in lines if line and line != NONE) or NONE

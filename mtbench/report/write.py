@@ -1,28 +1,31 @@
 """The last stage: report.md, report.html, tables and figures, from results.json and the stored generations.
 
-Needs no model and no GPU, changes nothing that was measured, and writes the same bytes from the same run.
+It needs no model and no GPU, changes no measured value, and writes the same bytes from the same run.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from mtbench.report import figures, tables, terminal, text
+from mtbench.records import dump
+from mtbench.report import figures, tables, text
 from mtbench.report.batch_sweep import Sweep, sweep
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import NONE
-from mtbench.report.generation_viewer import ITEMS, suite_name, viewer
-from mtbench.report.tables import Cell, Table
-from mtbench.report.terminal import batches, disclaimers, simulations
+from mtbench.report.formatting import NONE, counted, listed
+from mtbench.report.generation_viewer import ITEMS, Viewer, viewer
+from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
+from mtbench.report.summary import remarks, summary
+from mtbench.report.tables import Entry, Table
+from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
+from mtbench.results.record import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import read_plan
 
-THEME = {  # the figures' colours, as the page's, so that they follow its light and dark
+THEME = {  # the figures' colours -> the page's, so that figures follow its light and dark theme
     figures.INK: "var(--ink)",
     figures.MUTED: "var(--muted)",
     figures.RULE: "var(--rule)",
@@ -37,7 +40,7 @@ THEME = {  # the figures' colours, as the page's, so that they follow its light 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is said of one suite at one batch size, with one way of batching."""
+    """The part of the report about one suite at one batch size, with one way of batching."""
 
     slug: str
     suite: str
@@ -56,7 +59,7 @@ class Section:
     engines: Table
     accuracies: Table
     drawings: list[Drawing]
-    cells: list[Cell]
+    cells: list[ResultCell]
 
     @property
     def compared(self) -> bool:
@@ -65,7 +68,7 @@ class Section:
 
     @property
     def for_papers(self) -> dict[str, Table]:
-        """What of a file's name -> the tables that go into papers; of the main one, what is claimed."""
+        """The tables written as LaTeX, by the end of the file's name. The main table ends with the grade."""
         last = [heading for heading, _ in self.table.columns].index("lossless")
         found = {"": self.table.first(last + 1), ".acceptance": self.acceptance, ".tasks": self.tasks}
         return {name: table for name, table in found.items() if table.rows}
@@ -76,135 +79,168 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """An id for the page."""
+        """The section's id in the page."""
         return self.slug.replace(".", "-")
 
 
-def write_report(run: RunDirectory, results: Mapping[str, Any]) -> Path:
-    """Write everything people look at; the path of report.html."""
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the page and the Markdown say around the sections."""
+
+    title: str
+    subject: str
+    summary: list[str]
+    own: dict[str, str]  # summary of each section that does not repeat the report's
+    environment: list[tuple[str, str]]
+    method: list[tuple[str, str]]
+
+
+def write_report(run: RunDirectory, results: Results) -> Path:
+    """Write report.md, report.html, tables and figures. Return the path of report.html."""
     plan = read_plan(run)
-    numbers = {arm: i for i, arm in enumerate(dict.fromkeys(c["arm"] for c in results["cells"]), start=1)}
+    arms = dict.fromkeys(cell.arm for cell in results.cells)
+    numbers = {arm: number for number, arm in enumerate(arms, start=1)}
     sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
     for section in sections:
         for name, table in section.for_papers.items():
             run.write_text(f"tables/{section.slug}{name}.tex", _latex(section, table))
         for drawing in section.drawings:
-            run.write_text(f"figures/{section.slug}.{drawing.name}.svg", drawing.svg)
-            run.write_bytes(f"figures/{section.slug}.{drawing.name}.png", drawing.png)
+            _write_drawing(run, f"{section.slug}.{drawing.name}", drawing)
     for swept in sweeps:
-        run.write_text(f"figures/{swept.slug}.svg", swept.drawing.svg)
-        run.write_bytes(f"figures/{swept.slug}.png", swept.drawing.png)
-    lead = _headline(sections).summary if sections else ["Nothing was run."]
-    said = {
-        "title": text.title(results),
-        "subject": _subject(sections),
-        "summary": lead,
-        "own": {section.slug: _own_words(section, sections, lead) for section in sections},
-        "environment": text.environment(results),
-        "method": text.method_notes(results),
-    }
-    run.write_text("report.md", _markdown(sections, sweeps, said))
-    page = _page(sections, sweeps, said, viewer(run, plan, results, numbers))
-    run.write_text("report.html", page)
+        _write_drawing(run, swept.slug, swept.drawing)
+    words = _words(results, sections)
+    run.write_text("report.md", _markdown(sections, sweeps, words))
+    run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, numbers)))
     return run.path / "report.html"
 
 
-def _sections(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Section]:
+def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
+    run.write_text(f"figures/{name}.svg", drawing.svg)
+    run.write_bytes(f"figures/{name}.png", drawing.png)
+
+
+def _sections(results: Results, numbers: Mapping[str, int]) -> list[Section]:
     sections: list[Section] = []
-    margin = results["statistics"]["accuracy_margin"]
-    for (suite, batch_size, batching), cells in terminal.sections(results["cells"]).items():
-        on = {c["arm"]: c["on"] for c in cells}
-        compared = [(c, s) for c in cells for s in c["speedup"] if s["baseline"] in on and not s.get("includes_engine")]
-        own = {c["arm"]: s for c, s in compared if on[s["baseline"]] == c["on"]}
-        deployed = {c["arm"]: s for c, s in compared if on[s["baseline"]] != c["on"]}
-        shown = suite_name(suite)
-        slug = f"{_file_name(shown)}.{'' if batching == 'static' else f'{batching}.'}b{batch_size}"
-        slug += f"_{len(sections)}" if any(s.slug == slug for s in sections) else ""
-        note = ". ".join(disclaimers(cells)) or f"mtbench, run {results['run_id']}"
-        sections.append(
-            Section(
-                slug=slug,
-                suite=shown,
-                batch_size=batch_size,
-                batching=batching,
-                facts=text.facts(cells),
-                summary=text.summary(cells, own, shown, batches(batch_size, batching), margin),
-                table=tables.main_table(cells, numbers, own, deployed),
-                remarks=text.remarks(cells, own),
-                acceptance=tables.acceptance_table(cells, numbers),
-                tasks=tables.task_table(cells, numbers, own),
-                cost=tables.cost_table(cells, numbers),
-                gaps=tables.gaps(cells),
-                simulated=simulations(cells),
-                factors=tables.factor_table(cells, numbers, own),
-                engines=tables.engine_table(cells, numbers),
-                accuracies=tables.accuracy_table(cells, numbers),
-                drawings=figures.draw(cells, numbers, own, note),
-                cells=cells,
-            )
-        )
+    for group, cells in groups_of(results.cells).items():
+        slug = _unique(_slug(group.suite, group.batching, f"b{group.batch_size}"), [s.slug for s in sections])
+        sections.append(_section(slug, group, cells, results, numbers))
     return sections
 
 
-def _sweeps(results: Mapping[str, Any], numbers: Mapping[str, int]) -> list[Sweep]:
-    """One for each suite and way of batching that ran at enough batch sizes."""
-    drawn: list[Sweep] = []
-    for suite, batching in dict.fromkeys((s["suite"], s["batching"]) for s in results["stops_paying"]):
-        cells = [c for c in results["cells"] if (c["suite"], c["batching"]) == (suite, batching)]
-        entries = [s for s in results["stops_paying"] if (s["suite"], s["batching"]) == (suite, batching)]
-        note = ". ".join(disclaimers(cells)) or f"mtbench, run {results['run_id']}"
-        slug = f"{_file_name(suite_name(suite))}.{'' if batching == 'static' else f'{batching}.'}batch-sizes"
-        slug += f"_{len(drawn)}" if any(s.slug == slug for s in drawn) else ""
-        found = sweep(slug, suite_name(suite), batching, cells, entries, numbers, note)
-        drawn += [found] if found else []
-    return drawn
+def _section(
+    slug: str, group: GroupKey, cells: list[ResultCell], results: Results, numbers: Mapping[str, int]
+) -> Section:
+    own, suite = own_speedups(cells), suite_name(group.suite)
+    margin = results.statistics.accuracy_margin
+    sound = [cell for cell in cells if cell.status != "failed"]
+    return Section(
+        slug=slug,
+        suite=suite,
+        batch_size=group.batch_size,
+        batching=group.batching,
+        facts=text.facts(cells),
+        summary=summary(cells, own.same, suite, batches(group.batch_size, group.batching), margin),
+        table=tables.main_table(cells, numbers, own),
+        remarks=remarks(cells, own.same),
+        acceptance=tables.acceptance_table(cells, numbers),
+        tasks=tables.task_table(cells, numbers, own),
+        cost=tables.cost_table(cells, numbers),
+        gaps=tables.gaps(cells),
+        simulated=simulations(cells),
+        factors=tables.factor_table(cells, numbers, own),
+        engines=tables.engine_table(cells, numbers),
+        accuracies=tables.accuracy_table(cells, numbers),
+        drawings=figures.draw(figures.Scene(sound, numbers, own.same, _figure_note(cells, results))),
+        cells=cells,
+    )
 
 
-def _file_name(suite: str) -> str:
-    return re.sub(r"[^A-Za-z0-9-]+", "_", suite)
+def _sweeps(results: Results, numbers: Mapping[str, int]) -> list[Sweep]:
+    """Return the sweep of each suite and way of batching that ran at enough batch sizes."""
+    sweeps: list[Sweep] = []
+    for suite, batching in dict.fromkeys((entry.suite, entry.batching) for entry in results.stops_paying):
+        cells = [c for c in results.cells if (c.suite, c.batching) == (suite, batching)]
+        entries = [e for e in results.stops_paying if (e.suite, e.batching) == (suite, batching)]
+        slug = _unique(_slug(suite, batching, "batch-sizes"), [s.slug for s in sweeps])
+        heading = f"{suite_name(suite)}, over batch sizes"
+        if batching != "static":
+            heading += f", {batching}"
+        found = sweep(slug, heading, cells, entries, numbers, _figure_note(cells, results))
+        if found is not None:
+            sweeps.append(found)
+    return sweeps
+
+
+def _slug(suite: str, batching: str, end: str) -> str:
+    """Return the name of a section's files."""
+    name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))
+    return f"{name}.{end}" if batching == "static" else f"{name}.{batching}.{end}"
+
+
+def _unique(slug: str, others: Sequence[str]) -> str:
+    return f"{slug}_{len(others)}" if slug in others else slug
+
+
+def _figure_note(cells: Sequence[ResultCell], results: Results) -> str:
+    """Return the note in every figure: what the cells are not, or which run they are of."""
+    return ". ".join(disclaimers(cells)) or f"mtbench, run {results.run_id}"
+
+
+def _words(results: Results, sections: Sequence[Section]) -> Words:
+    lead = _headline(sections).summary if sections else ["Nothing was run."]
+    return Words(
+        title=text.title(results),
+        subject=_subject(sections),
+        summary=lead,
+        own={section.slug: _own_summary(section, sections, lead) for section in sections},
+        environment=text.environment(results),
+        method=text.method_notes(results),
+    )
 
 
 def _subject(sections: Sequence[Section]) -> str:
+    """Return what was compared, on what."""
     cells = [cell for section in sections for cell in section.cells]
-    suites = ", ".join(dict.fromkeys(section.suite for section in sections))
-    families = ", ".join(dict.fromkeys(cell["family"] for cell in cells))
-    sizes = list(dict.fromkeys(str(section.batch_size) for section in sections))
-    batch = f"batch size{'' if len(sizes) == 1 else 's'} {', '.join(sizes)}"
-    arms = len({cell["arm"] for cell in cells})
-    return f"{arms} arm{'' if arms == 1 else 's'} on {suites}, checkpoints {families}, {batch}"
+    suites = listed(dict.fromkeys(section.suite for section in sections))
+    sizes = dict.fromkeys(section.batch_size for section in sections)
+    noun = "batch size" if len(sizes) == 1 else "batch sizes"
+    arms = counted(len({cell.arm for cell in cells}), "arm")
+    return f"{arms} on {suites}, checkpoints {checkpoint_names(cells)}, {noun} {listed(sizes)}"
 
 
 def _headline(sections: Sequence[Section]) -> Section:
-    """The section the page's first sentences are about: the first suite's largest batch, which has all its items."""
+    """Return the section that the page starts with: the first suite's largest batch, which has all its items."""
     of_first = (s for s in sections if s.suite == sections[0].suite)
     return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
 
 
-def _own_words(section: Section, sections: Sequence[Section], lead: Sequence[str]) -> str:
-    """A section's summary; none if the report opens with it and it is the only one, or compares nothing."""
+def _own_summary(section: Section, sections: Sequence[Section], lead: Sequence[str]) -> str:
+    """Return a section's summary; none if the report starts with it and it is the only one, or compares nothing."""
     repeated = section.summary == lead and (len(sections) == 1 or not section.compared)
     return "" if repeated else " ".join(section.summary)
 
 
-def _page(
-    sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mapping[str, Any], data: Mapping[str, Any]
-) -> str:
+def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, data: Viewer) -> str:
     drawn = {s.slug: [(d, inline(d, f"{s.anchor}-{d.name}")) for d in s.drawings] for s in sections}
-    swept = [(s, inline(s.drawing, s.slug.replace(".", "-"))) for s in sweeps]
     return template("report.html.j2").render(
         sections=sections,
         drawn=drawn,
-        sweeps=swept,
-        viewer=data,
+        sweeps=[(s, inline(s.drawing, s.slug.replace(".", "-"))) for s in sweeps],
+        viewer=dump(data),
         most_items=ITEMS,
         shades=range(len(figures.SHADES)),
         light=figures.SHADES,
-        **said,
+        title=words.title,
+        subject=words.subject,
+        summary=words.summary,
+        own=words.own,
+        environment=words.environment,
+        method=words.method,
     )
 
 
 def template(name: str) -> Template:
-    """One of the pages of mtbench/report/page/; what is put into it is escaped."""
+    """Return a page of mtbench/report/page/; every value put into it is escaped."""
     environment = Environment(
         loader=PackageLoader("mtbench.report", "page"),
         autoescape=True,
@@ -217,7 +253,7 @@ def template(name: str) -> Template:
 
 
 def inline(drawing: Drawing, prefix: str) -> Markup:
-    """A figure as part of the page: its colours follow the theme, its ids cannot clash, it asks for nothing."""
+    """Return a figure as part of the page: it has the page's colours, unique ids, and loads nothing."""
     svg = drawing.svg[drawing.svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)
@@ -232,69 +268,80 @@ def inline(drawing: Drawing, prefix: str) -> Markup:
 
 
 def _page_font(found: re.Match[str]) -> str:
-    """`font: 700 13px 'DejaVu Sans', …` with the page's typeface instead."""
+    """Return `font: 700 13px 'DejaVu Sans', …` with the page's typeface in its place."""
     return f"font{found[1] or ''}: {found[2]}var(--sans)"
 
 
-def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], said: Mapping[str, Any]) -> str:
-    lines = [f"# {said['title']}", "", f"{said['subject']}.", "", " ".join(said["summary"]), ""]
+def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words) -> str:
+    lines = [f"# {words.title}", "", f"{words.subject}.", "", " ".join(words.summary), ""]
     for section in sections:
-        lines += [f"## {section.suite}, {section.batches}", ""]
-        lines += [", ".join(section.facts) + ".", ""]
-        lines += [said["own"][section.slug], ""] * bool(said["own"][section.slug])
-        lines += [f"**{plain(' '.join(section.simulated))}**", ""] * bool(section.simulated)
-        lines += _markdown_table(section.table)
-        notes = [(row, text) for row in section.table.rows for _, text in row.notes]
-        lines += [f"- {plain(f'{row.number} {row.arm}: {text}')}" for row, text in notes] + [""] * bool(notes)
-        for remark in section.remarks:
-            lines += [plain(remark), ""]
-        for drawing in section.drawings:
-            source = f"figures/{section.slug}.{drawing.name}.svg"
-            lines += [f"![{plain(drawing.alt)}]({source})", "", f"*{plain(drawing.caption)}*", ""]
-        for heading, table in (
-            ("By task", section.tasks),
-            ("Acceptance", section.acceptance),
-            ("Where the speedup went", section.factors),
-            ("Over another engine", section.engines),
-            ("Accuracy, compared on the same items", section.accuracies),
-            ("Cost and conduct", section.cost),
-        ):
-            if table.rows:
-                lines += [f"### {heading}", "", *_markdown_table(table)]
-        lines += [plain(" ".join(section.gaps)), ""] * bool(section.gaps)
+        lines += _markdown_section(section, words.own[section.slug])
     for one in sweeps:
-        lines += [f"## {one.heading}", "", *(f"- {plain(said_of)}" for said_of in one.sentences), ""]
-        lines += [f"![{plain(one.drawing.alt)}](figures/{one.slug}.svg)", "", f"*{plain(one.drawing.caption)}*", ""]
-    lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in said["environment"]), ""]
-    lines += ["## How to read it", "", *(f"- **{name}.** {text}" for name, text in said["method"]), ""]
+        lines += [f"## {one.heading}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
+        lines += _markdown_figure(one.slug, one.drawing)
+    lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in words.environment), ""]
+    lines += ["## How to read it", "", *(f"- **{name}.** {note}" for name, note in words.method), ""]
     return "\n".join(lines)
 
 
+def _markdown_section(section: Section, own_summary: str) -> list[str]:
+    lines = [f"## {section.suite}, {section.batches}", "", f"{listed(section.facts)}.", ""]
+    if own_summary:
+        lines += [own_summary, ""]
+    if section.simulated:
+        lines += [f"**{plain(' '.join(section.simulated))}**", ""]
+    lines += _markdown_table(section.table)
+    notes = [plain(f"{row.number} {row.arm}: {note}") for row in section.table.rows for _, note in row.notes]
+    if notes:
+        lines += [*(f"- {note}" for note in notes), ""]
+    for remark in section.remarks:
+        lines += [plain(remark), ""]
+    for drawing in section.drawings:
+        lines += _markdown_figure(f"{section.slug}.{drawing.name}", drawing)
+    for heading, table in (
+        ("By task", section.tasks),
+        ("Acceptance", section.acceptance),
+        ("Where the speedup went", section.factors),
+        ("Over another engine", section.engines),
+        ("Accuracy, compared on the same items", section.accuracies),
+        ("Cost and conduct", section.cost),
+    ):
+        if table.rows:
+            lines += [f"### {heading}", "", *_markdown_table(table)]
+    if section.gaps:
+        lines += [plain(" ".join(section.gaps)), ""]
+    return lines
+
+
+def _markdown_figure(name: str, drawing: Drawing) -> list[str]:
+    return [f"![{plain(drawing.alt)}](figures/{name}.svg)", "", f"*{plain(drawing.caption)}*", ""]
+
+
 def _markdown_table(table: Table) -> list[str]:
-    lines = [f"| | {table.of} | " + " | ".join(plain(heading) for heading, _ in table.columns) + " |"]
-    lines.append("|--:|:--|" + "--:|" * len(table.columns))
+    headings = " | ".join(plain(heading) for heading, _ in table.columns)
+    lines = [f"| | {table.of} | {headings} |", "|--:|:--|" + "--:|" * len(table.columns)]
     for row in table.rows:
         places = [plain(entry.line()) for entry in row.entries]
         if row.failed:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
         if row.tags:
-            places[0] = f"**{', '.join(row.tags)}** {places[0]}"
-        lines.append(f"| {row.number or ''} | {plain(row.arm)} | " + " | ".join(places) + " |")
+            places[0] = f"**{listed(row.tags)}** {places[0]}"
+        lines.append(f"| {row.number or ''} | {plain(row.arm)} | {' | '.join(places)} |")
     return [*lines, ""]
 
 
 def plain(text: str) -> str:
-    """Text that Markdown takes for text."""
+    """Return text with its Markdown signs escaped."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_|])", r"\\\1", text)
 
 
 def _latex(section: Section, table: Table) -> str:
-    """A table for a paper; needs booktabs."""
+    """Return a table for a paper; it needs the package booktabs."""
     columns = [heading for heading, _ in table.columns]
     lines = [
-        f"% {section.suite}, {section.batches}. {', '.join(section.facts)}.",
-        *(f"% {text}" for text in section.summary),
+        f"% {section.suite}, {section.batches}. {listed(section.facts)}.",
+        *(f"% {sentence}" for sentence in section.summary),
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
         " & ".join([table.of, *map(_tex, columns)]) + " \\\\",
@@ -302,20 +349,27 @@ def _latex(section: Section, table: Table) -> str:
     ]
     for row in table.rows:
         if row.failed:
-            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(columns)}}}{{l}}{{{_tex(row.notes[0][1])}}} \\\\")
+            reason = _tex(row.notes[0][1])
+            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(columns)}}}{{l}}{{{reason}}} \\\\")
             continue
-        places = []
-        for entry in row.entries:
-            value = _tex(", ".join(filter(None, (f"{entry.value} {entry.interval or ''}".strip(), entry.detail))))
-            places.append(f"{value} {_tex(f'({entry.verdict})')}" if entry.verdict else value)
-        tags = "".join(f"\\,({tag})" for tag in row.tags)
-        lines.append(" & ".join([_tex(row.arm) + tags, *places]) + " \\\\")
-    for said in disclaimers(section.cells):
-        lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(said)}}} \\\\")
+        arm = _tex(row.arm) + "".join(f"\\,({tag})" for tag in row.tags)
+        lines.append(" & ".join([arm, *map(_latex_entry, row.entries)]) + " \\\\")
+    for disclaimer in disclaimers(section.cells):
+        lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(disclaimer)}}} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
 
 
+def _latex_entry(entry: Entry) -> str:
+    value = f"{entry.value} {entry.interval}" if entry.interval else entry.value
+    if entry.detail:
+        value = f"{value}, {entry.detail}"
+    if entry.verdict:
+        value = f"{value} ({entry.verdict})"
+    return _tex(value)
+
+
 def _tex(text: str) -> str:
+    """Return text with its LaTeX signs escaped."""
     text = text.replace("\\", "\\textbackslash ")
     text = re.sub(r"([&%$#_{}])", r"\\\1", text)
     for sign, written in (("~", "\\textasciitilde "), ("^", "\\textasciicircum "), ("×", "$\\times$"), ("–", "--")):

@@ -468,5 +468,6 @@ def _our_figure(estimate: Estimate, quantity: Quantity, n: int) -> OurFigure:
 
 def _difference(estimate: Estimate, quantity: Quantity) -> FigureDifference:
     value, low, high = _scaled(estimate, quantity)
-    kind = "points" if quantity in SHARES else "ratio"
-    return FigureDifference(value=value, ci_low=low, ci_high=high, kind=kind)
+    return FigureDifference(
+        value=value, ci_low=low, ci_high=high, kind="points" if quantity in SHARES else "ratio"
+    )

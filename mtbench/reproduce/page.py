@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.report.formatting import NONE
+from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.tables import SIGNS
-from mtbench.report.terminal import DEMONSTRATION
 from mtbench.report.write import plain, template
 from mtbench.reproduce.agreement import WORDS, Word
 from mtbench.reproduce.record import Figure, FigureDifference, OurFigure, Quantity, Reproduction

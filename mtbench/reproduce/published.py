@@ -23,14 +23,13 @@ from mtbench.models import families
 from mtbench.models.families import Family
 from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
-from mtbench.report.write import write_report
+from mtbench.report import pipeline
 from mtbench.reproduce.record import Asked, AskedFile, AskedPart, Published, PublishedRow
-from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import Progress, generate
+from mtbench.runs.executor import Progress
 from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
-from mtbench.runs.score import due, score
+from mtbench.runs.run_request import Execution
 from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
@@ -270,11 +269,8 @@ def run(
     *,
     report: bool = True,
 ) -> None:
-    """Run what is missing of a part, score it and, with `report`, write its report."""
-    opened = RunDirectory.open(folder / part.folder)
-    generate(opened, progress, workers=workers, ray=ray, data_dir=asked.data_dir)
-    if due(opened):
-        score(opened, asked.data_dir, unsandboxed=asked.allow_unsandboxed_code)
-    results = assemble(opened)
-    if report:
-        write_report(opened, results)
+    """Run what is missing of a part and score it; with `report`, write its pages too."""
+    execution = Execution(
+        workers=workers, ray=ray, data_dir=asked.data_dir, allow_unsandboxed_code=asked.allow_unsandboxed_code
+    )
+    pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 from mtbench.records import Count, NotNull, Record, Size, Sparse, Text, VersionOne
 from mtbench.reproduce.agreement import WORDS, Word
 from mtbench.runs.plan import Protocol
+from mtbench.runs.run_request import DEFAULTS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 AVERAGE = "average"  # in place of a benchmark: the unweighted mean of all of them
 
 Quantity = Literal[
@@ -159,15 +160,19 @@ class Asked(Record):
     batch_size: Sequence[int] | None = Field(None, description="batch sizes")
     rounds: int | None = Field(None, description="how many times the first blocks are timed")
     max_new_tokens: int | None = Field(None, description="most tokens of an answer")
-    device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
-    dtype: str = Field("auto", description="number type of the weights; auto: the device decides")
+    device: str = Field(DEFAULTS.device, description="cpu, cuda, or auto: a GPU if there is one")
+    dtype: str = Field(DEFAULTS.dtype, description="number type of the weights; auto: the device decides")
     engine: str | None = Field(None, description="engine of the methods whose loop is ours")
     data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
-    offline: bool = Field(False, description="true: nothing is downloaded")
+    offline: bool = Field(DEFAULTS.offline, description="true: nothing is downloaded")
     protocol: str = Field("paper", description="paper: count and stop as the paper does; own: as mtbench does")
-    seed: int = Field(0, description="seed of blocks, orders and drawn data")
-    skip_unscorable: bool = Field(False, description="true: items that cannot be scored here are left out")
-    allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
+    seed: int = Field(DEFAULTS.seed, description="seed of blocks, orders and drawn data")
+    skip_unscorable: bool = Field(
+        DEFAULTS.skip_unscorable, description="true: items that cannot be scored here are left out"
+    )
+    allow_unsandboxed_code: bool = Field(
+        DEFAULTS.allow_unsandboxed_code, description="true: generated programs may run unconfined"
+    )
 
 
 class AskedPart(Record):

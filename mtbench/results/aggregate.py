@@ -1,13 +1,14 @@
-"""results.json: what the stored lines add up to, cell by cell, with intervals and verdicts.
+"""results.json: the totals, intervals and verdicts of a run, cell by cell.
 
-Accuracy and speed come from the same generations. What counts is in mtbench/results/samples.py, what was accepted in
-mtbench/results/acceptance.py, tasks apart in mtbench/results/subtasks.py, how arms compare in
-mtbench/results/comparisons.py, every definition in mtbench/statistics.py. What an engine hides is null.
+Accuracy and speed come from the same generations. Which lines count is decided in mtbench/results/samples.py.
+Acceptance is in acceptance.py, single tasks in subtasks.py, comparisons of arms in comparisons.py, the roofline in
+roofline.py, and every definition in mtbench/statistics.py. A value that an engine hides is null.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,272 +18,353 @@ from mtbench.hardware.machine import POWER_CAP
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.comparisons import compare, floor, stops_paying
-from mtbench.results.roofline import fraction
-from mtbench.results.samples import Measured, read, served
-from mtbench.results.subtasks import by_task, summarize
+from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
+from mtbench.results.record import (
+    SCHEMA_VERSION,
+    DecodeRate,
+    Finish,
+    Lossless,
+    Percentiles,
+    ResultCell,
+    ResultEnvironment,
+    Results,
+    Samples,
+    SpeedParts,
+    StatisticsInfo,
+    Status,
+    TaskFigures,
+)
+from mtbench.results.roofline import Fraction, fraction
+from mtbench.results.samples import CellData, read
+from mtbench.results.subtasks import Summary, by_task, summarize
 from mtbench.runs import energy, rescoring
-from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.plan import SCHEMA_VERSION, Group, Plan, read_plan
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Cell, Group, Plan, read_plan
+from mtbench.runs.records import EnergyRecord, Environment, MemoryRecord, PreparationLine, SessionRecord
 
-MOST_OF = 0.75  # of a batch's rows: with fewer it is another batch size that was measured
-ACCURACY_FLOOR = 0.05  # beneath it, speed is the speed of wrong answers
+FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
+ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
+STATISTICS = (
+    "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); Wilson; Bonett-Price; "
+    "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
+)
+COPIED = (  # fields that a cell of results.json has from the plan
+    *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
+    *("demonstration", "batch_size", "length", "batching", "claims"),
+)
 
 
-def assemble(run: RunDirectory) -> Record:
-    """Read the run, write results.json and return it. Written even where cells failed."""
+@dataclass(frozen=True)
+class _Stored:
+    """Everything that a run has stored."""
+
+    run: RunDirectory
+    plan: Plan
+    cells: dict[str, CellData]
+    sessions: list[SessionRecord]
+    preparation: list[PreparationLine]
+    memory: Mapping[str, int | None]  # peak memory by cell
+    energy: EnergyRecord
+
+    @property
+    def last_session(self) -> SessionRecord:
+        return self.sessions[-1] if self.sessions else SessionRecord()
+
+
+def assemble(run: RunDirectory) -> Results:
+    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
     plan = read_plan(run)
-    environment = run.read_json("environment.json")
-    measured = read(run, plan)
-    memory = run.read_json("memory.json") if run.has("memory.json") else {}
-    joules = run.read_json("energy.json") if run.has("energy.json") else {}
-    margin, digest = plan.request.accuracy_margin, run.sha256("plan.json")
-    sessions = environment.get("sessions", [])
-    session = (sessions or [{}])[-1]
-    cells = []
-    for group in plan.groups:
-        of_group = {measured[name].cell.arm: measured[name] for name in group.cells}
-        suite, synchronisation_s = plan.suite(group.suite), session.get("synchronisation_s") or 0.0
-        comparisons = compare(of_group, synchronisation_s, margin)
-        apart = by_task(of_group, suite.items, group.blocks, suite.metric, synchronisation_s, margin)
-        for name in group.cells:
-            one = measured[name]
-            cells.append(
-                _cell_record(run, plan, group, one, measured, sessions)
-                | {"peak_memory_bytes": memory.get(name), **energy.of(joules, name, one.error)}
-                | {**_roofline(one, sessions), **comparisons[one.cell.arm], "tasks": apart[one.cell.arm]}
-            )
-            cells[-1]["flags"] += _late_flags(cells[-1])
-    results = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": digest[:12],
-        "command": environment["command"],
-        "environment": {**environment, "idle_power_w": joules.get("idle_power_w")},
-        "seed": plan.request.seed,
-        "temperature": plan.request.temperature,
-        "plan_sha256": digest,
-        "statistics": {
-            "method": "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); "
-            "Wilson; Bonett-Price; Holm over the arms of one suite or task, batch size and baseline decides the "
-            "words, intervals are pointwise",
-            "level": 0.95,
-            "speed_margin": statistics.SPEED_MARGIN,
-            "accuracy_margin": margin,
-        },
-        "cells": cells,
-        "stops_paying": stops_paying(cells),
-    }
-    run.write_json("results.json", results)
+    environment = run.read("environment.json", Environment)
+    stored = _Stored(
+        run=run,
+        plan=plan,
+        cells=read(run, plan),
+        sessions=environment.sessions,
+        preparation=run.read_lines("preparation.jsonl", PreparationLine),
+        memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
+        energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
+    )
+    cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
+    digest = run.sha256("plan.json")
+    given = {name: getattr(environment, name) for name in environment.model_fields_set}
+    results = Results(
+        schema_version=SCHEMA_VERSION,
+        run_id=digest[:12],
+        command=environment.command,
+        environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
+        seed=plan.request.seed,
+        temperature=plan.request.temperature,
+        plan_sha256=digest,
+        statistics=StatisticsInfo(
+            method=STATISTICS,
+            level=0.95,
+            speed_margin=statistics.SPEED_MARGIN,
+            accuracy_margin=plan.request.accuracy_margin,
+        ),
+        cells=cells,
+        stops_paying=stops_paying(cells),
+    )
+    run.write_json("results.json", dump(results))
     return results
 
 
-def _cell_record(
-    run: RunDirectory,
-    plan: Plan,
-    group: Group,
-    one: Measured,
-    measured: Mapping[str, Measured],
-    sessions: Sequence[Record],
-) -> Record:
-    """What a cell is by itself; comparisons are added by the caller. measured: every cell of the run."""
-    cell, suite = one.cell, plan.suite(one.cell.suite)
-    session: Record = (sessions or [{}])[-1]
-    lines = list(one.lines.values())
-    tokens = sum(len(g["token_ids"]) for g in lines)
-    fed, draft_forwards = one.counted("positions_fed"), one.counted("draft_forwards")
-    finish = Counter(g["finish_reason"] for g in lines)
-    totals = one.totals
-    decode_s, device_s = one.total("decode_s"), one.total("device_s")
-    prepared_s = [p["preparation_s"] for p in run.lines("preparation.jsonl") if p["cell"] == cell.cell]
-    identical, repeated = one.repeated
-    dropped = len(one.timings) - len(one.samples)
-    return {
-        "cell": cell.cell,
-        "status": _status(one, group),
-        "suite": cell.suite,
-        "task": suite.task,
-        "arm": cell.arm,
-        "method": cell.method,
-        "options": cell.options,
-        "engine": cell.engine,
-        "family": cell.family,
-        "on": cell.on,
-        "checkpoints": cell.checkpoints,
-        "dtype": session.get("dtype"),
-        "device": session.get("device"),
-        "simulated": None if cell.simulated is None else dump(cell.simulated),
-        "demonstration": cell.demonstration,
-        "batch_size": cell.batch_size,
-        "length": cell.length,
-        "batching": cell.batching,
-        "max_new_tokens": suite.max_new_tokens,
-        "blocks": len({t["block"] for t in one.samples}),
-        "rounds": len(group.rounds),
-        "samples": {"used": len(one.samples), "dropped": dropped},
-        **summarize(one, suite.metric),
-        "commit_histogram": acceptance.histogram([g["commits"] or () for g in lines]),
-        "tokens": tokens,
-        "finish": {reason: finish[reason] for reason in ("end", "stop", "length")},
-        "decode_tokens_per_s": {"value": _over(one.total("tokens"), decode_s)},
-        "wall_s": one.total("wall_s"),
-        "prefill_s": one.total("prefill_s"),
-        "decode_s": decode_s,
-        "device_s": device_s,
-        "host_gap_s": None if decode_s is None or device_s is None else decode_s - device_s,
-        "preparation_s": sum(prepared_s) if prepared_s else None,
-        "ttft_s": _percentiles([t["ttft_s"] for t in one.samples if t["ttft_s"] is not None]),
-        "commit_latency_s": _percentiles(_commit_gaps(one)),
-        "parts": _named(statistics.parts(totals)) if totals else None,
-        "positions_fed": fed,
-        "positions_fed_per_token": _over(fed, tokens),
-        "positions_fed_per_forward": _over(fed, one.counted("forwards")),
-        "draft_forwards": draft_forwards,
-        "draft_forwards_per_token": _over(draft_forwards, tokens),
-        "draft_s": one.total("draft_s"),
-        "head_s": one.total("head_s"),
-        "kv_bytes": max((t["kv_bytes"] for t in one.timings if t["kv_bytes"] is not None), default=None),
-        "repeated_identical": identical / repeated if repeated else None,
-        "claims": cell.claims,
-        "reference": METHODS[cell.method].reference and not decoding_options(METHODS[cell.method], cell.options),
-        "lossless": _lossless(run, one, measured, session.get("dtype") or "float32"),
-        "void": _void(one, dropped),
-        "flags": list(cell.flags)
-        + _shared(one, sessions)
-        + _thin(one)
-        + ["power cap active"] * any(t["throttle"] and t["throttle"] & POWER_CAP for t in one.timings)
-        + _recounted(one),
-        "error": one.error,
-    }
+def _group_cells(stored: _Stored, group: Group) -> list[ResultCell]:
+    """Return the cells of a group, compared with each other."""
+    of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
+    suite, margin = stored.plan.suite(group.suite), stored.plan.request.accuracy_margin
+    synchronisation_s = stored.last_session.synchronisation_s or 0.0
+    comparisons = compare(of_arm, synchronisation_s, margin)
+    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin)
+    return [_cell(stored, group, data, comparisons[arm], tasks[arm]) for arm, data in of_arm.items()]
 
 
-def _shared(one: Measured, sessions: Sequence[Record]) -> list[str]:
-    """Workers on a CPU slow one another down, which GPUs of their own do not."""
-    those = [sessions[t["session"] - 1] for t in one.samples if t["session"] <= len(sessions)]
-    crowded = [s["workers"] for s in those if s["device"] == "cpu" and s.get("workers", 1) > 1]
-    when = "" if len(crowded) == len(those) else f" in {len(crowded)} of {len(those)} samples"
-    return [f"{max(crowded)} workers shared the machine{when}"] if crowded else []
+def _cell(
+    stored: _Stored, group: Group, data: CellData, comparisons: Comparisons, tasks: list[TaskFigures]
+) -> ResultCell:
+    """Return one cell of results.json."""
+    cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
+    summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
+    prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
+    identical, repeated = data.repeated
+    dropped = len(data.timings) - len(data.samples)
+    roofline = _roofline(data, stored.sessions)
+    method = METHODS[cell.method]
+    return ResultCell(
+        **{name: getattr(cell, name) for name in COPIED},
+        status=_status(data, group),
+        task=suite.task,
+        dtype=session.dtype,
+        device=session.device,
+        max_new_tokens=suite.max_new_tokens,
+        blocks=len({t.block for t in data.samples}),
+        rounds=len(group.rounds),
+        samples=Samples(used=len(data.samples), dropped=dropped),
+        **summary._asdict(),
+        **counts._asdict(),
+        **times._asdict(),
+        preparation_s=sum(prepared_s) if prepared_s else None,
+        kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
+        repeated_identical=identical / repeated if repeated else None,
+        reference=method.reference and not decoding_options(method, cell.options),
+        lossless=_lossless(stored, data),
+        void=_void(data, dropped),
+        flags=[
+            *cell.flags,
+            *_measurement_flags(data, stored.sessions),
+            *_result_flags(cell, summary, counts, comparisons),
+        ],
+        error=data.error,
+        peak_memory_bytes=stored.memory.get(cell.cell),
+        **_energy(stored.energy, cell.cell, data.error)._asdict(),
+        roofline_fraction=roofline.value,
+        roofline_reason=roofline.reason,
+        speedup=comparisons.speedup,
+        accuracy_vs=comparisons.accuracy_vs,
+        agreement=comparisons.agreement,
+        tasks=tasks,
+    )
 
 
-def _thin(one: Measured) -> list[str]:
-    """Small subtasks, or a small limit, leave batches short of the size they are named by."""
-    rows = [t["rows"] for t in one.samples]
-    if not rows or np.mean(rows) >= MOST_OF * one.cell.batch_size:
-        return []
-    return [f"batches held {np.mean(rows):.1f} rows of {one.cell.batch_size}"]
+def _status(data: CellData, group: Group) -> Status:
+    """Return `ok` if every block of every round was run."""
+    if data.error:
+        return "failed"
+    ran = {(t.round, t.block) for t in data.timings}
+    return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _roofline(one: Measured, sessions: Sequence[Record]) -> Record:
-    """The share of the measured roofline, and where there is none, why."""
-    cell = one.cell
-    judged = 1
-    if cell.engine is not None and not cell.fault:
-        variants = METHODS[cell.method](**cell.options).variants
-        if len(variants) > 1:
-            return {"roofline_fraction": None, "roofline_reason": "its width differs from forward to forward"}
-        judged = variants[0].window().guesses + 1
-    value, reason = fraction(cell, judged, one.lines.values(), one.samples, sessions)
-    return {"roofline_fraction": value, "roofline_reason": reason}
+class _Counts(NamedTuple):
+    """The fields of a cell that count tokens and forwards."""
+
+    commit_histogram: dict[str, int]
+    tokens: int
+    finish: Finish
+    positions_fed: int | None
+    positions_fed_per_token: float | None
+    positions_fed_per_forward: float | None
+    draft_forwards: int | None
+    draft_forwards_per_token: float | None
 
 
-def _lossless(run: RunDirectory, one: Measured, measured: Mapping[str, Measured], dtype: str) -> Record | None:
-    """The grade of an arm that promises another's tokens; None for one that promises nothing, or a distribution.
+def _counts(data: CellData) -> _Counts:
+    lines = data.lines.values()
+    reasons = Counter(line.finish_reason for line in lines)
+    fed, draft_forwards = data.counted("positions_fed"), data.counted("draft_forwards")
+    return _Counts(
+        commit_histogram=acceptance.histogram([line.commits or () for line in lines]),
+        tokens=data.tokens,
+        finish=Finish(end=reasons["end"], stop=reasons["stop"], length=reasons["length"]),
+        positions_fed=fed,
+        positions_fed_per_token=_over(fed, data.tokens),
+        positions_fed_per_forward=_over(fed, data.counted("forwards")),
+        draft_forwards=draft_forwards,
+        draft_forwards_per_token=_over(draft_forwards, data.tokens),
+    )
 
-    Beside it the floor: how far the arm it is held to agrees with itself.
+
+class _Times(NamedTuple):
+    """The fields of a cell that a clock decides. Seconds, summed over blocks."""
+
+    decode_tokens_per_s: DecodeRate
+    wall_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    device_s: float | None
+    host_gap_s: float | None
+    ttft_s: Percentiles
+    commit_latency_s: Percentiles
+    parts: SpeedParts | None
+    draft_s: float | None
+    head_s: float | None
+
+
+def _times(data: CellData) -> _Times:
+    decode_s, device_s = data.total("decode_s"), data.total("device_s")
+    parts = statistics.parts(data.totals) if data.totals else None
+    return _Times(
+        decode_tokens_per_s=DecodeRate(value=_over(data.total("tokens"), decode_s)),
+        wall_s=data.total("wall_s"),
+        prefill_s=data.total("prefill_s"),
+        decode_s=decode_s,
+        device_s=device_s,
+        host_gap_s=None if decode_s is None or device_s is None else decode_s - device_s,
+        ttft_s=_percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
+        commit_latency_s=_percentiles(_commit_gaps(data)),
+        parts=None if parts is None else SpeedParts(**parts._asdict()),
+        draft_s=data.total("draft_s"),
+        head_s=data.total("head_s"),
+    )
+
+
+def _commit_gaps(data: CellData) -> list[float]:
+    """Return the seconds between two commits of the same row, in round 1.
+
+    Empty if the engine hides its steps, and for refilled slots: the step at which a row started is not stored.
     """
-    cell = one.cell
-    if cell.held_to is None or cell.claims == "distribution":
-        return None
-    alike = [m for m in measured.values() if (m.cell.suite, m.cell.arm) == (cell.suite, cell.held_to)]
-    placed = {(m.cell.batch_size, m.cell.batching): m for m in alike}
-    against = placed.get((cell.batch_size, cell.batching))
-    if against is None:
-        return None
-    name = f"lossless/{cell.cell}.json"
-    rescored = run.read_json(name) if run.has(name) else None
-    verdict = rescoring.grade(one.lines, against.lines, rescored, dtype)
-    return None if verdict is None else {"against": cell.held_to, **verdict, "floor": floor(alike)}
-
-
-def _void(one: Measured, dropped: int) -> list[str]:
-    """Why the cell cannot be trusted."""
-    reasons = []
-    for g in one.lines.values():
-        commits = g["commits"]
-        if commits is not None and (len(commits), sum(commits)) != (g["forwards"], len(g["token_ids"])):
-            reasons.append(f"counts do not add up: {g['item']}")
-            break
-    if any(t["miscounted"] for t in one.timings):
-        reasons.append("counts do not add up: the models saw other forwards than the lanes counted")
-    if any(t["identical"] not in (None, served(t)) for t in one.timings):
-        reasons.append("tokens differ between rounds")
-    if one.timings and (few := statistics.too_many_dropped(used=len(one.samples), dropped=dropped)):
-        reasons.append(few)
-    return reasons
-
-
-def _recounted(one: Measured) -> list[str]:
-    """A flag where an outside engine counts other tokens than its answers have here."""
-    told = [t for t in one.timings if t.get("counted") is not None]
-    if all(t["counted"] == t["tokens"] for t in told):
+    if data.cell.batching != "static":
         return []
-    theirs, ours = (sum(t[name] for t in told) for name in ("counted", "tokens"))
-    return [f"the engine counts {theirs:,} tokens, its answers have {ours:,} here"]
-
-
-def _late_flags(record: Record) -> list[str]:
-    """What to mind, once accuracy and lengths are known."""
-    flags = []
-    accuracy = record["accuracy"]["value"] if record["accuracy"] else None
-    if accuracy is not None and accuracy < ACCURACY_FLOOR:
-        flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: this is the speed of wrong answers")
-    if record["length"] == "natural":
-        compared = [s["length_ratio"] for s in record["speedup"] if not s.get("includes_engine")]
-        length_ratio = compared[0] if compared else None
-        cut = record["finish"]["length"]
-        flags += statistics.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=record["items"])
-    if any(a["verdict"].startswith(statistics.INCONCLUSIVE) for a in record["accuracy_vs"]):
-        flags.append("accuracy inconclusive")
-    return flags
-
-
-def _commit_gaps(one: Measured) -> list[float]:
-    """Seconds between two commits of the same row, in round 1; empty where the host did not watch.
-
-    So it is with refilled slots: when in the block a row began is not stored.
-    """
-    if one.cell.batching != "static":
-        return []
-    steps = {t["block"]: t["step_s"] for t in one.samples if t["round"] == 1}
+    steps = {t.block: t.step_s for t in data.samples if t.round == 1}
     gaps = []
-    for line in one.lines.values():
-        waited = None  # the first commit's wait is the time to first token
-        for count, step_s in zip(line["commits"] or [], steps.get(line["block"]) or [], strict=False):
-            waited = None if waited is None else waited + step_s
+    for line in data.lines.values():
+        waited_s = None  # None until the first commit: its wait is the time to the first token
+        for count, step_s in zip(line.commits or [], steps.get(line.block) or [], strict=False):
+            if waited_s is not None:
+                waited_s += step_s
             if count:
-                if waited is not None:
-                    gaps.append(waited)
-                waited = 0.0
+                if waited_s is not None:
+                    gaps.append(waited_s)
+                waited_s = 0.0
     return gaps
 
 
-def _percentiles(values: Sequence[float]) -> Record:
+def _percentiles(values: Sequence[float]) -> Percentiles:
     if not values:
-        return {"p50": None, "p95": None}
+        return Percentiles(p50=None, p95=None)
     p50, p95 = np.percentile(values, [50, 95])
-    return {"p50": float(p50), "p95": float(p95)}
+    return Percentiles(p50=float(p50), p95=float(p95))
 
 
 def _over(total: float | None, count: float | None) -> float | None:
     return total / count if total is not None and count else None
 
 
-def _named(values: Any) -> Record | None:
-    return None if values is None else values._asdict()
+class _Energy(NamedTuple):
+    """The fields of a cell about energy."""
+
+    energy_j: float | None  # of the whole window
+    j_per_token: float | None
+    energy_reason: str | None
 
 
-def _status(one: Measured, group: Group) -> str:
-    """`ok` if every block of every round was run."""
-    if one.error:
-        return "failed"
-    ran = {(t["round"], t["block"]) for t in one.timings}
-    return "ok" if len(ran) == sum(group.rounds) else "partial"
+def _energy(stored: EnergyRecord, cell: str, error: str | None) -> _Energy:
+    found = stored.cells.get(cell)
+    if found is None:
+        return _Energy(None, None, error or stored.reason or energy.UNMEASURED)
+    return _Energy(found.energy_j, found.j_per_token, found.energy_reason)
+
+
+def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
+    """Return the share of the measured roofline, or why there is none."""
+    cell, judged = data.cell, 1
+    if cell.engine is not None and not cell.fault:
+        variants = METHODS[cell.method](**cell.options).variants
+        if len(variants) > 1:
+            return Fraction(None, "its width differs from forward to forward")
+        judged = variants[0].window().guesses + 1
+    return fraction(cell, judged, data.lines.values(), data.samples, sessions)
+
+
+def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
+    """Return the grade of an arm that promises another arm's tokens, with the floor of that arm.
+
+    None for an arm that promises nothing or a distribution, and if the other arm did not run.
+    """
+    cell = data.cell
+    if cell.held_to is None or cell.claims == "distribution":
+        return None
+    held_to = [d for d in stored.cells.values() if (d.cell.suite, d.cell.arm) == (cell.suite, cell.held_to)]
+    same_batch = [d for d in held_to if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
+    if not same_batch:
+        return None
+    name = f"lossless/{cell.cell}.json"
+    rescored = stored.run.read_json(name) if stored.run.has(name) else None
+    dtype = stored.last_session.dtype or "float32"
+    lines, against = ({k: {"token_ids": g.token_ids} for k, g in d.lines.items()} for d in (data, same_batch[-1]))
+    grade = rescoring.grade(lines, against, rescored, dtype)
+    return None if grade is None else Lossless(against=cell.held_to, **grade, floor=floor(held_to))
+
+
+def _void(data: CellData, dropped: int) -> list[str]:
+    """Return why the cell cannot be trusted."""
+    reasons = []
+    for line in data.lines.values():
+        counted = (line.forwards, len(line.token_ids))
+        if line.commits is not None and (len(line.commits), sum(line.commits)) != counted:
+            reasons.append(f"counts do not add up: {line.item}")
+            break
+    if any(t.miscounted for t in data.timings):
+        reasons.append("counts do not add up: the models saw other forwards than the lanes counted")
+    if any(t.identical not in (None, t.items) for t in data.timings):
+        reasons.append("tokens differ between rounds")
+    if data.timings:
+        few = statistics.too_many_dropped(used=len(data.samples), dropped=dropped)
+        if few:
+            reasons.append(few)
+    return reasons
+
+
+def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
+    """Return what a reader must know about how the cell was measured."""
+    flags = []
+    sampled = [sessions[t.session - 1] for t in data.samples if t.session <= len(sessions)]
+    shared = [s.workers for s in sampled if s.device == "cpu" and s.workers is not None and s.workers > 1]
+    if shared:  # workers on a CPU slow each other down; each GPU has a worker of its own
+        part = "" if len(shared) == len(sampled) else f" in {len(shared)} of {len(sampled)} samples"
+        flags.append(f"{max(shared)} workers shared the machine{part}")
+    if data.samples:  # small subtasks, or a small limit, make batches smaller than their name says
+        rows = np.mean([t.rows for t in data.samples])
+        if rows < FULL_BATCH_SHARE * data.cell.batch_size:
+            flags.append(f"batches held {rows:.1f} rows of {data.cell.batch_size}")
+    if any((t.throttle or 0) & POWER_CAP for t in data.timings):
+        flags.append("power cap active")
+    counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
+    if any(theirs != ours for theirs, ours in counts):
+        theirs, ours = (sum(column) for column in zip(*counts, strict=True))
+        flags.append(f"the engine counts {theirs:,} tokens, its answers have {ours:,} here")
+    return flags
+
+
+def _result_flags(cell: Cell, summary: Summary, counts: _Counts, comparisons: Comparisons) -> list[str]:
+    """Return what a reader must know about accuracy and answer lengths."""
+    flags = []
+    accuracy = summary.accuracy.value if summary.accuracy else None
+    if accuracy is not None and accuracy < ACCURACY_FLOOR:
+        flags.append(f"accuracy {accuracy:.1%}, below {ACCURACY_FLOOR:.0%}: this is the speed of wrong answers")
+    if cell.length == "natural":
+        ratios = [s.length_ratio for s in comparisons.speedup if not s.includes_engine]
+        length_ratio = ratios[0] if ratios else None
+        cut = counts.finish.length
+        flags += statistics.length_flags(length_ratio=length_ratio, cut_by_budget=cut, items=summary.items)
+    if any(a.verdict.startswith(statistics.INCONCLUSIVE) for a in comparisons.accuracy_vs):
+        flags.append("accuracy inconclusive")
+    return flags

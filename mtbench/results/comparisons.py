@@ -1,189 +1,301 @@
-"""How the arms of a group compare: speed, accuracy, agreement with their baselines; and across batch sizes, how far an
-arm agrees with itself, and from which on it no longer pays.
+"""How the arms of a group compare: speed, accuracy and agreement with their baselines, and the same over batch sizes.
 
-Baselines by the same engine say what decoding gains, or what deployment would. Baselines by another engine stand in
-entries marked `includes_engine`, each beside the same ratio for the plain reference by the arm's own engine, so that
-an engine's gain is never taken for a method's.
+A baseline by the arm's own engine shows what decoding gains, or what deployment gains. A baseline by another engine is
+compared in entries marked `includes_engine`. Each of them holds the same ratio for the plain reference by the arm's own
+engine, so that the gain of an engine is not taken for that of a method.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.results.samples import Measured
-from mtbench.runs.directory import Record
-from mtbench.statistics import Difference, Ratio, Verdict
+from mtbench.results.record import (
+    AccuracyComparison,
+    Agreement,
+    Estimate,
+    Floor,
+    PlainSpeedup,
+    ResultCell,
+    SpeedFactors,
+    Speedup,
+    StopsPaying,
+)
+from mtbench.results.samples import CellData
+from mtbench.runs.plan import Batching
+from mtbench.statistics import Ratio, Verdict
 
 
-def compare(of_group: Mapping[str, Measured], synchronisation_s: float, margin: float) -> dict[str, Record]:
-    """arm -> its `speedup`, `accuracy_vs` and `agreement`. Words are decided over all arms of one baseline together."""
-    found: dict[str, Record] = {arm: {"speedup": [], "accuracy_vs": [], "agreement": []} for arm in of_group}
-    for against, arms in _compared(of_group, lambda one: one.cell.baselines):
-        baseline = against.cell.arm
-        differences = [_difference(m, against) for m in arms]
-        accuracies = statistics.accuracy_verdicts([d for d, _ in differences], margin)
-        for m, (speedup, word), (difference, lower90), accuracy in zip(
-            arms, _speeds(arms, against, synchronisation_s), differences, accuracies, strict=True
-        ):
-            entry = found[m.cell.arm]
-            entry["speedup"].append(_speedup_record(m, against, speedup, word))
-            entry["agreement"].append({"baseline": baseline, **_agreement(m, against)})
-            if difference.n:
-                entry["accuracy_vs"].append(
-                    {
-                        "baseline": baseline,
-                        **difference._asdict(),
-                        "ci90_low": lower90,
-                        "p_mcnemar": statistics.mcnemar_p(difference.gained, difference.lost),
-                        "margin": margin,
-                        "verdict": str(accuracy),
-                        "n_needed": statistics.n_needed(difference.gained, difference.lost, difference.n, margin),
-                    }
-                )
-    for against, arms in _compared(of_group, lambda one: one.cell.engine_baselines):
-        for m, (speedup, word) in zip(arms, _speeds(arms, against, synchronisation_s), strict=True):
-            record = _speedup_record(m, against, speedup, word)
-            record |= {"includes_engine": True, "plain": _plain_record(m, against, of_group)}
-            found[m.cell.arm]["speedup"].append(record)
-    for arm, entry in found.items():
-        order = [*of_group[arm].cell.baselines, *of_group[arm].cell.engine_baselines]
-        for comparisons in entry.values():
-            comparisons.sort(key=lambda c, order=order: order.index(c["baseline"]))
+@dataclass(frozen=True)
+class Comparisons:
+    """An arm against each of its baselines, in the order of the plan."""
+
+    speedup: list[Speedup] = field(default_factory=list)
+    accuracy_vs: list[AccuracyComparison] = field(default_factory=list)
+    agreement: list[Agreement] = field(default_factory=list)
+
+
+class GroupKey(NamedTuple):
+    """What the cells of a group have in common: only such cells are compared."""
+
+    suite: str
+    batch_size: int
+    batching: Batching
+
+
+class OwnSpeedups(NamedTuple):
+    """The speedups of a group's arms over baselines by their own engine, by arm."""
+
+    same: dict[str, Speedup]  # over the baseline on the arm's own checkpoint
+    deployed: dict[str, Speedup]  # over the baseline on the checkpoint that one would deploy without the method
+
+
+def groups_of(cells: Iterable[ResultCell]) -> dict[GroupKey, list[ResultCell]]:
+    """Return the cells by group, in their order."""
+    groups: dict[GroupKey, list[ResultCell]] = {}
+    for cell in cells:
+        groups.setdefault(GroupKey(cell.suite, cell.batch_size, cell.batching), []).append(cell)
+    return groups
+
+
+def own_speedups(cells: Sequence[ResultCell]) -> OwnSpeedups:
+    """Return which speedup of each arm is over which kind of baseline. cells: those of one group."""
+    roles = {cell.arm: cell.on for cell in cells}
+    found = OwnSpeedups({}, {})
+    for cell in cells:
+        for speedup in cell.speedup:
+            if speedup.includes_engine or speedup.baseline not in roles:
+                continue
+            same = roles[speedup.baseline] == cell.on
+            (found.same if same else found.deployed)[cell.arm] = speedup
     return found
 
 
-def stops_paying(cells: Sequence[Record]) -> list[Record]:
-    """For every arm and baseline by the same engine that ran at several batch sizes: where `faster` ends for good.
+def over_fastest_engine(cell: ResultCell) -> Speedup | None:
+    """Return the comparison with the fastest of the references by another engine: the lowest ratio."""
+    lowest = None
+    for speedup in cell.speedup:
+        if not speedup.includes_engine or speedup.value is None:
+            continue
+        if lowest is None or lowest.value is None or speedup.value < lowest.value:
+            lowest = speedup
+    return lowest
+
+
+def compare(group: Mapping[str, CellData], synchronisation_s: float, margin: float) -> dict[str, Comparisons]:
+    """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together."""
+    found = {arm: Comparisons() for arm in group}
+    for baseline, arms in _compared(group, lambda data: data.cell.baselines):
+        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
+            found[data.cell.arm].speedup.append(_speedup(data, baseline, ratio, verdict))
+            found[data.cell.arm].agreement.append(_agreement(data, baseline))
+        for arm, accuracy in _accuracies(arms, baseline, margin).items():
+            found[arm].accuracy_vs.append(accuracy)
+    for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
+        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
+            speedup = _speedup(data, baseline, ratio, verdict)
+            plain = _plain_speedup(data, baseline, group)
+            found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
+    return {arm: _in_order(found[arm], data) for arm, data in group.items()}
+
+
+def stops_paying(cells: Sequence[ResultCell]) -> list[StopsPaying]:
+    """Return where every arm stops paying over each baseline by the same engine, if it ran at several batch sizes.
 
     `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. A size at which too little was
-    measured says nothing, so only those larger than it count. null: it pays at the largest one; or too little was
-    measured there, which `reason` says. Void cells and failed ones are not swept.
+    measured decides nothing, so only larger sizes count. It is None if the arm pays at the largest size, or if too
+    little was measured there; `reason` tells the two apart. Void and failed cells are not swept.
     """
-    sound = {(c["suite"], c["arm"], c["batching"], c["batch_size"]) for c in cells if not c["void"]}
-    verdicts: dict[tuple[str, str, str, str], dict[int, str]] = {}
+    sound = {(c.suite, c.arm, c.batching, c.batch_size) for c in cells if not c.void}
+    verdicts: dict[tuple[str, str, str, Batching], dict[int, str]] = {}
     for cell in cells:
-        suite, arm, batching, size = (cell[name] for name in ("suite", "arm", "batching", "batch_size"))
-        for entry in cell["speedup"]:
-            both = {(suite, name, batching, size) for name in (arm, entry["baseline"])}
-            if both <= sound and not entry.get("includes_engine"):
-                verdicts.setdefault((suite, arm, entry["baseline"], batching), {})[size] = entry["verdict"]
-    return [
-        {
-            "suite": suite,
-            "arm": arm,
-            "baseline": baseline,
-            "batching": batching,
-            "swept": sorted(of_arm),
-            "verdicts": [of_arm[size] for size in sorted(of_arm)],
-            **_where_it_stops(of_arm),
-        }
-        for (suite, arm, baseline, batching), of_arm in verdicts.items()
-        if len(of_arm) > 1
-    ]
+        for speedup in cell.speedup:
+            arms = (cell.arm, speedup.baseline)
+            both = {(cell.suite, arm, cell.batching, cell.batch_size) for arm in arms}
+            if both <= sound and not speedup.includes_engine:
+                place = (cell.suite, *arms, cell.batching)
+                verdicts.setdefault(place, {})[cell.batch_size] = speedup.verdict
+    found = []
+    for (suite, arm, baseline, batching), by_size in verdicts.items():
+        if len(by_size) < 2:
+            continue
+        size, reason = _where_it_stops(by_size)
+        found.append(
+            StopsPaying(
+                suite=suite,
+                arm=arm,
+                baseline=baseline,
+                batching=batching,
+                swept=sorted(by_size),
+                verdicts=[by_size[size] for size in sorted(by_size)],
+                batch_size=size,
+                reason=reason,
+            )
+        )
+    return found
 
 
-def _where_it_stops(verdicts: Mapping[int, str]) -> Record:
-    """`batch_size` and `reason`, by the verdicts at the sizes beyond the last at which too little was measured."""
+def _where_it_stops(verdicts: Mapping[int, str]) -> tuple[int | None, str | None]:
+    """Return `batch_size` and `reason` from the verdicts beyond the last size at which too little was measured."""
     unknown = max((size for size, verdict in verdicts.items() if statistics.withheld(verdict)), default=0)
     known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
-    reason = None if known else f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
-    return {"batch_size": statistics.stops_paying(known), "reason": reason}
+    if known:
+        return statistics.stops_paying(known), None
+    return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
 
 
-def floor(cells: Iterable[Measured]) -> Record | None:
-    """What batching alone does to an arm's tokens: its items at the smallest batch size against those at the largest.
+def floor(cells: Iterable[CellData]) -> Floor | None:
+    """Return what batching alone does to an arm's tokens: its items at the smallest against the largest batch size.
 
-    cells: of one suite and arm. Static batches are taken where there are any, for nothing is refilled at batch size 1.
-    None where no two sizes have an item in common.
+    cells: those of one suite and arm. Static batches are preferred, since batch size 1 has nothing to refill. None if
+    no two sizes have an item in common.
     """
-    sound = [m for m in cells if m.lines and not m.error]
-    sized = {m.cell.batch_size: m for m in sorted(sound, key=lambda m: m.cell.batching == "static")}
-    if len(sized) < 2:
+    sound = [data for data in cells if data.lines and not data.error]
+    by_size = {data.cell.batch_size: data for data in sorted(sound, key=lambda data: data.cell.batching == "static")}
+    if len(by_size) < 2:
         return None
-    sizes = [min(sized), max(sized)]
-    agreement = _agreement(*(sized[size] for size in sizes))
-    return {"arm": sound[0].cell.arm, "batch_sizes": sizes, **agreement} if agreement["items"] else None
+    smallest, largest = min(by_size), max(by_size)
+    items, identical = _common(by_size[smallest], by_size[largest])
+    if not items:
+        return None
+    return Floor(arm=sound[0].cell.arm, batch_sizes=[smallest, largest], items=items, identical=identical)
 
 
-def ratio(value: Ratio | None) -> Record:
-    if value is None:
-        return {"value": None, "ci_low": None, "ci_high": None}
-    return {"value": value.value, "ci_low": value.ci_low, "ci_high": value.ci_high}
+def estimate(ratio: Ratio | None) -> Estimate:
+    """Return the record of a ratio; all null if there is none."""
+    if ratio is None:
+        return Estimate(value=None, ci_low=None, ci_high=None)
+    return Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high)
 
 
-def bounds(value: Ratio) -> list[float] | None:
-    return None if value.ci_low is None or value.ci_high is None else [value.ci_low, value.ci_high]
+def bounds(ratio: Ratio) -> list[float] | None:
+    """Return the interval of a ratio as a list."""
+    return None if ratio.ci_low is None or ratio.ci_high is None else [ratio.ci_low, ratio.ci_high]
+
+
+def _in_order(found: Comparisons, data: CellData) -> Comparisons:
+    """Return the same comparisons in the order of the cell's baselines."""
+    order = [*data.cell.baselines, *data.cell.engine_baselines]
+    return Comparisons(
+        sorted(found.speedup, key=lambda c: order.index(c.baseline)),
+        sorted(found.accuracy_vs, key=lambda c: order.index(c.baseline)),
+        sorted(found.agreement, key=lambda c: order.index(c.baseline)),
+    )
 
 
 def _compared(
-    of_group: Mapping[str, Measured], baselines: Callable[[Measured], list[str]]
-) -> list[tuple[Measured, list[Measured]]]:
-    """Each baseline with the arms compared with it, none of them failed."""
-    names = dict.fromkeys(itertools.chain.from_iterable(baselines(m) for m in of_group.values()))
-    sound = [of_group[name] for name in names if not of_group[name].error]
-    return [(a, [m for m in of_group.values() if a.cell.arm in baselines(m) and not m.error]) for a in sound]
+    group: Mapping[str, CellData], baselines: Callable[[CellData], list[str]]
+) -> list[tuple[CellData, list[CellData]]]:
+    """Return each baseline with the arms compared with it, without failed cells."""
+    names = dict.fromkeys(itertools.chain.from_iterable(baselines(data) for data in group.values()))
+    found = []
+    for name in names:
+        if not group[name].error:
+            arms = [data for data in group.values() if name in baselines(data) and not data.error]
+            found.append((group[name], arms))
+    return found
 
 
-def _speeds(arms: Sequence[Measured], against: Measured, synchronisation_s: float) -> list[tuple[Ratio, Verdict]]:
-    speedups = [_speedup(m, against) for m in arms]
-    doubts = [
-        statistics.too_short([t["wall_s"] for t in m.samples], synchronisation_s)
-        or statistics.too_short([t["wall_s"] for t in against.samples], synchronisation_s)
-        for m in arms
-    ]
-    return list(zip(speedups, statistics.speed_verdicts(speedups, doubts), strict=True))
+def _speeds(arms: Sequence[CellData], baseline: CellData, synchronisation_s: float) -> list[tuple[Ratio, Verdict]]:
+    """Return the speedup and the verdict of each arm."""
+    ratios = [wall_ratio(data, baseline) for data in arms]
+    doubts = [_too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data in arms]
+    return list(zip(ratios, statistics.speed_verdicts(ratios, doubts), strict=True))
 
 
-def _speedup(one: Measured, against: Measured) -> Ratio:
-    return statistics.ratio_of_totals([against.by_block("wall_s")], [one.by_block("wall_s")])
+def _too_short(data: CellData, synchronisation_s: float) -> str | None:
+    """Return why the timed windows are too short to compare, or None."""
+    return statistics.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
-def _speedup_record(one: Measured, against: Measured, speedup: Ratio, verdict: Verdict) -> Record:
-    tokens, tokens0 = one.by_block("tokens"), against.by_block("tokens")
-    wall, wall0 = one.by_block("wall_s"), against.by_block("wall_s")
+def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
+    """Return the total wall time of the baseline over that of the arm, with its interval over blocks."""
+    return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
+
+
+def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
+    """Return the record of an arm's speed over a baseline."""
+    tokens, tokens0 = data.by_block("tokens"), baseline.by_block("tokens")
+    wall, wall0 = data.by_block("wall_s"), baseline.by_block("wall_s")
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
-    repeat = statistics.ratio_of_totals([against.by_round("wall_s")], [one.by_round("wall_s")], unit="round")
-    factors = statistics.factors(one.totals, against.totals) if one.totals and against.totals else None
-    return {
-        "baseline": against.cell.arm,
-        **ratio(speedup),
-        "ci_repeat": bounds(repeat),
-        "rate_ratio": rate.value,
-        "rate_ratio_ci": bounds(rate),
-        "length_ratio": statistics.ratio_of_totals([tokens], [tokens0]).value,
-        "verdict": str(verdict),
-        "factors": factors and factors._asdict(),
-    }
+    repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
+    factors = None
+    if data.totals and baseline.totals:
+        factors = statistics.factors(data.totals, baseline.totals)
+    return Speedup(
+        baseline=baseline.cell.arm,
+        value=ratio.value,
+        ci_low=ratio.ci_low,
+        ci_high=ratio.ci_high,
+        ci_repeat=bounds(repeat),
+        rate_ratio=rate.value,
+        rate_ratio_ci=bounds(rate),
+        length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
+        verdict=str(verdict),
+        factors=None if factors is None else SpeedFactors(**factors._asdict()),
+    )
 
 
-def _plain_record(one: Measured, against: Measured, of_group: Mapping[str, Measured]) -> Record | None:
-    """The same ratio for the plain reference by the arm's own engine, on the baseline's checkpoint if it is there.
+def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:
+    """Return the same ratio for the plain reference by the arm's own engine, if possible on the baseline's checkpoint.
 
-    None for the plain reference itself, for an engine that is not ours, and where the run has no such arm.
+    None for a reference, for an engine that is not ours, and if the run has no such arm.
     """
-    cell = one.cell
-    plain = [
-        m
-        for m in of_group.values()
-        if METHODS[m.cell.method].reference and m.cell.engine == cell.engine and m.cell.on in (against.cell.on, cell.on)
-    ]
-    if cell.engine is None or one in plain or METHODS[cell.method].reference or not plain:
+    cell = data.cell
+    if cell.engine is None or METHODS[cell.method].reference:
         return None
-    chosen = min(plain, key=lambda m: m.cell.on != against.cell.on)
-    return None if chosen.error else {"arm": chosen.cell.arm, **ratio(_speedup(chosen, against))}
+    plain = [
+        other
+        for other in group.values()
+        if METHODS[other.cell.method].reference
+        and other.cell.engine == cell.engine
+        and other.cell.on in (baseline.cell.on, cell.on)
+    ]
+    if not plain:
+        return None
+    chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on)
+    if chosen.error:
+        return None
+    return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(wall_ratio(chosen, baseline))))
 
 
-def _difference(one: Measured, against: Measured) -> tuple[Difference, float | None]:
-    """The paired difference of accuracies with its 95 % interval, and the 90 % lower bound."""
-    common = one.scores.keys() & against.scores.keys()
-    gained = sum(one.scores[i] > against.scores[i] for i in common)
-    lost = sum(one.scores[i] < against.scores[i] for i in common)
-    lower90 = statistics.paired_difference(gained, lost, len(common), level=0.90).ci_low
-    return statistics.paired_difference(gained, lost, len(common)), lower90
+def _accuracies(arms: Sequence[CellData], baseline: CellData, margin: float) -> dict[str, AccuracyComparison]:
+    """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
+    changes = [gains_and_losses(data, baseline) for data in arms]
+    differences = [statistics.paired_difference(*change) for change in changes]
+    verdicts = statistics.accuracy_verdicts(differences, margin)
+    found = {}
+    for data, change, difference, verdict in zip(arms, changes, differences, verdicts, strict=True):
+        if not difference.n:
+            continue
+        found[data.cell.arm] = AccuracyComparison(
+            baseline=baseline.cell.arm,
+            **difference._asdict(),
+            ci90_low=statistics.paired_difference(*change, level=0.90).ci_low,
+            p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
+            margin=margin,
+            verdict=str(verdict),
+            n_needed=statistics.n_needed(*change, margin),
+        )
+    return found
 
 
-def _agreement(one: Measured, against: Measured) -> Record:
-    common = one.lines.keys() & against.lines.keys()
-    same = sum(one.lines[i]["token_ids"] == against.lines[i]["token_ids"] for i in common)
-    return {"items": len(common), "identical": same}
+def gains_and_losses(data: CellData, baseline: CellData) -> tuple[int, int, int]:
+    """Return the items that only the arm has right, those that only the baseline has right, and the common items."""
+    common = data.scores.keys() & baseline.scores.keys()
+    gained = sum(data.scores[item] > baseline.scores[item] for item in common)
+    lost = sum(data.scores[item] < baseline.scores[item] for item in common)
+    return gained, lost, len(common)
+
+
+def _agreement(data: CellData, baseline: CellData) -> Agreement:
+    items, identical = _common(data, baseline)
+    return Agreement(baseline=baseline.cell.arm, items=items, identical=identical)
+
+
+def _common(data: CellData, other: CellData) -> tuple[int, int]:
+    """Return the items that both answered, and those of them with the same tokens."""
+    common = data.lines.keys() & other.lines.keys()
+    return len(common), sum(data.lines[item].token_ids == other.lines[item].token_ids for item in common)

@@ -22,10 +22,11 @@ from mtbench.records import (
     Sparse,
     VersionOne,
 )
-from mtbench.runs.plan import CELL_ID, CHECKPOINTS, Batching, Length, Simulated
+from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
 from mtbench.runs.records import Environment, Grade
+from mtbench.runs.run_request import CHECKPOINTS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 Status = Literal["ok", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]

@@ -1,65 +1,99 @@
-"""The share of the roofline: the floor of a cell's forwards (mtbench/hardware/probe.py) over its decode time."""
+"""The share of the roofline: the least time of a cell's forwards (mtbench/hardware/probe.py) over its decode time."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from mtbench.hardware.probe import Probe, Shape, floor_s
-from mtbench.runs.directory import Record
+from mtbench.records import dump
 from mtbench.runs.plan import Cell
+from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
+
+
+class Fraction(NamedTuple):
+    """The share of the roofline; if it is None, `reason` says why."""
+
+    value: float | None
+    reason: str | None = None
+
+
+class _Unknown(Exception):
+    """Why a cell has no fraction."""
 
 
 def fraction(
-    cell: Cell, judged: int, lines: Iterable[Record], samples: Sequence[Record], sessions: Sequence[Record]
-) -> tuple[float | None, str | None]:
-    """The floor of a cell's forwards over its decode time, from stored lines; None, and why, where it has none.
+    cell: Cell,
+    judged: int,
+    lines: Iterable[GenerationLine],
+    samples: Sequence[TimingLine],
+    sessions: Sequence[SessionRecord],
+) -> Fraction:
+    """Return the least time of a cell's forwards over its decode time.
 
-    lines: all generation lines. samples: the timing lines that count; per block the mean over its rounds, as
-    everywhere. Every sample is held against the probe of its own session. `judged` positions per row and forward pass
-    the head.
+    lines: all generation lines. samples: the timing lines that count; a block has the mean over its rounds. Every
+    sample is compared with the probe of its own session. `judged` positions per row and forward pass the head.
 
-    A block's forwards are taken as its mean forward times their number. Weights are read once per forward of the batch;
-    a forward has row-forwards / batch forwards live rows, and only those count; a row feeds positions_fed / forwards
-    and has on average prompt + tokens / 2 tokens behind it, those it feeds itself included. (The mean forward's floor
-    is at most the mean floor, so the fraction is never flattered by this.) Forwards of a draft model feed one position.
+    All forwards of a block are taken as its mean forward. Weights are read once per forward of the batch. A forward
+    has row-forwards / batch forwards live rows, and only those count. A row feeds positions_fed / forwards positions
+    and has on average prompt + tokens / 2 tokens behind it, those it feeds included. The least time of the mean
+    forward is at most the mean least time, so the fraction is never too large. A forward of a draft model feeds one
+    position.
     """
-    of_block = defaultdict(list)
+    answers: defaultdict[int, list[GenerationLine]] = defaultdict(list)
     for line in lines:
-        of_block[line["block"]].append(line)
-    rounds = Counter(sample["block"] for sample in samples)
-    floor = decode_s = 0.0
-    for sample in samples:
-        answers, session = of_block[sample["block"]], sessions[sample["session"] - 1]
-        if sample["batch_forwards"] is None or any(g["forwards"] is None for g in answers):
-            return None, "this engine does not reveal its forwards"
-        if not session.get("probe"):
-            return None, session.get("probe_reason") or "the GPU was not probed"
-        probe = Probe(**session["probe"])
-        shapes: dict[str, Shape] = {}
-        for role, source in cell.checkpoints.items():
-            counted = session["shapes"].get(source) or {"reason": f"the {role} checkpoint was not counted"}
-            if "reason" in counted:
-                return None, counted["reason"]
-            shapes[role] = Shape(**counted)
-        if shapes[cell.on].bytes < 2 * probe.cache_bytes:
-            return None, "the weights stay in the GPU's cache, so memory bandwidth is no bound"
-        drafts = [shape for role, shape in shapes.items() if role != cell.on]
-        floor += _block_floor_s(shapes[cell.on], drafts, probe, judged, answers, sample) / rounds[sample["block"]]
-        decode_s += sample["decode_s"] / rounds[sample["block"]]
-    return (floor / decode_s, None) if decode_s else (None, "no clean sample")
+        answers[line.block].append(line)
+    rounds = Counter(sample.block for sample in samples)
+    least_s = decode_s = 0.0
+    try:
+        for sample in samples:
+            block_s = _block_floor_s(cell, judged, answers[sample.block], sample, sessions[sample.session - 1])
+            least_s += block_s / rounds[sample.block]
+            decode_s += (sample.decode_s or 0.0) / rounds[sample.block]
+    except _Unknown as reason:
+        return Fraction(None, str(reason))
+    return Fraction(least_s / decode_s) if decode_s else Fraction(None, "no clean sample")
 
 
 def _block_floor_s(
-    shape: Shape, drafts: Sequence[Shape], probe: Probe, judged: int, answers: Sequence[Record], sample: Record
+    cell: Cell, judged: int, answers: Sequence[GenerationLine], sample: TimingLine, session: SessionRecord
 ) -> float:
-    forwards = sum(g["forwards"] for g in answers)
-    rows = forwards / sample["batch_forwards"]  # live in the mean forward
-    positions = sum(g["positions_fed"] for g in answers) / forwards
-    prompts = [g["prompt_tokens"] if "prompt_tokens" in g else len(g["prompt_ids"]) for g in answers]  # older lines
-    known = sum(g["forwards"] * (n + len(g["token_ids"]) / 2) for g, n in zip(answers, prompts, strict=True)) / forwards
-    pending = positions - (judged - 1)  # those fed are no guesses, and not yet cached
-    once = floor_s(shape, probe, rows=rows, positions=positions, judged=judged, context=max(0.0, known - pending))
-    drafted = sum(g["draft_forwards"] for g in answers) / forwards  # forwards of drafts for one of the target's
+    """Return the least time of a block's forwards. Raises _Unknown with the reason if it is not known."""
+    forwards = positions_fed = draft_forwards = 0
+    for line in answers:
+        if line.forwards is None:
+            raise _Unknown("this engine does not reveal its forwards")
+        forwards += line.forwards
+        positions_fed += line.positions_fed or 0
+        draft_forwards += line.draft_forwards or 0
+    if sample.batch_forwards is None:
+        raise _Unknown("this engine does not reveal its forwards")
+    if session.probe is None:
+        raise _Unknown(session.probe_reason or "the GPU was not probed")
+    probe = Probe(**dump(session.probe))
+    shapes = _shapes(cell.checkpoints, session)
+    if shapes[cell.on].bytes < 2 * probe.cache_bytes:
+        raise _Unknown("the weights stay in the GPU's cache, so memory bandwidth is no bound")
+    rows = forwards / sample.batch_forwards  # live rows of the mean forward
+    positions = positions_fed / forwards
+    known = sum((g.forwards or 0) * (g.prompt_tokens + len(g.token_ids) / 2) for g in answers) / forwards
+    pending = positions - (judged - 1)  # positions fed that are not guesses: not in the KV cache yet
+    context = max(0.0, known - pending)
+    once = floor_s(shapes[cell.on], probe, rows=rows, positions=positions, judged=judged, context=context)
+    drafts = [shape for role, shape in shapes.items() if role != cell.on]
+    drafted = draft_forwards / forwards  # draft forwards per forward of the target
     for draft in drafts:
         once += drafted / len(drafts) * floor_s(draft, probe, rows=rows, positions=1, judged=1, context=known)
-    batch_forwards: int = sample["batch_forwards"]
-    return batch_forwards * once
+    return sample.batch_forwards * once
+
+
+def _shapes(checkpoints: Mapping[str, str], session: SessionRecord) -> dict[str, Shape]:
+    """Return the sizes of each checkpoint, by role. Raises _Unknown if one was not counted."""
+    shapes = {}
+    for role, source in checkpoints.items():
+        counted = (session.shapes or {}).get(source)
+        if counted is None:
+            raise _Unknown(f"the {role} checkpoint was not counted")
+        if counted.reason is not None:
+            raise _Unknown(counted.reason)
+        shapes[role] = Shape(**dump(counted))
+    return shapes

@@ -1,12 +1,12 @@
-"""A bundle: one tar that carries suites' data and checkpoints to a machine without a network.
+"""Bundles: one tar file with suites' data and checkpoints, for a machine without a network.
 
-    bundle.json             what is in it: versions, suites, family, checkpoints by role, size and SHA-256 of every file
-    data/…                  laid out as `--data-dir` reads it
-    checkpoints/<name>/…    safetensors, tokenizer and configuration; embedded checkpoints stay where they are
+    bundle.json             the manifest: versions, suites, family, checkpoints by role, size and SHA-256 of every file
+    data/…                  laid out for `--data-dir`
+    checkpoints/<name>/…    safetensors, tokenizer and configuration; embedded checkpoints are not included
 
-`bundle.json` comes first and speaks for all else, so its own hash names the folder that a bundle is opened into, and
-one opened before is found again without reading its gigabytes. Of the tar nothing but plain files is ever written,
-under names that were checked, and each only if it is what the list says.
+The manifest is the first member and determines the rest. So its own hash names the folder that a bundle is unpacked
+into, and a bundle that was unpacked before is found without reading its gigabytes. Unpacking writes only plain files,
+under checked names, and only if size and hash match the manifest.
 """
 
 import fnmatch
@@ -25,39 +25,40 @@ from typing import Any, BinaryIO
 from mtbench import __version__
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.suite import Suite, answering
+from mtbench.evaluation.suite import Suite, suite_errors
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
 from mtbench.models.loading import inspect
 
 SCHEMA_VERSION = 1
-LIST = "bundle.json"
+MANIFEST = "bundle.json"
 DATA, CHECKPOINTS = "data", "checkpoints"
-MOST_LISTED_BYTES = 1 << 26
-CHUNK = 1 << 22  # bytes
-# Of a checkpoint: weights that run no code when loaded, tokenizer, configuration, record, terms.
-CARRIED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*")
+MAX_MANIFEST_BYTES = 1 << 26
+COPY_CHUNK_BYTES = 1 << 22
+# Files of a checkpoint to bundle: safetensors (pickled weights could run code), tokenizer, configuration, training
+# record, licence.
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class UnpackedBundle:
     """A bundle on this machine."""
 
     data_dir: Path
-    family: str | None  # the one its checkpoints belong to, if it is one that mtbench knows
-    model: str | None  # else the folder that stands for `--model`
+    family: str | None  # the family of the checkpoints, if mtbench knows it
+    model: str | None  # otherwise the folder to use as `--model`
     checkpoints: Mapping[str, str]  # role -> folder
 
 
-# --- Making one ---------------------------------------------------------------------------------------------------
+# --- Writing ------------------------------------------------------------------------------------------------------
 
 
 def write_bundle(
     out: Path, suites: Mapping[str, Suite], family: Family | None, roles: Iterable[str] = (), *, offline: bool = False
 ) -> dict[str, int]:
-    """A bundle at `out` with the suites' data and the family's checkpoints in these roles; its files, in bytes.
+    """Write a bundle with the suites' data and the family's checkpoints in these roles; return its files' sizes.
 
-    Where the family is one that mtbench knows, the bundle stands for it; else its first role stands for `--model`.
-    Written aside and renamed. Raises UserError if something cannot be had, or if there is something at `out`.
+    A run on the bundle uses the family by name if mtbench knows it; otherwise its first role serves as `--model`.
+    `out` is complete or absent. Raise UserError if something is not available, or if `out` exists.
     """
     _refuse_existing(out)
     try:
@@ -66,39 +67,54 @@ def write_bundle(
             stage = Path(folder)
             (stage / DATA).mkdir()
             for spec, suite in suites.items():
-                with answering(spec):
-                    suite.keep(stage / DATA)
-            files = {path.relative_to(stage).as_posix(): path for path in _files(stage / DATA)}
-            places = _collect(family, list(roles), stage, files, offline=offline) if family else {}
-            name = None if family is None else _known(family)
-            first = next(iter(family.roles), "") if family and name is None else ""
-            sizes = {name: path.stat().st_size for name, path in files.items()}
-            listed = {
-                "schema_version": SCHEMA_VERSION,
-                "mtbench": __version__,
-                "suites": list(suites),
-                "family": name,
-                "model": places.get(first),
-                "checkpoints": places,
-                "files": {
-                    name: {"bytes": files[name].stat().st_size, "sha256": _sha256(files[name])} for name in files
-                },
+                with suite_errors(spec):
+                    suite.write_data(stage / DATA)
+            files = {
+                path.relative_to(stage).as_posix(): path for path in sorted((stage / DATA).rglob("*")) if path.is_file()
             }
-            (stage / LIST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+            folders: dict[str, str] = {}
+            if family is not None:
+                folders = _add_checkpoints(files, family, list(roles), stage, offline=offline)
+            manifest = _manifest(list(suites), family, folders, files)
+            (stage / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
             with tarfile.open(stage / "whole.tar", "w") as tar:
-                for name, path in {LIST: stage / LIST, **files}.items():
-                    _add(tar, name, path)
+                _add_file(tar, MANIFEST, stage / MANIFEST)
+                for name, path in files.items():
+                    _add_file(tar, name, path)
+            sizes = {name: path.stat().st_size for name, path in files.items()}
             _refuse_existing(out)
             os.replace(stage / "whole.tar", out)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or first_line(error)}; nothing is left of it.") from None
+        reason = error.strerror or first_line(error)
+        raise UserError(f"cannot write {out}: {reason}; the incomplete file was removed.") from None
     return sizes
 
 
-def _known(family: Family) -> str | None:
-    """Its name, if that alone says which checkpoints it has."""
-    named = FAMILIES.get(family.name)
-    return family.name if named is not None and set(named.roles) <= set(family.roles) else None
+def _manifest(
+    suites: list[str], family: Family | None, folders: Mapping[str, str], files: Mapping[str, Path]
+) -> dict[str, Any]:
+    """Return the content of bundle.json; `folders`: role -> folder in the bundle, `files`: name -> path."""
+    family_name = model = None
+    if family is not None:
+        if _is_known(family):
+            family_name = family.name
+        else:
+            model = folders.get(next(iter(family.roles), ""))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "mtbench": __version__,
+        "suites": suites,
+        "family": family_name,
+        "model": model,
+        "checkpoints": dict(folders),
+        "files": {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()},
+    }
+
+
+def _is_known(family: Family) -> bool:
+    """Return whether the family's name alone tells mtbench its checkpoints."""
+    known = FAMILIES.get(family.name)
+    return known is not None and set(known.roles) <= set(family.roles)
 
 
 def _refuse_existing(out: Path) -> None:
@@ -106,35 +122,44 @@ def _refuse_existing(out: Path) -> None:
         raise UserError(f"{str(out)!r} exists and is never overwritten; choose another `--bundle FILE.tar`.")
 
 
-def _collect(family: Family, roles: list[str], stage: Path, files: dict[str, Path], *, offline: bool) -> dict[str, str]:
-    """Add the checkpoints' files to `files`; role -> folder in the bundle. What needs no carrying has none."""
-    places: dict[str, str] = {}
-    of_source: dict[str, str] = {}
+def _add_checkpoints(
+    files: dict[str, Path], family: Family, roles: list[str], stage: Path, *, offline: bool
+) -> dict[str, str]:
+    """Add the checkpoints' files to `files`; return role -> folder in the bundle.
+
+    Embedded and random checkpoints need no files and get no folder.
+    """
+    folder_of_role: dict[str, str] = {}
+    folder_of_source: dict[str, str] = {}
     for role in roles:
         source = family.checkpoint(role)
         if source.startswith((EMBEDDED, RANDOM)):
             continue
-        if source not in of_source:
-            folder = _checkpoint(source, offline=offline)
-            inspect(str(folder), offline=True)  # what cannot be served there is refused here
-            place = f"{CHECKPOINTS}/{Path(source).name or role}"
-            while place in of_source.values():
-                place += "+"
-            of_source[source] = place
-            carried = [p for p in _files(folder, deep=False) if any(fnmatch.fnmatch(p.name, kind) for kind in CARRIED)]
-            files |= {f"{place}/{path.name}": path for path in carried}
-            if role in family.trained and f"{place}/{RECORD}" not in files:  # what is known of it by its name alone
-                record = stage / f"{role}.json"
-                record.write_text(
-                    json.dumps({"options": dict(family.trained[role]), "source": source}, indent=1) + "\n"
-                )
-                files[f"{place}/{RECORD}"] = record
-        places[role] = of_source[source]
-    return places
+        if source not in folder_of_source:
+            path = _checkpoint_folder(source, offline=offline)
+            inspect(str(path), offline=True)  # raises UserError if mtbench cannot use the checkpoint
+            name = f"{CHECKPOINTS}/{Path(source).name or role}"
+            while name in folder_of_source.values():
+                name += "+"
+            folder_of_source[source] = name
+            for file in sorted(path.iterdir()):
+                if file.is_file() and any(fnmatch.fnmatch(file.name, pattern) for pattern in CHECKPOINT_FILES):
+                    files[f"{name}/{file.name}"] = file
+            if role in family.trained and f"{name}/{RECORD}" not in files:
+                files[f"{name}/{RECORD}"] = _write_record(stage / f"{role}.json", family, role)
+        folder_of_role[role] = folder_of_source[source]
+    return folder_of_role
 
 
-def _checkpoint(source: str, *, offline: bool) -> Path:
-    """Its folder, downloaded if it is on the hub."""
+def _write_record(path: Path, family: Family, role: str) -> Path:
+    """Write a training record for a checkpoint whose training options mtbench knows only by its name."""
+    record = {"options": dict(family.trained[role]), "source": family.checkpoint(role)}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def _checkpoint_folder(source: str, *, offline: bool) -> Path:
+    """Return a checkpoint's folder, downloaded if it is on the hub. Raise UserError if it is not available."""
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download
@@ -142,22 +167,20 @@ def _checkpoint(source: str, *, offline: bool) -> Path:
 
     try:
         return Path(
-            snapshot_download(source, allow_patterns=list(CARRIED), ignore_patterns=["*/*"], local_files_only=offline)
+            snapshot_download(
+                source, allow_patterns=list(CHECKPOINT_FILES), ignore_patterns=["*/*"], local_files_only=offline
+            )
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         where = "is not in the local cache" if offline else "cannot be loaded from the hub"
         raise UserError(
-            f"{source!r} {where} ({first_line(error)}); give a folder with `--checkpoint ROLE=PATH`, carry fewer with "
-            "`--role ROLE`, or none with `--no-checkpoints`."
+            f"{source!r} {where} ({first_line(error)}); give a folder with `--checkpoint ROLE=PATH`, bundle "
+            "fewer checkpoints with `--role ROLE`, or none with `--no-checkpoints`."
         ) from None
 
 
-def _files(folder: Path, *, deep: bool = True) -> list[Path]:
-    return sorted(path for path in (folder.rglob("*") if deep else folder.iterdir()) if path.is_file())
-
-
-def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    """The same content is the same tar, whoever made it and when."""
+def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> None:
+    """Add a file without owner, mode and time: the same content always gives the same tar."""
     info = tarfile.TarInfo(name)
     info.size = path.stat().st_size
     with path.open("rb") as file:
@@ -169,28 +192,29 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- Opening one --------------------------------------------------------------------------------------------------
+# --- Unpacking ----------------------------------------------------------------------------------------------------
 
 
-def open_bundle(path: Path) -> Opened:
-    """The bundle in mtbench's cache, whole and as it was made. Raises UserError for what is none, or no longer."""
-    with _explained(path), tarfile.open(path, "r:") as tar:
-        raw = _first(tar)
-        listed = _read(path, raw)
+def open_bundle(path: Path) -> UnpackedBundle:
+    """Unpack a bundle into mtbench's cache, unless it is there already. Raise UserError for a damaged bundle."""
+    with _tar_errors(path), tarfile.open(path, "r:") as tar:
+        raw = _read_first_member(tar)
+        manifest = _parse_manifest(path, raw)
         home = cache_home() / "bundles" / hashlib.sha256(raw).hexdigest()
-        if not _is_whole(home, listed["files"]):
-            _extract(path, tar, listed["files"], home)
-    model = listed["model"]
-    return Opened(
+        if not _is_complete(home, manifest["files"]):
+            _unpack(path, tar, manifest["files"], home)
+    model = manifest["model"]
+    return UnpackedBundle(
         data_dir=home / DATA,
-        family=listed["family"],
+        family=manifest["family"],
         model=None if model is None else str(home / model),
-        checkpoints={role: str(home / place) for role, place in listed["checkpoints"].items()},
+        checkpoints={role: str(home / folder) for role, folder in manifest["checkpoints"].items()},
     )
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _tar_errors(path: Path) -> Iterator[None]:
+    """Turn errors of reading the tar into a one-line UserError."""
     try:
         yield
     except OSError as error:
@@ -199,98 +223,109 @@ def _explained(path: Path) -> Iterator[None]:
         raise _damaged(path, first_line(error)) from None
 
 
-def _damaged(path: Path, how: str) -> UserError:
-    return UserError(f"{path} is damaged, or no bundle ({how}); make it anew with `mtbench fetch --bundle FILE.tar`.")
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"{path} is damaged or not a bundle ({reason}); make it again with `mtbench fetch --bundle FILE.tar`."
+    )
 
 
-def _first(tar: tarfile.TarFile) -> bytes:
-    """What `bundle.json` says; b"" if it does not come first."""
+def _read_first_member(tar: tarfile.TarFile) -> bytes:
+    """Return the content of bundle.json; b"" if it is not the first member."""
     member = tar.next()
-    if member is None or member.name != LIST or not member.isreg() or member.size > MOST_LISTED_BYTES:
+    if member is None or member.name != MANIFEST or not member.isreg() or member.size > MAX_MANIFEST_BYTES:
         return b""
-    return _reader(tar, member).read()
+    return _open_member(tar, member).read()
 
 
-def _reader(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
+def _open_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
     file = tar.extractfile(member)
-    assert file is not None  # it is a plain file
+    assert file is not None  # the member is a plain file
     return file  # type: ignore[return-value]
 
 
-def _read(path: Path, raw: bytes) -> dict[str, Any]:
-    """The list, checked: nothing in it leads out of the folder that the bundle is opened into."""
+def _parse_manifest(path: Path, raw: bytes) -> dict[str, Any]:
+    """Return the manifest. Raise UserError if it is not valid or names a path outside the bundle's folder."""
     try:
-        listed = json.loads(raw)
-        version = listed["schema_version"]
+        manifest = json.loads(raw)
+        version = manifest["schema_version"]
         if type(version) is not int:
-            raise TypeError("'schema_version' is no whole number")
+            raise TypeError("'schema_version' is not an integer")
         if version > SCHEMA_VERSION:
             raise UserError(
-                f"{path} was made by mtbench {listed.get('mtbench')}, whose bundles this version cannot read; "
-                "update mtbench, or make it anew with this one."
+                f"{path} was made by mtbench {manifest.get('mtbench')}, whose bundles this version cannot read; "
+                "update mtbench, or make the bundle again with this version."
             )
-        places = [*listed["checkpoints"].values(), *([] if listed["model"] is None else [listed["model"]])]
-        for name in [*listed["files"], *places]:
-            parts = PurePosixPath(name).parts
-            plain = parts[:1] in ((DATA,), (CHECKPOINTS,)) and len(parts) > 1 and "/".join(parts) == name
-            if not plain or ".." in parts or set(name) & {"\\", "\0", ":"}:
-                raise ValueError(f"{name!r} leads elsewhere")
-        for entry in listed["files"].values():
+        folders = list(manifest["checkpoints"].values())
+        if manifest["model"] is not None:
+            folders.append(manifest["model"])
+        for name in [*manifest["files"], *folders]:
+            if not _is_safe(name):
+                raise ValueError(f"{name!r} is a path outside the bundle")
+        for entry in manifest["files"].values():
             if type(entry["bytes"]) is not int or type(entry["sha256"]) is not str:
-                raise TypeError("a file without size and hash")
-        if listed["family"] is not None and listed["family"] not in FAMILIES:
-            raise ValueError(f"family {listed['family']!r} is none of {', '.join(FAMILIES)}")
+                raise TypeError("a file has no size or no hash")
+        if manifest["family"] is not None and manifest["family"] not in FAMILIES:
+            raise ValueError(f"family {manifest['family']!r} is not one of {', '.join(FAMILIES)}")
     except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{LIST}: {type(error).__name__}: {first_line(error)}") from None
-    return dict(listed)
+        raise _damaged(path, f"{MANIFEST}: {type(error).__name__}: {first_line(error)}") from None
+    return dict(manifest)
 
 
-def _is_whole(home: Path, files: Mapping[str, Mapping[str, Any]]) -> bool:
-    """It was checked when it was written; this finds what was deleted or cut since."""
+def _is_safe(name: str) -> bool:
+    """Return whether a name is a plain relative path below data/ or checkpoints/, on every operating system."""
+    parts = PurePosixPath(name).parts
+    below_folder = len(parts) > 1 and parts[0] in (DATA, CHECKPOINTS)
+    return below_folder and "/".join(parts) == name and ".." not in parts and not set(name) & {"\\", "\0", ":"}
+
+
+def _is_complete(home: Path, files: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether all files exist in their full size. Their hashes were checked when they were unpacked."""
     try:
-        return (home / LIST).is_file() and all((home / f).stat().st_size == files[f]["bytes"] for f in files)
+        return (home / MANIFEST).is_file() and all(
+            (home / name).stat().st_size == entry["bytes"] for name, entry in files.items()
+        )
     except OSError:
         return False
 
 
-def _extract(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, Any]], home: Path) -> None:
-    """All files, written aside; the folder is there when every one is what the list says."""
+def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, Any]], home: Path) -> None:
+    """Unpack all files into `home`, which appears only once all match the manifest. Raise UserError if one does not."""
     home.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name[:8]}."))
+    stage = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name[:8]}."))
     try:
-        (aside / DATA).mkdir()
-        left = set(files)
+        (stage / DATA).mkdir()
+        missing = set(files)
         for member in tar:
-            if member.name == LIST:
+            if member.name == MANIFEST:
                 continue
-            if member.name not in left or not member.isreg():
-                raise _damaged(path, f"{member.name!r} is not what was put in")
-            left.remove(member.name)
-            target = aside / member.name
+            if member.name not in missing or not member.isreg():
+                raise _damaged(path, f"{member.name!r} is an unexpected member")
+            missing.remove(member.name)
+            target = stage / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if _write(_reader(tar, member), target) != files[member.name]["sha256"]:
+            if _copy(_open_member(tar, member), target) != files[member.name]["sha256"]:
                 raise _damaged(path, f"{member.name!r} has another hash")
-        if left:
-            raise _damaged(path, f"{min(left)!r} is missing")
-        (aside / LIST).write_text(json.dumps({"files": dict(files)}, indent=1) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
+        if missing:
+            raise _damaged(path, f"{min(missing)!r} is missing")
+        (stage / MANIFEST).write_text(json.dumps({"files": dict(files)}, indent=1) + "\n", encoding="utf-8")
+        stage.chmod(0o755)
         shutil.rmtree(home, ignore_errors=True)
         try:
-            aside.rename(home)
+            stage.rename(home)
         except OSError:
-            if not _is_whole(home, files):  # else another process was faster
+            if not _is_complete(home, files):  # otherwise another process unpacked it meanwhile
                 raise
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(stage, ignore_errors=True)
 
 
-def _write(source: BinaryIO, target: Path) -> str:
-    """Copy; the sha256 of what was copied."""
+def _copy(source: BinaryIO, target: Path) -> str:
+    """Copy a file that does not exist yet; return the SHA-256 of its content."""
     digest = hashlib.sha256()
     with target.open("xb") as file:
-        while chunk := source.read(CHUNK):
+        while chunk := source.read(COPY_CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
     return digest.hexdigest()

@@ -15,17 +15,16 @@ JSON files are written aside and renamed: each is complete or absent.
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mtbench import records
+from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.records import M
 
 Record = dict[str, Any]
+ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
 class RunDirectory:
@@ -42,7 +41,7 @@ class RunDirectory:
                 f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
                 f"`mtbench run -o {path} --resume`."
             )
-        with _refusals(path):
+        with files.write_errors(path, ADVICE):
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
@@ -89,25 +88,12 @@ class RunDirectory:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """Complete or absent: written aside, flushed, renamed."""
-        path = self.path / name
-        with _refusals(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.chmod(aside, 0o644)
-                os.replace(aside, path)
-            except BaseException:
-                Path(aside).unlink(missing_ok=True)
-                raise
+        files.write_bytes(self.path / name, data, ADVICE)
 
     def append(self, name: str, records: Iterable[Record]) -> None:
         """Add lines and see them to the disk."""
         path = self.path / name
-        with _refusals(path):
+        with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as file:
                 file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
@@ -145,14 +131,3 @@ class RunDirectory:
         path = self.path / name
         if (path.read_text() if path.is_file() else "") != text:
             self.write_text(name, text)
-
-
-@contextmanager
-def _refusals(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; what was complete is kept. "
-            "Make room or mend it, then go on with `--resume`."
-        ) from None

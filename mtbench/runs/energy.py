@@ -1,9 +1,8 @@
-"""Energy per token, from an untimed pass: every cell's blocks again, for ten seconds of the GPU's own energy counter.
+"""Energy per token, in an untimed pass: decode every cell's blocks again for ten seconds of the GPU's energy counter.
 
-The counter (nvmlDeviceGetTotalEnergyConsumption) moves every 20 to 100 ms, and the sensor behind it looks only part of
-the time (Yang, Adamek, Armour: "Part-time Power Measurements", arXiv 2312.02741), so a window is long, and holds whole
-blocks, prompts included. It counts the whole GPU. What the GPU draws when idle is measured and stated, never
-subtracted.
+The counter (nvmlDeviceGetTotalEnergyConsumption) is updated every 20 to 100 ms, and its sensor samples only part of the
+time (Yang, Adamek, Armour: "Part-time Power Measurements", arXiv 2312.02741); so a window is long, and contains whole
+blocks, prompts included. The counter covers the whole GPU. Idle power is measured and reported, never subtracted.
 """
 
 import itertools
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from mtbench.decoding.output import said
+from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
 from mtbench.hardware import machine
@@ -33,15 +32,19 @@ UNMEASURED = "not measured yet; `--resume` does it"
 def measure(
     run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
-    """Fill energy.json: `idle_power_w` and, by cell, what `of` gives. What is there already stays.
+    """Fill energy.json: `idle_power_w` and, by cell, what `window` returns. Cells already measured are kept.
 
-    Where there is no counter it holds the reason. Stops at `deadline` (time.monotonic).
+    Without a counter it holds the reason. Stops at `deadline` (time.monotonic).
     """
     known = run.read_json("energy.json") if run.has("energy.json") else {}
     cells: Record = known.get("cells", {})
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
-        reason = NO_GPU if pool.device != "cuda" else NO_NVML if gpu is None else NO_COUNTER
+        reason = NO_COUNTER
+        if pool.device != "cuda":
+            reason = NO_GPU
+        elif gpu is None:
+            reason = NO_NVML
         if not cells and known.get("reason") != reason:
             run.write_json("energy.json", {"reason": reason})
         return
@@ -59,16 +62,20 @@ def measure(
             note(f"time budget spent; the energy of {len(todo) - i} cells is measured with --resume")
             return
         try:
-            lines = run.lines(f"generations/{cell.cell}.jsonl")
-            answered = {g["item"]: ids for g in lines if (ids := said(g)) is not None}
-            cells[cell.cell] = window(gpu, plan, pool, cell, answered)
-        except Exception as error:  # a method's own fault; what it measured before stands
+            cells[cell.cell] = window(gpu, plan, pool, cell, _answered(run, cell))
+        except Exception as error:  # the method's fault; earlier cells keep their figures
             cells[cell.cell] = _unknown(f"{type(error).__name__}: {first_line(error)}")
         run.write_json("energy.json", {"idle_power_w": idle_power_w, "cells": cells})
 
 
+def _answered(run: RunDirectory, cell: Cell) -> dict[str, list[int]]:
+    """Return the cell's stored answers by item, as later turns see them, without those that are hidden."""
+    answers = {line["item"]: answer_tokens(line) for line in run.lines(f"generations/{cell.cell}.jsonl")}
+    return {item: ids for item, ids in answers.items() if ids is not None}
+
+
 def of(known: Record, cell: str, error: str | None = None) -> Record:
-    """What results say of a cell, given energy.json: joules of the window, joules per token, and why they are None."""
+    """Return a cell's part of energy.json for results: joules of the window, joules per token, or why they are None."""
     found = known.get("cells", {}).get(cell) or _unknown(error or known.get("reason", UNMEASURED))
     return {name: found[name] for name in ("energy_j", "j_per_token", "energy_reason")}
 
@@ -82,17 +89,17 @@ def window(
 ) -> Record:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
-    The first block runs once before, so that nothing is captured or compiled inside. `answered`: by item, what later
-    turns follow.
+    The first block runs once before, so that nothing is captured or compiled in the window. `answered`: by item, the
+    answers that later turns follow.
     """
     suite = plan.suite(cell.suite)
     group = next(g for g in plan.groups if cell.cell in g.cells)
     fullest = max(map(len, group.blocks))
     blocks = [block for block in group.blocks if len(block) == fullest]
-    room = suite.room  # as timed: shapes are warm
 
     def decode(block: list[int]) -> int:
-        _, timing = pool.decode(cell, requests_of(plan, suite, block, answered), room=room)
+        requests = requests_of(plan, suite, block, answered)
+        _, timing = pool.decode(cell, requests, room=suite.room)  # as in the timed pass: shapes are warm
         return timing.tokens
 
     decode(blocks[0])
@@ -129,7 +136,7 @@ def _unknown(reason: str) -> Record:
 
 
 def _idle_power_w(gpu: Gpu) -> float | None:
-    """The GPU's mean power with the models loaded and nothing to do, once it has settled."""
+    """Return the GPU's mean power while it is idle with the models loaded, after it has settled."""
     time.sleep(IDLE_S / 3)
     before = gpu.sample()
     time.sleep(IDLE_S)

@@ -1,41 +1,39 @@
-"""The middle stage: run the plan's cells and write down what came out and how long it took.
+"""Execute a plan: decode its cells, and store answers and times.
 
-Inside every block all arms run next to each other in random order, so that a drift of the machine meets them alike.
-Needs torch and transformers only, but for private suites, which are asked again. What is on disk counts; what is
-missing is run.
+Inside every block all arms run next to each other in random order, so that a drift of the machine affects them alike.
+Needs torch and transformers only, except for private suites, whose prompts are read again. Blocks that are on disk are
+kept; missing ones are run.
 """
 
-import contextlib
 import dataclasses
 import itertools
-import multiprocessing
 import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from multiprocessing.connection import Connection
-from pathlib import Path
+from functools import partial
+from operator import itemgetter
 from typing import Any, Protocol
 
-from mtbench.decoding.output import Generation, said
+from mtbench.decoding.output import Generation, answer_tokens
 from mtbench.errors import UserError
-from mtbench.runs import energy, peak_memory, rescoring
 from mtbench.runs.directory import Record, RunDirectory
-from mtbench.runs.model_pool import ModelPool, resolve_device
-from mtbench.runs.plan import Cell, Group, Plan, RunRequest, SuitePlan
+from mtbench.runs.model_pool import ModelPool
+from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.requests import requests_of
-from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers, undisturbed
+from mtbench.runs.untimed import UntimedPasses
+from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers
 
 WARM_UP_TOKENS = 16
-WARM_UPS = 6  # an arm that moves shared memory makes another prepare once more
-LIVES = 2  # a batch whose worker dies is tried once more, by a new one
+WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
+ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 
 
 class Progress(Protocol):
-    """Told what happens; shows it (mtbench/report/terminal.py)."""
+    """Receives the progress of a run and shows it (mtbench/report/terminal.py)."""
 
     def begin(self, cells: int, work: int) -> None: ...
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None: ...
@@ -49,143 +47,116 @@ def generate(
     workers: int | None = None,
     ray: str | None = None,
     data_dir: str | None = None,
+    *,
+    peak_memory_on_cpu: bool = False,
 ) -> None:
-    """Run whatever of the plan is not on disk yet; `time_budget_s` is this session's, else the plan's.
+    """Run the blocks of the plan that are not on disk yet.
 
-    By this process, by so many `workers` of this machine, or by those of the Ray cluster at an address. `data_dir`:
-    where private suites' data is, if elsewhere than the plan says. Raises UserError if nothing can be run at all, or if
-    the run was begun on another kind of device or in another type.
+    In this process, by a number of `workers` on this machine, or by workers of the Ray cluster at an address.
+    `time_budget_s`: of this session, the plan's by default. `data_dir`: the folder of private suites' data, the plan's
+    by default. `peak_memory_on_cpu`: measure peak memory on a CPU, too, in one process per cell. Raises UserError if no
+    cell can run, or if the run started on another device or in another dtype.
     """
     plan = open_plan(run, data_dir)
-    alone = ray is None and workers in (None, 1)
-    pool = ModelPool(plan.request) if alone else None
+    in_this_process = ray is None and workers in (None, 1)
+    pool = ModelPool(plan.request) if in_this_process else None
     budget_s = plan.request.time_budget_s if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
-    broken = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
-    failed = {f["cell"] for f in run.lines("failures.jsonl") if f.get("stage") is None}
-    run.append("failures.jsonl", [{"cell": c, "error": why} for c, why in broken.items() if c not in failed])
-    failed |= broken.keys()
+    failed = _failed_cells(run, plan)
     stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work:
         progress.begin(len(plan.cells), 0)
     else:
-        with start_workers(pool, plan.request, plan.cells, workers, ray) as workers_:
-            if len(workers_) > 1:
-                progress.note(f"{len(workers_)} workers are loading the models")
-            sessions = [WorkerSession(worker, len(workers_), run) for worker in workers_]
-            side_by_side(sessions, WorkerSession.begin)
+        with start_workers(pool, plan.request, plan.cells, workers, ray) as started:
+            if len(started) > 1:
+                progress.note(f"{len(started)} workers are loading the models")
+            sessions = [WorkerSession(worker, len(started), run) for worker in started]
+            in_parallel(sessions, WorkerSession.begin)
             progress.begin(len(plan.cells), work)
             if not all(stage.run_blocks(sessions, deadline) for stage in stages):
-                progress.note("time budget spent; what is missing runs with --resume")
+                progress.note("time budget spent; `--resume` runs what is missing")
+    passes = UntimedPasses(run, plan, failed, deadline, peak_memory_on_cpu)
     if pool is not None:
-        _untimed(run, plan, pool, failed, progress.note, deadline)
+        passes.execute(pool, progress.note)
     else:
-        _untimed_apart(run, plan, failed, progress.note, deadline)
+        passes.execute_in_child(progress.note)
 
 
-def _untimed(
-    run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
-) -> None:
-    """The passes behind the timed one: re-scoring, energy, memory."""
-    for cell in plan.cells:
-        if cell.cell not in failed:
-            rescoring.check(run, cell, plan.suite(cell.suite), pool, note)
-    energy.measure(run, plan, pool, failed, note, deadline)
-    peak_memory.measure(run, plan, pool, failed, note, deadline)
-    pool.clear()
+def _failed_cells(run: RunDirectory, plan: Plan) -> set[str]:
+    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors."""
+    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
+    faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
+    failed = {line["cell"] for line in run.lines("failures.jsonl") if line.get("stage") is None}
+    new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
+    run.append("failures.jsonl", new)
+    return failed | faults.keys()
 
 
-def _untimed_apart(
-    run: RunDirectory, plan: Plan, failed: set[str], note: Callable[[str], None], deadline: float
-) -> None:
-    """The same in a process of its own: who hands out work to GPUs must never be seen on one."""
-    sessions = run.read_json("environment.json").get("sessions", [])
-    there = sessions[0]["device"] if sessions else None
-    here = "cpu" if there == "cpu" else resolve_device("auto")
-    request = plan.request.changed(device=here)
-    if there != here:
-        note(f"decoded on {there}, and here is {here}: answers are not re-scored, nor memory measured")
-        return
-    context = multiprocessing.get_context("spawn")
-    heard, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_untimed_in_child, args=(str(run.path), plan, request, failed, tell, deadline))
-    with undisturbed():
-        child.start()
-    tell.close()
-    try:
-        with contextlib.suppress(EOFError):
-            while True:
-                note(heard.recv())
-    except BaseException:
-        child.kill()
-        raise
-    finally:
-        child.join()
-    if child.exitcode:
-        note(f"the untimed passes died (exit code {child.exitcode}); `--resume` tries them again")
-
-
-def _untimed_in_child(
-    path: str, plan: Plan, request: RunRequest, failed: set[str], tell: Connection, deadline: float
-) -> None:
-    _untimed(RunDirectory(Path(path)), plan, ModelPool(request), failed, tell.send, deadline)
-
-
-KIND = ("--device", "--dtype", "the GPU")  # of a session; a cell's are all of one
-
-
-def _kind(session: Mapping[str, Any]) -> tuple[str | None, ...]:
+def _hardware(session: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return what all sessions of a run must have in common: device, dtype and, on CUDA, the GPU's name."""
     gpu = session.get("gpu") or {}
-    return session["device"], session["dtype"], gpu.get("name") if session["device"] == "cuda" else None
+    name = gpu.get("name") if session["device"] == "cuda" else None
+    return {"--device": session["device"], "--dtype": session["dtype"], "the GPU": name}
+
+
+def _refuse_other_hardware(first: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UserError if a session cannot continue the run that session `first` started."""
+    current = _hardware(now)
+    for name, started_with in _hardware(first).items():
+        if current[name] != started_with:
+            raise UserError(
+                f"this run started with {name} {started_with}; it cannot resume with {current[name]}. Resume it where "
+                "it started, or start another run with `-o DIR`."
+            )
 
 
 class WorkerSession:
-    """A worker, and what it is known by: its session, and which shapes it has warmed up."""
+    """A worker with its session's number in environment.json and the shapes that it has warmed up."""
 
     _writing = threading.Lock()  # of environment.json
 
-    def __init__(self, worker: Worker, of: int, run: RunDirectory) -> None:
-        self.worker, self.of, self.run = worker, of, run
+    def __init__(self, worker: Worker, workers: int, run: RunDirectory) -> None:
+        self.worker, self.workers, self.run = worker, workers, run
+        self.session = 0  # its number, from 1; 0: not begun
+        self.warm: set[tuple[str, int]] = set()  # cell, rows
 
     def begin(self) -> None:
-        """Note the process in environment.json: its session is that entry's number, from 1."""
+        """Load the models and add the process to environment.json; called again when a new worker replaces a dead one.
+
+        Raises UserError if it cannot load them, or runs on other hardware than the run's first session.
+        """
         try:
-            described = {**self.worker.describe(), "workers": self.of}
+            described = {**self.worker.describe(), "workers": self.workers}
         except Died as death:
-            raise UserError(f"{death} while it loaded the models; make room, or take fewer `--workers`.") from None
-        self.warm: set[tuple[str, int]] = set()  # cell, rows
+            raise UserError(f"{death} while it loaded the models; free memory, or use fewer `--workers`.") from None
+        self.warm.clear()
         with self._writing:
             environment = self.run.read_json("environment.json")
             sessions = environment.get("sessions", [])
-            for what, there, here in zip(KIND, _kind(sessions[0]), _kind(described), strict=True) if sessions else ():
-                if there != here:
-                    raise UserError(
-                        f"this run was begun with {what} {there}, here it would go on with {here}; a cell must not mix "
-                        "them. Go on where it began, or start another run with `-o DIR`."
-                    )
+            if sessions:
+                _refuse_other_hardware(sessions[0], described)
             self.session = len(sessions) + 1
             self.run.write_json("environment.json", {**environment, "sessions": [*sessions, described]})
 
     def prepare(self, task: Task) -> None:
-        """Warm up the task's shape, if it is cold: the worker has just begun in the place of another."""
+        """Warm up the task's shape if it is cold: the worker has just replaced a dead one."""
         shape = (task.cell, len(task.requests))
         if shape not in self.warm:
             short = [
                 dataclasses.replace(request, max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens))
                 for request in task.requests
             ]
-            few = dataclasses.replace(task, requests=short)
+            warm_up = dataclasses.replace(task, requests=short)
             for _ in range(WARM_UPS):
-                outcome = self.worker.decode(few)
+                outcome = self.worker.decode(warm_up)
                 if isinstance(outcome, Failed) or not outcome.timing.preparation_s:
                     break
             self.warm.add(shape)
 
 
-def side_by_side(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:
-    """Every hand does its part at once. What one raises ends them all."""
+def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession], None]) -> None:
+    """Call `work` for every worker, each in a thread. An exception in one closes all workers."""
     if len(sessions) == 1:
         return work(sessions[0])
     with ThreadPoolExecutor(len(sessions)) as threads:
@@ -208,16 +179,16 @@ class Stage:
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
-        self.done = self._mend()
+        self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
-        self.said: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # without the end token
+        self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
         for name in group.cells:
             for line in run.lines(f"generations/{name}.jsonl"):
                 self._remember(name, line)
 
     @property
     def todo(self) -> list[tuple[int, int]]:
-        """(round, block) in the order they run; rounds count from 1."""
+        """(round, block) in the order in which they run; rounds count from 1."""
         rounds = enumerate(self.group.rounds, start=1)
         return [(r, b) for r, blocks in rounds for b in range(blocks) if (r, b) not in self.done]
 
@@ -227,34 +198,34 @@ class Stage:
         return len(self.todo) * len(self._live())
 
     def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
-        """Round by round, for what a round repeats must be there; in a round each hand takes what is next.
+        """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
-        False if the deadline leaves something undone.
+        Return False if the deadline left blocks undone.
         """
         todo = self.todo
         if time.monotonic() > deadline:
             return not todo
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
-        side_by_side(sessions, lambda session: self._warm_up(session, shapes))
-        for round_, of_round in itertools.groupby(todo, key=lambda at: at[0]):
+        in_parallel(sessions, lambda session: self._warm_up(session, shapes))
+        for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
             queue = deque(self._chains([block for _, block in of_round]))
-
-            def serve(session: WorkerSession, round_: int = round_, queue: deque[list[int]] = queue) -> None:
-                while time.monotonic() <= deadline:
-                    try:
-                        chain = queue.popleft()
-                    except IndexError:
-                        return
-                    for block in chain:
-                        self._run_block(session, round_, block)
-
-            side_by_side(sessions, serve)
+            in_parallel(sessions, partial(self._run_queue, round_=round_, queue=queue, deadline=deadline))
             if queue:
                 return False
         return True
 
+    def _run_queue(self, session: WorkerSession, round_: int, queue: deque[list[int]], deadline: float) -> None:
+        """Run chains of blocks until the queue, which all workers share, is empty."""
+        while time.monotonic() <= deadline:
+            try:
+                chain = queue.popleft()
+            except IndexError:
+                return
+            for block in chain:
+                self._run_block(session, round_, block)
+
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
-        """Blocks that one hand runs one after the other: later turns behind the answers they follow."""
+        """Return chains of blocks. One worker runs a chain in order: a later turn right after the one it follows."""
         chains: list[list[int]] = []
         for block in blocks:
             later = self.suite.items[self.group.blocks[block][0]].follows is not None
@@ -265,9 +236,9 @@ class Stage:
         return chains
 
     def _warm_up(self, session: WorkerSession, blocks: Collection[int]) -> None:
-        """Decode a little of a block of every shape until no arm has anything left to prepare for it.
+        """Decode a few tokens of a block of every shape until no arm prepares anything any more.
 
-        What the first calls took beyond the last, warm one is noted as the cell's preparation.
+        The time of the calls beyond that of the last, warm one is stored as the cell's preparation.
         """
         wall_s: dict[tuple[str, int], list[float]] = {}
         for call in range(WARM_UPS):
@@ -281,8 +252,8 @@ class Stage:
             if not preparing:
                 break
         for cell in self._live():
-            calls = [w for (name, _), w in wall_s.items() if name == cell.cell]
-            prepared_s = sum(max(0.0, sum(w) - len(w) * w[-1]) for w in calls)
+            calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
+            prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
             with self.writing:
                 self.run.append("preparation.jsonl", [line])
@@ -291,9 +262,9 @@ class Stage:
         order = self._live()
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
-            if hidden := self._hidden(cell, block):
-                self._fail(cell, f"{hidden} follows an answer whose tokens its engine hides")
-            if cell.cell not in self.failed:  # another hand may have found out
+            if item := self._follows_hidden(cell, block):
+                self._fail(cell, f"{item} follows an answer whose tokens its engine hides")
+            if cell.cell not in self.failed:  # another worker may have marked it
                 outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
                 with self.writing:
                     self._write(session, cell, round_, block, place, outcome)
@@ -310,16 +281,18 @@ class Stage:
         items = [self.suite.items[number] for number in numbers]
         identical = None
         if round_ == 1:
-            prompts = [self.suite.prompt(number, self.said[cell.cell]) for number in numbers]
-            shown = self.suite.withheld is None
-            of_items = zip(items, prompts, generations, strict=True)
-            lines = [_generation_line(i.item, prompt, g, block, shown=shown) for i, prompt, g in of_items]
+            prompts = [self.suite.prompt(number, self.answered[cell.cell]) for number in numbers]
+            public = self.suite.withheld is None
+            lines = [
+                _generation_line(item.item, prompt, generation, block, public=public)
+                for item, prompt, generation in zip(items, prompts, generations, strict=True)
+            ]
             self.run.append(f"generations/{cell.cell}.jsonl", lines)
             for line in lines:
                 self._remember(cell.cell, line)
         else:
-            known = self.tokens[cell.cell]
-            identical = sum(known[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
+            first = self.tokens[cell.cell]
+            identical = sum(first[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
         line = {
             "session": session.session,
             "round": round_,
@@ -337,39 +310,42 @@ class Stage:
     def _attempt(
         self, session: WorkerSession, cell: Cell, block: int, budget: int, *, cold: bool = False
     ) -> Done | Failed:
-        """Decode one block, of a warm shape unless `cold`. A cell that fails is noted, or kills two workers with it."""
+        """Decode one block, after a warm-up unless `cold`. A cell fails by an error, or if two workers die of it."""
         budget = min(budget, self.suite.max_new_tokens)
-        requests = requests_of(self.plan, self.suite, self.group.blocks[block], self.said[cell.cell], budget)
+        requests = requests_of(self.plan, self.suite, self.group.blocks[block], self.answered[cell.cell], budget)
         task = Task(cell=cell.cell, requests=requests, room=self.room)
         outcome: Done | Failed = Failed("")
-        for _ in range(LIVES):
+        for _ in range(ATTEMPTS):
             try:
                 if not cold:
                     session.prepare(task)
                 outcome = session.worker.decode(task)
                 break
             except Died as death:
-                if session.worker.closed:  # it was told to go
+                if session.worker.closed:  # the run has ended it
                     raise
                 outcome = Failed(f"{death}, and so did another one at the same batch")
-                self.progress.note(f"{cell.cell}: {death}; a new one goes on")
+                self.progress.note(f"{cell.cell}: {death}; a new worker continues")
                 session.worker.revive()
                 session.begin()
         if isinstance(outcome, Failed):
             self._fail(cell, outcome.error)
         return outcome
 
-    def _hidden(self, cell: Cell, block: int) -> str | None:
-        """An item that follows what is not known."""
-        items, said = self.suite.items, self.said[cell.cell]
-        turns = [items[number] for number in self.group.blocks[block]]
-        lost = [i.item for i in turns if i.follows is not None and items[i.follows].item not in said]
-        return lost[0] if lost else None
+    def _follows_hidden(self, cell: Cell, block: int) -> str | None:
+        """Return an item of the block that follows an answer whose tokens are hidden, or None."""
+        items, answered = self.suite.items, self.answered[cell.cell]
+        for number in self.group.blocks[block]:
+            turn = items[number]
+            if turn.follows is not None and items[turn.follows].item not in answered:
+                return turn.item
+        return None
 
     def _remember(self, cell: str, line: Mapping[str, Any]) -> None:
         self.tokens[cell][line["item"]] = line["token_ids"]
-        if (ids := said(line)) is not None:
-            self.said[cell][line["item"]] = ids
+        ids = answer_tokens(line)
+        if ids is not None:
+            self.answered[cell][line["item"]] = ids
 
     def _fail(self, cell: Cell, error: str) -> None:
         with self.writing:
@@ -381,25 +357,25 @@ class Stage:
     def _live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]
 
-    def _mend(self) -> set[tuple[int, int]]:
-        """Keep the lines of blocks that every live arm has finished, drop the others; what is kept, (round, block)."""
-        timings = {c.cell: self.run.lines(f"timings/{c.cell}.jsonl") for c in self.cells}
-        live = [{(t["round"], t["block"]) for t in timings[c.cell]} for c in self._live()]
-        done = set.intersection(*live) if live else set()
+    def _keep_finished_blocks(self) -> set[tuple[int, int]]:
+        """Delete the lines of blocks that some live arm has not finished; return the others, (round, block)."""
+        timings = {cell.cell: self.run.lines(f"timings/{cell.cell}.jsonl") for cell in self.cells}
+        finished = [{(line["round"], line["block"]) for line in timings[cell.cell]} for cell in self._live()]
+        done = set.intersection(*finished) if finished else set()
         for cell in self._live():
             name = f"{cell.cell}.jsonl"
-            kept = [t for t in timings[cell.cell] if (t["round"], t["block"]) in done]
+            kept = [line for line in timings[cell.cell] if (line["round"], line["block"]) in done]
             self.run.keep_lines(f"timings/{name}", kept)
             lines = self.run.lines(f"generations/{name}")
-            self.run.keep_lines(f"generations/{name}", [g for g in lines if (1, g["block"]) in done])
+            self.run.keep_lines(f"generations/{name}", [line for line in lines if (1, line["block"]) in done])
         return done
 
 
-def _generation_line(item: str, prompt: Sequence[int], generation: Generation, block: int, *, shown: bool) -> Record:
-    """What is stored of an answer; of a private suite's prompt, its length."""
+def _generation_line(item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool) -> Record:
+    """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
     return {
         "item": item,
-        "prompt_ids": list(prompt) if shown else None,
+        "prompt_ids": list(prompt) if public else None,
         "prompt_tokens": len(prompt),
         "token_ids": generation.token_ids,
         "text": generation.text,
@@ -415,9 +391,9 @@ def _generation_line(item: str, prompt: Sequence[int], generation: Generation, b
 
 
 def estimate_s(plan: Plan) -> float:
-    """Seconds the plan would take if every answer used its whole budget and every arm were as slow as the slowest.
+    """Return the seconds that the plan takes if every answer uses its whole budget.
 
-    Measured: the first block of every group is decoded for a few tokens, once to warm up and once by the clock.
+    Measured: every cell decodes the first block of its group for a few tokens, once to warm up and once timed.
     """
     pool, total = ModelPool(plan.request), 0.0
     pool.load(plan.cells)

@@ -1,4 +1,4 @@
-"""The lab: a plan's models, each loaded once, on the device and in the type they will be measured in."""
+"""The models of a plan, each loaded once, on the device and in the dtype of the measurement."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from mtbench.runs import simulation
 from mtbench.runs.directory import Record
 from mtbench.runs.plan import Cell, RunRequest, Script
 
-SMALL_MODEL = 50_000_000  # parameters: on a CPU a forward of fewer is too short to share among threads
+SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
 
 class ModelPool:
@@ -32,7 +32,7 @@ class ModelPool:
         self.dtype = resolve_dtype(request.dtype, self.device)
         self.offline = request.offline
         self.seed, self.temperature = request.seed, request.temperature
-        self.loading_s: float | None = None  # of the models, the proof of their decoders included
+        self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
@@ -41,13 +41,13 @@ class ModelPool:
         self.runners: dict[tuple[str, str, str], ModelRunner] = {}
 
     def checkpoint(self, source: str) -> Checkpoint:
-        """Loaded once, whoever asks."""
+        """Return a checkpoint, loaded at the first call."""
         if source not in self.checkpoints:
             self.checkpoints[source] = load(source, dtype=DTYPES[self.dtype], device=self.device, offline=self.offline)
         return self.checkpoints[source]
 
     def known(self, method: Method, source: str) -> Checkpoint | Inspected:
-        """What a method gets to know of a checkpoint: the whole of it, or what there is without its weights."""
+        """Return the checkpoint for a method: loaded, or for a weightless method without its weights."""
         if not method.weightless:
             return self.checkpoint(source)
         if source not in self.inspected:
@@ -55,26 +55,25 @@ class ModelPool:
         return self.inspected[source]
 
     def engine(self, name: str) -> Engine:
-        """Made once, whoever asks."""
+        """Return an engine, created at the first call."""
         if name not in self.engines:
             self.engines[name] = ENGINES[name]()
         return self.engines[name]
 
     def runner(self, role: str, source: str, engine: str | None) -> ModelRunner:
-        """The lane of a role on a checkpoint, run by an engine; for a loop that is not ours, by the plain one."""
+        """Return the runner of a role on a checkpoint. `engine` None (an external engine's cell): the eager one."""
         key = (role, source, engine or Engine.name)
         if key not in self.runners:
             self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
         return self.runners[key]
 
     def method(self, cell: Cell) -> Method:
-        """The cell's method, with the acceptance it is made to have; made once, for an engine knows it again."""
+        """Return the cell's method, with its scripted acceptance; one object, since engines keep graphs by method."""
         if cell.cell not in self.methods:
             method = method_of(cell)
-            device = torch.device(self.device)
-            self.methods[cell.cell] = (
-                method if cell.accept is None else simulation.scripted(method, cell.accept, device)
-            )
+            if cell.accept is not None:
+                method = simulation.scripted(method, cell.accept, torch.device(self.device))
+            self.methods[cell.cell] = method
         return self.methods[cell.cell]
 
     def decode(
@@ -110,44 +109,44 @@ class ModelPool:
         )
 
     def load(self, cells: Iterable[Cell]) -> None:
-        """Load every checkpoint of the cells; a small model gets one thread, for two only wait for each other.
+        """Load every checkpoint of the cells. On a CPU small models run on one thread, which is faster than two.
 
-        Raises UserError for a cell that needs the network, if that must not be touched.
+        Raises UserError for a cell that needs the network, if the run is offline.
         """
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         for cell in cells:
             method = method_of(cell)
             if self.offline and isinstance(method, Outside) and method.host:
                 raise UserError(
-                    f"{cell.arm!r} asks {method.host}, which --offline forbids; leave one of the two out, or serve the "
-                    "model on this machine."
+                    f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
+                    "serve the model on this machine."
                 )
             if not method.weightless:
                 self.runners_of(cell)
-        self.loading_s = time.perf_counter() - began
+        self.loading_s = time.perf_counter() - started_at
         largest = max((checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values()), default=0)
         if self.device == "cpu" and largest < SMALL_MODEL:
             torch.set_num_threads(1)
 
     def clear(self) -> None:
-        """Let go of all models."""
-        for held in (self.runners, self.methods, self.engines, self.checkpoints):
-            held.clear()
+        """Free all models."""
+        for loaded in (self.runners, self.methods, self.engines, self.checkpoints):
+            loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
     def describe(self) -> Record:
-        """What results need to know of this session: device, type, threads, the cost of a synchronisation."""
+        """Return this session's part of environment.json: device, dtype, threads, the cost of a synchronisation."""
         stopwatch = Stopwatch(torch.device(self.device))
-        began = stopwatch.now()
+        started_at = stopwatch.now()
         for _ in range(10):
-            ended = stopwatch.now()
+            ended_at = stopwatch.now()
         return {
             "device": self.device,
             "dtype": self.dtype,
             "threads": torch.get_num_threads(),
             "loading_s": self.loading_s,
-            "synchronisation_s": (ended - began) / 10,
+            "synchronisation_s": (ended_at - started_at) / 10,
             "layers": {
                 f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
                 for (_, source, engine), runner in self.runners.items()
@@ -155,10 +154,9 @@ class ModelPool:
         }
 
     def runners_of(self, cell: Cell) -> ModelRunners:
-        """The lanes a cell runs on."""
-        return ModelRunners(
-            cell.on, {role: self.runner(role, source, cell.engine) for role, source in cell.checkpoints.items()}
-        )
+        """Return the runners of a cell's roles."""
+        runners = {role: self.runner(role, source, cell.engine) for role, source in cell.checkpoints.items()}
+        return ModelRunners(cell.on, runners)
 
 
 def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:
@@ -169,21 +167,23 @@ def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Requ
 
 
 def resolve_device(asked: str) -> str:
-    """`auto` is the GPU if there is one. Raises UserError for a device that is not there."""
+    """Return the device; `auto` is the GPU if there is one. Raises UserError for a device that is not available."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if asked not in ("cpu", "cuda") or (asked == "cuda" and not torch.cuda.is_available()):
-        have = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
-        raise UserError(f"--device {asked!r} is not here; there is: {have}.")
+        available = "cpu, cuda" if torch.cuda.is_available() else "cpu (no GPU is visible)"
+        raise UserError(f"--device {asked!r} is not available; available: {available}.")
     return asked
 
 
 def resolve_dtype(asked: str, device: str) -> str:
-    """`auto` is bfloat16 on a GPU, float32 on a CPU."""
-    return ("bfloat16" if device == "cuda" else "float32") if asked == "auto" else asked
+    """Return the dtype; `auto` is bfloat16 on a GPU, float32 on a CPU."""
+    if asked != "auto":
+        return asked
+    return "bfloat16" if device == "cuda" else "float32"
 
 
 def method_of(cell: Cell) -> Method:
-    """The cell's method with its resolved options."""
+    """Return the cell's method with its resolved options."""
     method: Method = METHODS[cell.method](**cell.options)
     return method

@@ -1,10 +1,9 @@
-"""Peak memory, from an untimed pass of one block per cell.
+"""Peak memory, in an untimed pass of one block per cell.
 
-On a GPU it is the allocator's peak in this process, where models are loaded and functions compiled, less what stood
-there before and is not the cell's: lanes, caches and graphs of other cells are let go of first, the weights that only
-others use are subtracted. On a CPU nobody counts what a process allocates, so each cell has a process of its own and
-the figure is its largest resident size, libraries included (a fresh process imports them first, so what they take is
-the same for every cell).
+On a GPU it is the allocator's peak in this process, where models are loaded and functions compiled, minus the memory of
+other cells: their runners, caches and graphs are freed first, and weights that only they use are subtracted. On a CPU
+there is no allocator count, so each cell runs in its own process and the figure is that process's largest resident
+size, libraries included. (A fresh process imports them first, so they add the same to every cell.)
 """
 
 import gc
@@ -38,9 +37,9 @@ class FirstBlock(NamedTuple):
 def measure(
     run: RunDirectory, plan: Plan, pool: ModelPool, failed: set[str], note: Callable[[str], None], deadline: float
 ) -> None:
-    """Fill memory.json: cell -> bytes, None where the pass failed or the models are elsewhere. What is there stays.
+    """Fill memory.json: cell -> bytes, None if the pass failed or the models are elsewhere. Known figures are kept.
 
-    Takes the lab apart. Stops at `deadline` (time.monotonic), between two cells.
+    Empties the pool. Stops at `deadline` (time.monotonic), between two cells.
     """
     known: dict[str, int | None] = {cell.cell: None for cell in plan.cells if METHODS[cell.method].weightless}
     known |= run.read_json("memory.json") if run.has("memory.json") else {}
@@ -56,10 +55,10 @@ def measure(
 
 
 def share(peak: int, at_rest: int, checkpoints: Iterable[Checkpoint]) -> int:
-    """A cell's part of a peak, in bytes: its own weights, and what came on top of all that was there at rest.
+    """Return a cell's part of a peak, in bytes: its own weights and everything above the memory at rest.
 
-    `at_rest` holds the weights of every loaded checkpoint, `checkpoints` are those the cell uses; what they share
-    (a draft of the same weights, tied embeddings, weights laid out as one) counts once.
+    `at_rest` includes the weights of every loaded checkpoint. `checkpoints`: those that the cell uses; weights that
+    they share (a draft of the same weights, tied embeddings, joined matrices) count once.
     """
     tensors = (t for c in checkpoints for t in (*c.model.parameters(), *c.model.buffers()))
     own: dict[int, int] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
@@ -67,25 +66,25 @@ def share(peak: int, at_rest: int, checkpoints: Iterable[Checkpoint]) -> int:
 
 
 def _allocated(plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
-    """The cell's part of the GPU allocator's peak, from lanes and engines of its own on the loaded weights."""
+    """Return the cell's part of the GPU allocator's peak, with new runners and engines on the loaded weights."""
     for held in (pool.runners, pool.methods, pool.engines):
         held.clear()
     gc.collect()
     torch.cuda.empty_cache()
     try:
-        pool.runners_of(cell)  # what it takes to load and to lay out weights is over before the peak counts
+        pool.runners_of(cell)  # loading and rearranging weights ends before the peak is reset
         torch.cuda.reset_peak_memory_stats()
         at_rest = torch.cuda.memory_allocated()
         block = first_block(plan, cell)
         pool.decode(cell, block.requests, room=block.room)
-    except Exception:  # a method's own fault, or memory ran out
+    except Exception:  # the method's fault, or out of memory
         return None
     return share(torch.cuda.max_memory_allocated(), at_rest, map(pool.checkpoint, cell.checkpoints.values()))
 
 
 def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int | None:
-    """The largest resident size of a process that decodes the cell's first block and nothing else."""
-    pool.clear()  # else its models stand beside that process's
+    """Return the largest resident size of a process that decodes the cell's first block and nothing else."""
+    pool.clear()  # the child process loads its own models
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mtbench.runs.peak_memory"])
     receive, send = context.Pipe(duplex=False)
@@ -105,7 +104,7 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
 def _in_child(
     directory: str, name: str, device: str, block: FirstBlock, send: multiprocessing.connection.Connection
 ) -> None:
-    """Decode the cell's first block and send the peak."""
+    """Decode the cell's first block and send the peak of this process."""
     plan = read_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
     pool = ModelPool(plan.request.changed(device=device))

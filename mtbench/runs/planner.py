@@ -38,7 +38,14 @@ from mtbench.runs.plan import (
     SuitePlan,
 )
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
-from mtbench.runs.simulation import Acceptance, flags_of, mark, refuse_scored, refuse_unmeant, refuse_unmoved
+from mtbench.runs.simulation import (
+    Acceptance,
+    flags_of,
+    refuse_scored,
+    refuse_unscriptable,
+    refuse_unsuitable,
+    simulated_parts,
+)
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 MOST_GUESSES = 2048  # draft tokens of a forward: no method gains by more, and more would exhaust the memory
@@ -255,7 +262,7 @@ class _GroupPlanner:
             _refuse_too_wide(arm, method)
         claims: Claims = "lossy" if fault else method.claims
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
-        script, simulated = self._simulation(arm, method, mark(checkpoints, self.acceptance), fault)
+        script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # Scripted probabilities do not say where an answer ends, so every item takes its whole budget.
         fixed_length = self.request.fixed_length or (self.acceptance is not None and self.acceptance.run is None)
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
@@ -289,7 +296,7 @@ class _GroupPlanner:
         """
         trained = self.family.training(arm.on)
         if not trained and self.acceptance is not None:
-            trained = self.acceptance.trained(arm, self.suite.suite)
+            trained = self.acceptance.trained_options(arm, self.suite.suite)
         return build(METHODS[arm.method], arm.options, trained)
 
     def _refuse_short_prompts(self, arm: Arm, block: int) -> None:
@@ -308,11 +315,11 @@ class _GroupPlanner:
         """Return the scripted acceptance of an arm, and what is simulated about it with its note."""
         if simulated is None or fault is not None:
             return None, simulated
-        refuse_unmeant(self.suite.suite, self.suite.metric, arm, method, simulated)
+        refuse_unsuitable(self.suite.suite, self.suite.metric, arm, method, simulated)
         if self.acceptance is None:
             return None, simulated
         if self.acceptance.run is None:
-            refuse_unmoved(arm, method)
+            refuse_unscriptable(arm, method)
         items, budget = len(self.suite.items), self.suite.max_new_tokens
         script, note = self.acceptance.plan(arm, method, self.arms, self.suite.suite, items, budget, self.request.seed)
         return script, simulated.changed(note=note)
@@ -370,4 +377,4 @@ def _cut(items: Sequence[int], size: int, batching: str) -> list[list[int]]:
 def _stem(spec: str) -> str:
     """Return the suite's part of a cell's id. A suite made from a file has the file's stem and a hash of its text."""
     name, _, rest = spec.partition(":")
-    return SUITES[name].stem(rest) if rest else name
+    return SUITES[name].cell_prefix(rest) if rest else name

@@ -1,6 +1,6 @@
-"""What a plan asks: suites are opened, their prompts written by the checkpoint's template and tokenised.
+"""Open suites, render their prompts with the checkpoint's chat template, and tokenise them.
 
-Prompts that no file may hold (`Suite.private`) are asked again of their suite by whoever decodes.
+The plan stores the tokens, except of private suites (`Suite.private`): generation gets these prompts from the suite.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, answering
+from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, suite_errors
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
@@ -16,8 +16,8 @@ from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan, read_plan
 
 
 def open_suite(spec: str, request: RunRequest) -> Suite:
-    """The suite `name:rest`, with its data source. Raises UserError."""
-    name, _, rest = spec.partition(":")
+    """Return the suite `name` or `name:variant` for a request. Raise UserError if it cannot be opened."""
+    name, _, variant = spec.partition(":")
     source = Source(
         data_dir=Path(request.data_dir) if request.data_dir else None,
         offline=request.offline,
@@ -26,17 +26,17 @@ def open_suite(spec: str, request: RunRequest) -> Suite:
         skip_unscorable=request.skip_unscorable,
         unsandboxed=request.allow_unsandboxed_code,
     )
-    with answering(spec):
-        suite: Suite = SUITES[name](rest, source)
+    with suite_errors(spec):
+        suite: Suite = SUITES[name](variant, source)
     return suite
 
 
 def refuse_unknown_subtasks(request: RunRequest) -> None:
-    """Raise UserError for a subtask that none of the suites has; a suite with none of those named is asked whole."""
+    """Raise UserError for a subtask that no suite has. A suite that has none of the subtasks runs as a whole."""
     known = dict.fromkeys(subtask for spec in request.suite for subtask in SUITES[spec.partition(":")[0]].subtasks)
     for subtask in request.subtask:
         if not known:
-            raise UserError(f"--subtask {subtask!r}: {', '.join(request.suite)} is not made of several; leave it out.")
+            raise UserError(f"--subtask {subtask!r}: {', '.join(request.suite)} has no subtasks; leave it out.")
         if subtask not in known:
             raise unknown("subtask", subtask, known, "mtbench ls suites")
 
@@ -44,28 +44,21 @@ def refuse_unknown_subtasks(request: RunRequest) -> None:
 def plan_suite(
     spec: str, suite: Suite, family: Family, checkpoints: Sequence[Inspected], request: RunRequest
 ) -> SuitePlan:
-    """What the suite asks, in the checkpoints' tokens. Raises UserError if they do not read the same, or cannot."""
-    tokenizer = checkpoints[0].tokenizer
-    with answering(spec):
-        prompts = suite.prompts(_template(checkpoints[0]), request.limit)
-        items = _items(prompts, checkpoints[0], request.protocol)
+    """Return the suite's prompts in the checkpoints' tokens.
+
+    Raise UserError if there are none, if the checkpoints tokenise them differently, or if one is too long.
+    """
+    with suite_errors(spec):
+        prompts = suite.prompts(_chat_template(checkpoints[0]), request.limit)
+        items = _tokenise(prompts, checkpoints[0], request.protocol)
     if not items:
         raise UserError(f"suite {spec!r} has no items.")
-    if empty := [i.item for i in items if not i.prompt_ids]:
-        raise UserError(f"{empty[0]} is an empty prompt; there is nothing to continue.")
+    for item in items:
+        if not item.prompt_ids:
+            raise UserError(f"{item.item} is an empty prompt; there is nothing to continue.")
     for other in checkpoints[1:]:
-        words = other.tokenizer.get_vocab()
-        if odd := [w for w, i in tokenizer.get_vocab().items() if words.get(w, i) != i]:
-            raise UserError(
-                f"checkpoints {checkpoints[0].source!r} and {other.source!r} have different ids for {odd[0]!r}, so "
-                "they would not read the same prompts; give checkpoints of one family with `--checkpoint`."
-            )
-        if _ids(prompts[:1], other) != [items[0].prompt_ids]:
-            raise UserError(
-                f"checkpoints {checkpoints[0].source!r} and {other.source!r} split {items[0].item} into different "
-                "tokens, so their counts cannot be compared; give checkpoints of one family with `--checkpoint`."
-            )
-    planned = SuitePlan(
+        _refuse_other_tokens(checkpoints[0], other, prompts[0], items[0])
+    plan = SuitePlan(
         suite=spec,
         family=family.name,
         task=dict(suite.task),
@@ -74,93 +67,124 @@ def plan_suite(
         flags=["out of domain"] if family.domain not in (None, suite.name) else [],
         items=items,
     )
-    _refuse_too_long(planned, checkpoints)
-    return planned.changed(withheld=planned.digest()) if suite.private else planned
+    _refuse_too_long(plan, checkpoints)
+    return plan.changed(withheld=plan.digest()) if suite.private else plan
 
 
 def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
-    """The plan of a run; prompts that no file holds are asked of their suites again.
+    """Return the plan of a run, with the prompts of private suites loaded again.
 
-    `data_dir`: where their data is, if elsewhere than the plan says. Raises UserError if they cannot be had here, or
-    are not those that were planned.
+    `data_dir` is where their data are, if not where the plan says. Raise UserError if they are not available or are not
+    the planned prompts.
     """
     plan = read_plan(run)
     request = plan.request.changed(data_dir=data_dir) if data_dir else plan.request
-    suites = []
-    for suite in plan.suites:
-        if suite.withheld is not None:
-            cells = [cell for cell in plan.cells if cell.suite == suite.suite]
-            checkpoint = inspect(next(iter(cells[0].checkpoints.values())), offline=request.offline, needs_mask=False)
-            asked = open_suite(suite.suite, request)
-            with answering(suite.suite):
-                prompts = asked.prompts(_template(checkpoint), request.limit)
-                suite = suite.changed(items=_items(prompts, checkpoint, request.protocol))
-            if suite.digest() != suite.withheld:
-                raise UserError(
-                    f"suite {suite.suite!r} no longer asks what was planned in {str(run.path)!r}; find its data of "
-                    "then (`--data-dir`), or start another run with `mtbench run -o DIR`."
-                )
-        suites.append(suite)
+    suites = [_with_private_prompts(suite, plan, request, run) for suite in plan.suites]
     return plan.changed(suites=suites)
 
 
-def _template(checkpoint: Inspected) -> Template:
-    """How a checkpoint writes conversations; one without a chat template, as paragraphs."""
+def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: RunDirectory) -> SuitePlan:
+    """Return the suite's plan with the prompts that the stored plan withholds. Raise UserError if they changed."""
+    if suite.withheld is None:
+        return suite
+    source = next(source for cell in plan.cells if cell.suite == suite.suite for source in cell.checkpoints.values())
+    checkpoint = inspect(source, offline=request.offline, needs_mask=False)
+    opened = open_suite(suite.suite, request)
+    with suite_errors(suite.suite):
+        prompts = opened.prompts(_chat_template(checkpoint), request.limit)
+        complete = suite.changed(items=_tokenise(prompts, checkpoint, request.protocol))
+    if complete.digest() != suite.withheld:
+        raise UserError(
+            f"the prompts of suite {suite.suite!r} are not those planned in {str(run.path)!r}; restore the data that "
+            "it was planned with (`--data-dir`), or start another run with `mtbench run -o DIR`."
+        )
+    return complete
+
+
+def _chat_template(checkpoint: Inspected) -> Template:
+    """Return the checkpoint's chat template; without one, a conversation becomes paragraphs."""
     tokenizer = checkpoint.tokenizer
 
-    def template(messages: Messages) -> str:
+    def render(messages: Messages) -> str:
         if tokenizer.chat_template is None:
-            return "\n\n".join(m["content"] for m in messages)
+            return "\n\n".join(message["content"] for message in messages)
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
-    return template
+    return render
+
+
+def _refuse_other_tokens(first: Inspected, other: Inspected, prompt: Prompt, item: Item) -> None:
+    """Raise UserError unless two checkpoints have the same token ids and tokenise `prompt` to the ids of `item`."""
+    other_ids = other.tokenizer.get_vocab()
+    for word, token_id in first.tokenizer.get_vocab().items():
+        if other_ids.get(word, token_id) != token_id:
+            raise UserError(
+                f"checkpoints {first.source!r} and {other.source!r} have different token ids for {word!r}, so they "
+                "would read different prompts; give checkpoints of one family with `--checkpoint`."
+            )
+    if _token_ids([prompt], other) != [item.prompt_ids]:
+        raise UserError(
+            f"checkpoints {first.source!r} and {other.source!r} tokenise {item.item} differently, so their token "
+            "counts cannot be compared; give checkpoints of one family with `--checkpoint`."
+        )
 
 
 def _refuse_too_long(suite: SuitePlan, checkpoints: Sequence[Inspected]) -> None:
+    """Raise UserError if the longest conversation with its answers exceeds a checkpoint's context."""
     longest = max(range(len(suite.items)), key=suite.positions)
-    needed, budget = suite.positions(longest), suite.max_new_tokens
-    turns = 1
-    while (before := suite.items[longest].follows) is not None:
-        longest, turns = before, turns + 1
-    tokens = needed - turns * budget
+    positions, budget = suite.positions(longest), suite.max_new_tokens
+    first, turns = longest, 1
+    while (previous := suite.items[first].follows) is not None:
+        first, turns = previous, turns + 1
+    prompt_tokens = positions - turns * budget
     for checkpoint in checkpoints:
-        if needed > checkpoint.max_positions:
-            left = (checkpoint.max_positions - tokens) // turns
-            raise UserError(
-                f"{suite.items[longest].item} has {tokens} prompt tokens{f' in {turns} turns' if turns > 1 else ''}, "
-                f"which with {budget} new ones{' each' if turns > 1 else ''} do not fit the context of "
-                f"{checkpoint.source!r} ({checkpoint.max_positions}); "
-                + (f"lower `--max-new-tokens` to {left}, or " if left > 0 else "")
-                + f"shorten the prompts of `--suite {suite.suite}`."
-            )
+        if positions > checkpoint.max_positions:
+            raise _too_long(suite.items[first].item, suite, checkpoint, prompt_tokens, turns)
 
 
-def _items(prompts: Sequence[Prompt], checkpoint: Inspected, protocol: str) -> list[Item]:
-    """Prompts with their tokens. Raises ValueError for a turn that follows none."""
-    place = {prompt.item: i for i, prompt in enumerate(prompts)}
-    if lost := [p.follows for p in prompts if p.follows is not None and p.follows not in place]:
-        raise ValueError(f"a prompt follows {lost[0]!r}, which is none")
-    late = protocol == "paper"
+def _too_long(item: str, suite: SuitePlan, checkpoint: Inspected, prompt_tokens: int, turns: int) -> UserError:
+    size = f"{prompt_tokens} prompt tokens"
+    budget = f"{suite.max_new_tokens} new ones"
+    if turns > 1:
+        size += f" in {turns} turns"
+        budget += " each"
+    remedy = f"shorten the prompts of `--suite {suite.suite}`"
+    largest_budget = (checkpoint.max_positions - prompt_tokens) // turns
+    if largest_budget > 0:
+        remedy = f"lower `--max-new-tokens` to {largest_budget}, or {remedy}"
+    return UserError(
+        f"{item} has {size}, which with {budget} do not fit the context of {checkpoint.source!r} "
+        f"({checkpoint.max_positions}); {remedy}."
+    )
+
+
+def _tokenise(prompts: Sequence[Prompt], checkpoint: Inspected, protocol: str) -> list[Item]:
+    """Return the prompts as tokenised items. Raise ValueError if one follows an item that does not exist."""
+    index = {prompt.item: i for i, prompt in enumerate(prompts)}
+    for prompt in prompts:
+        if prompt.follows is not None and prompt.follows not in index:
+            raise ValueError(f"a prompt follows {prompt.follows!r}, which does not exist")
+    cut_when_scored = protocol == "paper"
     return [
         Item(
             item=prompt.item,
             prompt_ids=ids,
-            stop=[] if late else list(prompt.stop),
-            cut=list(prompt.stop) if late else [],
-            follows=None if prompt.follows is None else place[prompt.follows],
+            stop=[] if cut_when_scored else list(prompt.stop),
+            cut=list(prompt.stop) if cut_when_scored else [],
+            follows=None if prompt.follows is None else index[prompt.follows],
         )
-        for prompt, ids in zip(prompts, _ids(prompts, checkpoint), strict=True)
+        for prompt, ids in zip(prompts, _token_ids(prompts, checkpoint), strict=True)
     ]
 
 
-def _ids(prompts: Sequence[Prompt], checkpoint: Inspected) -> list[list[int]]:
-    """The prompts' tokens. Raises UserError if one is to have more of them than its text gives."""
+def _token_ids(prompts: Sequence[Prompt], checkpoint: Inspected) -> list[list[int]]:
+    """Return the token ids of each prompt. Raise UserError if a text has fewer tokens than `Prompt.tokens`."""
     texts = [prompt.text for prompt in prompts]
-    tokens = checkpoint.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-    for prompt, ids in zip(prompts, tokens, strict=True):
+    token_ids = checkpoint.tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+    for prompt, ids in zip(prompts, token_ids, strict=True):
         if prompt.tokens is not None and len(ids) < prompt.tokens:
             raise UserError(
-                f"{prompt.item} is to have {prompt.tokens} tokens, but its text is only {len(ids)} to the tokenizer of "
-                f"{checkpoint.source!r}; take another suite, such as `--suite prompts:FILE.jsonl`."
+                f"{prompt.item} needs {prompt.tokens} tokens, but the tokenizer of {checkpoint.source!r} makes only "
+                f"{len(ids)} of its text; use another suite, such as `--suite prompts:FILE.jsonl`."
             )
-    return [ids[: prompt.tokens] for prompt, ids in zip(prompts, tokens, strict=True)]
+    return [ids[: prompt.tokens] for prompt, ids in zip(prompts, token_ids, strict=True)]

@@ -1,4 +1,4 @@
-"""The third stage: what the suites say of the stored texts. Needs the suites' libraries, no model and no GPU."""
+"""Stage 3 of a run: score the stored texts. Needs the suites' libraries, but no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,17 +8,17 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import read_plan
 from mtbench.runs.prompts import open_suite
 
-STAGE = "score"  # of a failure that scoring anew may mend
+STAGE = "score"  # marks failures that another scoring may repair
 
 
 def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool = False) -> None:
     """Write scores.json: cell -> item -> score in [0, 1].
 
-    Absent are cells of suites without a metric, and of fixed length, whose answers run on behind their end. A suite
-    that breaks costs its own cells, until it is mended.
+    Cells of suites without a metric have no scores. Nor have cells of fixed length, whose answers continue after their
+    end. If a suite raises an error, its cells fail until they are scored again.
 
-    `data_dir` is where this machine has the data, if elsewhere than the plan says; `unsandboxed` lets generated
-    programs run where nothing confines them. Raises UserError if a suite's data cannot be had.
+    `data_dir` is where this machine has the data, if not where the plan says. `unsandboxed` allows to run generated
+    programs without a sandbox. Raise UserError if the data of a suite are not available.
     """
     plan = read_plan(run)
     request = plan.request
@@ -27,46 +27,49 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     if unsandboxed:
         request = request.changed(allow_unsandboxed_code=True)
     scores: dict[str, dict[str, float]] = {}
-    failures = [f for f in run.lines("failures.jsonl") if f.get("stage") != STAGE]
+    failures = [failure for failure in run.lines("failures.jsonl") if failure.get("stage") != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
         suite = open_suite(suite_plan.suite, request)
         cuts = {item.item: item.cut for item in suite_plan.items if item.cut}
-        natural = [c.cell for c in plan.cells if c.suite == suite_plan.suite and c.length == "natural"]
-        for cell in natural:
-            lines = run.lines(f"generations/{cell}.jsonl")
+        for cell in plan.cells:
+            if cell.suite != suite_plan.suite or cell.length != "natural":
+                continue
+            lines = run.lines(f"generations/{cell.cell}.jsonl")
             answers = {line["item"]: before(line["text"], cuts.get(line["item"], ())) for line in lines}
-            if answers:
-                try:
-                    scores[cell] = _scores(suite, answers)
-                except Exception as error:  # a suite's own fault, whatever it is
-                    why = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
-                    failures.append({"cell": cell, "error": why, "stage": STAGE})
+            if not answers:
+                continue
+            try:
+                scores[cell.cell] = _checked_scores(suite, answers)
+            except Exception as error:  # a suite may raise anything
+                reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
+                failures.append({"cell": cell.cell, "error": reason, "stage": STAGE})
     run.write_json("scores.json", scores)
     run.keep_lines("failures.jsonl", failures)
 
 
 def due(run: RunDirectory) -> bool:
-    """Whether something was generated since it was last scored, or could not be scored then."""
+    """Return whether there are new generations since the last scoring, or whether that scoring had failures."""
     scores = run.path / "scores.json"
-    if not scores.is_file() or any(f.get("stage") == STAGE for f in run.lines("failures.jsonl")):
+    if not scores.is_file() or any(failure.get("stage") == STAGE for failure in run.lines("failures.jsonl")):
         return True
     return any(file.stat().st_mtime > scores.stat().st_mtime for file in (run.path / "generations").glob("*.jsonl"))
 
 
 def before(text: str, strings: Sequence[str]) -> str:
-    """The text up to the first of some strings.
+    """Return the text up to the first occurrence of any of the strings.
 
     >>> before("18 apples. Q: And", ["Q:", "A:"])
     '18 apples. '
     """
-    return text[: min((place for s in strings if (place := text.find(s)) >= 0), default=len(text))]
+    positions = [text.find(string) for string in strings]
+    return text[: min((position for position in positions if position >= 0), default=len(text))]
 
 
-def _scores(suite: Suite, answers: Mapping[str, str]) -> dict[str, float]:
-    """Raises ValueError unless every answer gets a score from 0 to 1."""
-    scores = {item: value for item, value in suite.score(answers).items() if item in answers}
+def _checked_scores(suite: Suite, answers: Mapping[str, str]) -> dict[str, float]:
+    """Return the suite's scores. Raise ValueError unless every answer has a score from 0 to 1."""
+    scores = {item: score for item, score in suite.score(answers).items() if item in answers}
     for item in answers:
         if item not in scores:
             raise ValueError(f"no score of {item}")

@@ -1,16 +1,17 @@
-"""Speed without weights: how many tokens each forward commits is scripted, everything else is real.
+"""Speed without trained weights: a script decides how many tokens each forward pass commits; the rest is real.
 
-With random weights of the exact shapes (`--weights random:qwen2.5-7b`) and scripted acceptance (`--accept`) a team sees
-what tokens per forward would buy on its GPU before anything is trained. The text means nothing, so nothing is scored
-and nothing is graded; whatever comes of it is marked.
+Random weights with the exact shapes (`--weights random:qwen2.5-7b`) and scripted acceptance (`--accept`) show what a
+number of tokens per forward pass would gain on a GPU before any training. The text has no meaning, so mtbench neither
+scores nor grades it, and marks every result as simulated.
 
-- `--accept RUN_DIRECTORY` replays that run's commits: each item takes those of a stored answer of the same arm, and is
-  as long as that answer.
-- `--accept 0.8,0.6,0.4`: the d-th mask is accepted with the d-th probability if all before it were (the last one goes
-  for deeper ones too, and those beyond an arm's deepest mask say nothing); every item takes its whole budget. Drawn
-  once per item, so it becomes a script as well.
+- `--accept RUN_DIRECTORY` replays the commits of that run: each item takes the commits and the length of a stored
+  answer of the same arm.
+- `--accept 0.8,0.6,0.4` gives probabilities. A forward pass accepts its d-th draft token with the d-th probability if
+  it accepted all tokens before; the last probability also holds for deeper tokens, and probabilities beyond an arm's
+  deepest token have no effect. Each item uses its whole budget. mtbench draws once for each item, so this becomes a
+  script as well.
 
-R = rows, F = forwards of the longest script, N = most tokens one forward commits.
+Shapes: R = rows, F = forward passes of the longest script, N = most tokens that one forward pass commits.
 """
 
 import copy
@@ -37,11 +38,14 @@ from mtbench.runs.directory import Record, RunDirectory
 from mtbench.runs.plan import Cell, Script, Simulated, read_plan
 
 CURSOR = "simulated_cursor"
-KINDS = {"accept": "acceptance", "weights": "weights"}  # of simulation, as Cell.simulated has them, in words
+KINDS = {"accept": "acceptance", "weights": "weights"}  # key of Cell.simulated -> what is simulated
 
 
-class Certain(TargetOutput):
-    """The model's choices: it is sure of all, and all drafts are among them. Finding out is paid for all the same."""
+class CertainOutput(TargetOutput):
+    """A target output with full confidence that agrees with every draft token.
+
+    It still computes the real values and discards them, so that a simulation has their cost.
+    """
 
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
         return torch.ones_like(super().agrees(drafts, behind))
@@ -51,27 +55,27 @@ class Certain(TargetOutput):
 
 
 class Scripted(Method):
-    """A method whose forwards commit what a script says, as far as its own policy lets them.
+    """A method whose forward passes commit the numbers of a script, within the limits of the method's own policy.
 
-    The inner method accepts as if the model were sure of everything; what it would commit then is the policy's cap:
-    B for a window, what is left of a block, 0 while a row waits or a block is filled. A script's next entry is used up
-    by every forward with a cap above 0; behind its end one token is committed at a time.
-    Note: `kept` of a cut commit is at most its count; a method that verifies drafts has its own say in that.
+    The inner method accepts as if the model were certain of every token. What it then commits is the policy's maximum:
+    B for a window, the rest of a block, 0 while a row waits or a block is filled. Each forward pass with a maximum
+    above 0 uses the next entry of the script; after its end each commits one token.
+    If the script shortens a commit, `kept` is at most the new count, also for a method that verifies drafts.
     """
 
     name: ClassVar[str]
 
     def __init__(self, method: Method, scripts: Sequence[Sequence[int]], device: torch.device) -> None:
-        """`scripts[i]`: the tokens that item i's forwards commit; entries of 0 are the policy's matter and dropped."""
+        """`scripts[i]`: the tokens that each forward pass of item i commits; entries of 0 are dropped."""
         self.method = method
         self.__dict__["name"] = method.name
         positive = [[n for n in script if n] for script in scripts]
         forwards = max(map(len, positive), default=0) + 1
         self.script = torch.tensor([s + [1] * (forwards - len(s)) for s in positive], device=device)  # (items, F + 1)
-        self.item = torch.arange(len(positive), device=device)  # request of the batch -> item
+        self.item = torch.arange(len(positive), device=device)  # index of the request in its batch -> item
 
     def serve(self, items: Sequence[int]) -> None:
-        """The next batch's requests are these items. Written in place: a captured step sees it."""
+        """Set the items of the next batch's requests. Written in place, because a CUDA graph reads this tensor."""
         self.item[: len(items)] = torch.tensor(items, device=self.item.device)
 
     @property
@@ -110,7 +114,7 @@ class Scripted(Method):
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         fields = dataclasses.fields(output)
-        commit = self.method.accept(state, rows, Certain(**{f.name: getattr(output, f.name) for f in fields}))
+        commit = self.method.accept(state, rows, CertainOutput(**{f.name: getattr(output, f.name) for f in fields}))
         cursor = state[CURSOR]
         scripted = self.script[self.item[rows.request], cursor.clamp(max=self.script.shape[1] - 1)]  # (R,)
         count = torch.minimum(commit.count, scripted)
@@ -121,7 +125,7 @@ class Scripted(Method):
 
 
 def scripted(method: Method, script: Script, device: torch.device) -> Method:
-    """`method` with the acceptance of its cell; itself if it commits one token at a time anyway."""
+    """Return `method` with the scripted acceptance of its cell; unchanged if it commits one token at a time."""
     scripts = script.scripts
     if script.probabilities is not None:
         most, seed = most_commits(method), script.seed
@@ -130,26 +134,26 @@ def scripted(method: Method, script: Script, device: torch.device) -> Method:
 
 
 def draw(probabilities: Sequence[float], most: int, forwards: int, seed: str) -> list[int]:
-    """What each forward commits: one token, and one more for every mask accepted in a row, `most` at most."""
-    chance = random.Random(seed)
+    """Return the tokens that each forward pass commits: one, and one for each accepted draft token, `most` at most."""
+    rng = random.Random(seed)
     depths = [probabilities[min(d, len(probabilities) - 1)] for d in range(most - 1)]
-    return [1 + sum(1 for _ in takewhile(lambda p: chance.random() < p, depths)) for _ in range(forwards)]
+    return [1 + sum(1 for _ in takewhile(lambda p: rng.random() < p, depths)) for _ in range(forwards)]
 
 
 def budgets(script: Script, items: Sequence[int], most: Sequence[int]) -> list[int]:
-    """The tokens that each of these items takes, none more than its `most`."""
+    """Return the token budget of each of these items, at most its entry in `most`."""
     return [min(n, script.lengths[i]) for i, n in zip(items, most, strict=True)]
 
 
 class Acceptance:
-    """What `--accept` says, asked by planning: probabilities, or a run whose commits are replayed."""
+    """The value of `--accept`, used by planning: probabilities, or a run whose commits are replayed."""
 
     def __init__(self, text: str) -> None:
-        """Raises UserError if `text` is neither."""
+        """Raise UserError if `text` is neither the directory of a run nor a list of probabilities."""
         self.source = text
         self.run = RunDirectory(Path(text)) if text and Path(text).is_dir() else None
-        self.cells: Sequence[Cell] = _cells(self.run) if self.run else []
-        self.answers: dict[str, list[Record]] = {}  # cell -> lines of its generations
+        self.cells: Sequence[Cell] = _read_cells(self.run) if self.run else []
+        self.generations: dict[str, list[Record]] = {}  # cell -> lines of its generations
         self.probabilities: list[float] = []
         if self.run:
             return
@@ -160,75 +164,85 @@ class Acceptance:
         except ValueError:
             raise UserError(
                 f"--accept {text!r} is neither the directory of a run nor probabilities from 0 to 1; "
-                "give one, or such as `--accept 0.8,0.6,0.4`."
+                "give one of them, such as `--accept 0.8,0.6,0.4`."
             ) from None
 
     @property
     def note(self) -> str | None:
         return None if self.run else "independent draws: optimistic for static batches"
 
-    def trained(self, arm: Arm, suite: str) -> Mapping[str, Any]:
-        """The options the arm had in that run, for weights that were not trained with any."""
-        cell = self._find(arm, suite)
+    def trained_options(self, arm: Arm, suite: str) -> Mapping[str, Any]:
+        """Return the arm's options in that run, to use with random weights, which have no training options."""
+        cell = self._find_cell(arm, suite)
         return cell.options if cell else {}
 
     def plan(
         self, arm: Arm, method: Method, arms: Sequence[Arm], suite: str, items: int, budget: int, seed: int
     ) -> tuple[Script, str | None]:
-        """What the arm's cell is made to accept, for so many items, and what to mind about it.
+        """Return Cell.accept for an arm with so many items, and a note on what the replay omits.
 
-        Raises UserError if the run does not say.
-
-        Arms that commit one token at a time need lengths only: of their own answers, else of the first arm's found.
+        An arm that commits one token at a time only needs lengths: those of its own answers, or else of the first of
+        `arms` that the run has. Raise UserError if the run has no commits for the arm, or with other options.
         """
-        many = most_commits(method) > 1
+        multi_token = most_commits(method) > 1
         if self.run is None:
-            probabilities = self.probabilities if many else None
+            probabilities = self.probabilities if multi_token else None
             script = Script(
                 source=self.source, lengths=[budget] * items, seed=seed, scripts=None, probabilities=probabilities
             )
             return script, self.note
-        wanted = [arm] if many else [arm, *arms]
-        cell = next(filter(None, (self._find(one, suite) for one in wanted)), None)
+        candidates = [arm] if multi_token else [arm, *arms]
+        cell = next(filter(None, (self._find_cell(candidate, suite) for candidate in candidates)), None)
         lines = self._lines(cell.cell) if cell else []
-        if cell is None or (many and any(line["commits"] is None for line in lines)):
-            missing = " or ".join(dict.fromkeys(map(_name, wanted)))
-            there = dict.fromkeys(_unengined(c.arm, c.engine) for c in self.cells if self._lines(c.cell))
-            raise UserError(
-                f"--accept {self.source}: no commits of {missing} there; it has: {', '.join(there) or 'none'}. "
-                "Replay one of these with `--method`."
-            )
-        ran, asked = cell.options, dataclasses.asdict(method)  # type: ignore[call-overload]  # a dataclass
-        if many and (other := [name for name in asked if ran.get(name) != asked[name]]):
-            raise UserError(
-                f"--accept {self.source}: {_name(arm)!r} ran there with {other[0]}={show(ran.get(other[0]))}, here it "
-                f"would with {show(asked[other[0]])}; say which in `--method`."
-            )
-        taken = [lines[i % len(lines)] for i in range(items)]
-        scripts = [line["commits"] for line in taken] if many else None
-        whole = [len(line["token_ids"]) for line in taken]
-        lengths = [min(budget, n) for n in whole]
+        if cell is None or (multi_token and any(line["commits"] is None for line in lines)):
+            raise self._no_commits(candidates)
+        if multi_token:
+            self._refuse_other_options(arm, method, cell)
+        replayed = [lines[i % len(lines)] for i in range(items)]
+        full_lengths = [len(line["token_ids"]) for line in replayed]
+        lengths = [min(budget, length) for length in full_lengths]
+        scripts = [line["commits"] for line in replayed] if multi_token else None
         script = Script(source=self.source, lengths=lengths, seed=seed, scripts=scripts, probabilities=None)
-        return script, cut(lengths, whole, scripts)
+        return script, _shortening_note(lengths, full_lengths, scripts)
 
-    def _find(self, arm: Arm, suite: str) -> "Cell | None":
-        """The arm's cell in that run, by whatever engine: of the same suite if there is one, of the largest batch."""
-        same = [c for c in self.cells if _unengined(c.arm, c.engine) == _name(arm) and self._lines(c.cell)]
+    def _no_commits(self, candidates: Sequence[Arm]) -> UserError:
+        missing = " or ".join(dict.fromkeys(map(_without_engine, candidates)))
+        available = dict.fromkeys(_strip_engine(c.arm, c.engine) for c in self.cells if self._lines(c.cell))
+        return UserError(
+            f"--accept {self.source}: the run has no commits of {missing}; it has: {', '.join(available) or 'none'}. "
+            "Choose one of these with `--method`."
+        )
+
+    def _refuse_other_options(self, arm: Arm, method: Method, cell: Cell) -> None:
+        """Raise UserError if the stored cell ran with other options than `method` has."""
+        options = dataclasses.asdict(method)  # type: ignore[call-overload]  # a dataclass
+        for name, value in options.items():
+            stored = cell.options.get(name)
+            if stored != value:
+                raise UserError(
+                    f"--accept {self.source}: {_without_engine(arm)!r} ran there with {name}={show(stored)}, and would "
+                    f"run now with {show(value)}; set {name} in `--method`."
+                )
+
+    def _find_cell(self, arm: Arm, suite: str) -> Cell | None:
+        """Return the arm's cell in that run, with any engine: preferably of this suite, then of the largest batch."""
+        name = _without_engine(arm)
+        same = [c for c in self.cells if _strip_engine(c.arm, c.engine) == name and self._lines(c.cell)]
         return max(same, key=lambda c: (c.suite == suite, c.batch_size), default=None)
 
     def _lines(self, cell: str) -> list[Record]:
         assert self.run is not None
-        if cell not in self.answers:
-            self.answers[cell] = self.run.lines(f"generations/{cell}.jsonl")
-        return self.answers[cell]
+        if cell not in self.generations:
+            self.generations[cell] = self.run.lines(f"generations/{cell}.jsonl")
+        return self.generations[cell]
 
 
-def _cells(run: RunDirectory) -> Sequence[Cell]:
-    """Those of a run to replay. Raises UserError if it is none."""
+def _read_cells(run: RunDirectory) -> Sequence[Cell]:
+    """Return the cells of a run. Raise UserError if the directory holds no run."""
     if not run.has("plan.json"):
         raise UserError(
-            f"--accept {run.path}: there is no run in it; give the directory of a finished run, or probabilities such "
-            "as `--accept 0.8,0.6,0.4`."
+            f"--accept {run.path}: the directory holds no run; give the directory of a finished run, or probabilities "
+            "such as `--accept 0.8,0.6,0.4`."
         )
     try:
         return read_plan(run).cells
@@ -236,23 +250,27 @@ def _cells(run: RunDirectory) -> Sequence[Cell]:
         raise UserError(f"--accept {run.path}: {error}") from None
 
 
-def cut(lengths: Sequence[int], whole: Sequence[int], scripts: Sequence[Sequence[int]] | None) -> str | None:
-    """What a replay that is shorter than its run leaves out: the ends of answers may go faster or slower than these."""
-    if sum(lengths) == sum(whole):
+def _shortening_note(
+    lengths: Sequence[int], full_lengths: Sequence[int], scripts: Sequence[Sequence[int]] | None
+) -> str | None:
+    """Return a note if a replay is shorter than its run: the ends of answers may have another acceptance."""
+    if sum(lengths) == sum(full_lengths):
         return None
-    said = f"replays the first {sum(lengths) / len(lengths):.0f} of {sum(whole) / len(whole):.0f} tokens on average"
+    mean, full_mean = sum(lengths) / len(lengths), sum(full_lengths) / len(full_lengths)
+    note = f"replays the first {mean:.0f} of {full_mean:.0f} tokens on average"
     if scripts is None:
-        return said
-    return f"{said}; the source run had {sum(whole) / sum(map(len, scripts)):.2f} tokens per forward"
+        return note
+    tokens_per_forward = sum(full_lengths) / sum(map(len, scripts))
+    return f"{note}; the source run had {tokens_per_forward:.2f} tokens per forward"
 
 
 def most_commits(method: Method) -> int:
-    """Tokens one forward can commit; of a loop that is not ours none is known to be more than one."""
+    """Return the most tokens that one forward pass commits; 1 for an external engine, which does not expose it."""
     return 1 if method.outside else method.variants[-1].window().commits
 
 
-def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> Simulated | None:
-    """Cell.simulated: what is not real about a cell; None if all of it is."""
+def simulated_parts(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> Simulated | None:
+    """Return Cell.simulated, the simulated parts of a cell; None if there are none."""
     weights = next((source for source in checkpoints.values() if source.startswith(RANDOM)), None)
     if weights is None and acceptance is None:
         return None
@@ -260,57 +278,63 @@ def mark(checkpoints: Mapping[str, str], acceptance: Acceptance | None) -> Simul
 
 
 def flags_of(simulated: Simulated | None) -> list[str]:
-    """The same in a word or two, for whoever reads flags only."""
+    """Return Cell.simulated as flags such as "simulated weights"."""
     return [f"simulated {word}" for kind, word in KINDS.items() if getattr(simulated, kind, None)]
 
 
-def refuse_scored(suite: str, metric: str | None, asked: str) -> None:
-    """Raise UserError where what is asked for would be scored, for a simulation says nothing about accuracy."""
+def refuse_scored(suite: str, metric: str | None, simulated: str) -> None:
+    """Raise UserError if the suite has a metric: a simulation has no accuracy. `simulated`: the simulating option."""
     if metric is not None:
         speed_only = [name for name in SUITES if SUITES[name].metric is None]
         raise UserError(
-            f"suite {suite!r} scores accuracy, and {asked} can have none; choose one that measures speed only: "
+            f"suite {suite!r} scores accuracy, and {simulated} has none; choose a suite that measures speed only: "
             f"{', '.join(speed_only)}. See `mtbench ls suites`."
         )
 
 
-def refuse_unmeant(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Simulated) -> None:
-    """Raise UserError where a simulation would say something about accuracy, or nothing about speed."""
+def refuse_unsuitable(suite: str, metric: str | None, arm: Arm, method: Method, simulated: Simulated) -> None:
+    """Raise UserError if the simulated cell would be scored, or if its acceptance is not known."""
     refuse_scored(suite, metric, f"weights {simulated.weights!r}")
     if simulated.accept is None and most_commits(method) > 1:
         raise UserError(
-            f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not tell how "
-            "many it would; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."
+            f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not "
+            "determine how many; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."
         )
 
 
-def refuse_unmoved(arm: Arm, method: Method) -> None:
-    """Raise UserError where a script means nothing to `method`, or an option keeps it to the plain loop's tokens.
+def refuse_unscriptable(arm: Arm, method: Method) -> None:
+    """Raise UserError if a script cannot describe `method`, or if an option limits it to the plain loop's tokens.
 
-    Such an option is found by trying its other values: with one of them the method promises nothing.
+    To find such an option, this tries its other values: with one of them the method makes no promise.
     """
     if method.variants[-1].block > 1:
         raise UserError(
-            f"{str(arm)!r} decides tokens out of order, which a script of leading runs cannot tell; "
-            "leave that `--method` or `--accept` out."
+            f"{str(arm)!r} decides tokens out of order, and a script describes tokens in order only; "
+            "leave out that `--method` or `--accept`."
         )
     if method.reference or most_commits(method) == 1 or method.claims == "lossy":
         return
-    kinds = typing.get_type_hints(type(method))
+    types = typing.get_type_hints(type(method))
     for field in dataclasses.fields(method):  # type: ignore[arg-type]  # methods are dataclasses by contract
-        now, kind = getattr(method, field.name), kinds[field.name]
-        choices = (True, False) if kind is bool else (field.metadata["low"], field.metadata["high"])
-        if typing.get_origin(kind) is Literal:
-            choices = typing.get_args(kind)
-        if any(_claims(method, field.name, other) == "lossy" for other in choices if other is not None):
+        values = [value for value in _other_values(field, types[field.name]) if value is not None]
+        if any(_claims(method, field.name, value) == "lossy" for value in values):
             raise UserError(
-                f"{str(arm)!r} promises the plain loop's tokens at {field.name}={show(now)}, so no --accept makes it "
-                f"commit more per forward; give another {field.name} in `--method`."
+                f"{str(arm)!r} promises the plain loop's tokens at {field.name}={show(getattr(method, field.name))}, "
+                f"so --accept cannot make it commit more per forward; set another {field.name} in `--method`."
             )
 
 
+def _other_values(field: dataclasses.Field[Any], kind: Any) -> Sequence[Any]:
+    """Return the values of an option to try: all of a bool or Literal, otherwise the lowest and the highest."""
+    if kind is bool:
+        return (True, False)
+    if typing.get_origin(kind) is Literal:
+        return typing.get_args(kind)
+    return (field.metadata["low"], field.metadata["high"])
+
+
 def _claims(method: Method, option: str, value: Any) -> str | None:
-    """What `method` would promise with another value; None where that is not allowed."""
+    """Return what `method` promises with another value of an option; None if the value is not allowed."""
     try:
         changed: Method = dataclasses.replace(method, **{option: value})  # type: ignore[type-var]
     except UserError:
@@ -318,10 +342,10 @@ def _claims(method: Method, option: str, value: Any) -> str | None:
     return changed.claims
 
 
-def _name(arm: Arm) -> str:
-    """An arm's string up to its engine."""
-    return _unengined(str(arm), arm.engine)
+def _without_engine(arm: Arm) -> str:
+    """Return the arm's text without its engine."""
+    return _strip_engine(str(arm), arm.engine)
 
 
-def _unengined(arm: str, engine: str | None) -> str:
+def _strip_engine(arm: str, engine: str | None) -> str:
     return re.sub(r"#\d+$", "", arm).removesuffix(f"/{engine}")

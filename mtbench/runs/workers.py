@@ -1,8 +1,8 @@
-"""Who decodes: this process; processes of this machine, each with a GPU of its own; or actors on a Ray cluster.
+"""Workers: this process, processes of this machine with one GPU each, or actors on a Ray cluster.
 
-A worker holds a plan's models and decodes the batches it is handed. The process that hands them out is the only one
-that writes, so a worker that dies loses the batch it was decoding and nothing else. Ray (docs.ray.io) is an optional
-extra: it places the actors and says which of them died.
+A worker holds a plan's models and decodes the batches that it receives. Only the process that distributes batches
+writes files. A crashed worker loses at most one batch. Ray (docs.ray.io) is an optional extra: it places the actors and
+reports crashed ones.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from mtbench.runs.directory import Record
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, RunRequest
 
-PATIENCE_S = 5.0  # for a cluster to answer
+CONNECT_TIMEOUT_S = 5.0  # for a cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Task:
 
 
 class Done(NamedTuple):
-    """What came of a task. `conditions`: clocks, power, who else was there (`gpu.window`)."""
+    """A decoded task. `conditions`: clocks, power and other processes on the GPU (`machine.window`)."""
 
     generations: list[Generation]
     timing: Timing
@@ -53,42 +53,42 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A method broke, never committed or ran out of memory: it costs its own cell."""
+    """A method raised an error, never committed or ran out of memory: its cell fails."""
 
     error: str
 
 
 class Died(RuntimeError):
-    """The worker is gone, and with it what it was doing."""
+    """The worker crashed; its batch is lost."""
 
 
 class Worker(Protocol):
-    """One that decodes, one task at a time."""
+    """Decodes one task at a time."""
 
     name: str
     closed: bool
 
     def describe(self) -> Record:
-        """What results need to know of the process and its device. Raises UserError if nothing can be decoded there."""
+        """Load the models; describe the process and its device. Raises UserError if it cannot decode anything."""
         ...
 
     def decode(self, task: Task) -> Done | Failed:
-        """Raises UserError if no cell would fare better, Died if the worker is gone."""
+        """Decode a task. Raises UserError for an error of the whole run, Died if the worker crashed."""
         ...
 
     def revive(self) -> None:
-        """Begin anew where one died."""
+        """Start a new worker in place of a crashed one."""
         ...
 
     def close(self) -> None:
-        """End it, whatever it is doing."""
+        """End the worker at once."""
         ...
 
 
 class LocalWorker:
-    """A plan's models, loaded in the process where batches are decoded."""
+    """A plan's models in this process, which decodes the batches."""
 
-    name = "here"
+    name = "this process"
     closed = False
 
     def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
@@ -106,7 +106,7 @@ class LocalWorker:
             generations, timing = self.pool.decode(cell, task.requests, room=task.room)
         except UserError as error:
             where = whereabouts(error, METHODS[cell.method])
-            if not where:  # not of the method but of the request: no cell would fare better
+            if not where:  # not raised by the method: it would fail every cell
                 raise
             return Failed(f"{error}{where}")
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -118,9 +118,9 @@ class LocalWorker:
             )
         except (NoProgressError, MethodContractError, ServerError) as error:
             return Failed(str(error))
-        except (Exception, SystemExit) as error:  # a method's own fault, whatever it is
+        except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
-        after = machine.sample(self.pool.device)  # at once, while the device is as the batch left it
+        after = machine.sample(self.pool.device)  # before anything else changes the device's state
         return Done(generations, timing, machine.window(before, after))
 
     def revive(self) -> None: ...
@@ -129,11 +129,11 @@ class LocalWorker:
 
 
 class Process:
-    """A bench in a process of its own, which sees one GPU or, on a CPU, has its share of the cores."""
+    """A worker in its own process, which sees one GPU or, on a CPU, uses its share of the cores."""
 
-    def __init__(self, number: int, of: int, request: RunRequest, cells: Sequence[Cell]) -> None:
+    def __init__(self, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.name = f"worker {number + 1}"
-        self.arguments = (number, of, request, cells)
+        self.arguments = (number, workers, request, cells)
         self.closed = False
         self.revive()
 
@@ -141,10 +141,10 @@ class Process:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True, name=self.name)
-        with undisturbed():
+        with interrupts_blocked():
             self.process.start()
         theirs.close()
-        if self.closed:  # while it was being born
+        if self.closed:  # meanwhile
             self.close()
 
     def describe(self) -> Record:
@@ -158,9 +158,10 @@ class Process:
         self.process.kill()
         self.process.join()
 
-    def _ask(self, what: Task | None) -> Any:
+    def _ask(self, task: Task | None) -> Any:
+        """Send a task, or None for a description; return the answer or raise it. Raises Died if the process ended."""
         try:
-            self.connection.send(what)
+            self.connection.send(task)
             answer = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
@@ -170,12 +171,12 @@ class Process:
         return answer
 
 
-def _serve(connection: Connection, number: int, of: int, request: RunRequest, cells: Sequence[Cell]) -> None:
-    """The life of a worker's process: it ends when nobody asks any more."""
+def _serve(connection: Connection, number: int, workers: int, request: RunRequest, cells: Sequence[Cell]) -> None:
+    """Serve tasks in a worker's process until the other end closes the connection."""
     if resolve_device(request.device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
-    torch.set_num_threads(max(1, torch.get_num_threads() // of))
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
     worker = LocalWorker(ModelPool(request), cells)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -187,8 +188,8 @@ def _serve(connection: Connection, number: int, of: int, request: RunRequest, ce
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """A process that begins in here hears no interruption: the one who hands out the work does, and ends it."""
+def interrupts_blocked() -> Iterator[None]:
+    """Start a process in here that ignores SIGINT: the main process handles it and ends its workers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -197,7 +198,7 @@ def undisturbed() -> Iterator[None]:
 
 
 class Actor:
-    """A bench on a Ray cluster, with a GPU of its own if the cluster has any."""
+    """A worker on a Ray cluster, with its own GPU if the cluster has any."""
 
     def __init__(self, number: int, gpus: int, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.name = f"actor {number + 1}"
@@ -228,7 +229,7 @@ class Actor:
 
         try:
             answer = ray.get(reference)
-        except ray.exceptions.RayError as error:  # of the actor, or of what it could not even begin
+        except ray.exceptions.RayError as error:  # the actor died, or could not start
             raise Died(f"{self.name} died ({first_line(error)})") from None
         if isinstance(answer, UserError):
             raise answer
@@ -236,7 +237,7 @@ class Actor:
 
 
 class _Remote:
-    """What runs at the other end: a mistake of the user's comes back as it is, not wrapped."""
+    """The actor's side. A UserError is returned, since Ray would wrap a raised one."""
 
     def __init__(self, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.worker = LocalWorker(ModelPool(request), cells)
@@ -262,82 +263,84 @@ def start_workers(
     workers: int | None,
     ray: str | None,
 ) -> Iterator[Sequence[Worker]]:
-    """The workers, ended at the end. With a `pool` it is this process, on it.
+    """Start the workers and end them on exit. With a `pool` the worker is this process, on that pool.
 
-    Raises UserError for more workers than GPUs (a GPU that is shared gives no timings), or a cluster that is not there.
+    Raises UserError for more workers than GPUs (timings need a GPU of their own), or an unreachable cluster.
     """
-    staff: list[Worker] = []
+    started: list[Worker] = []
     try:
         if pool is not None:
-            staff.append(LocalWorker(pool, cells))
+            started.append(LocalWorker(pool, cells))
         elif ray is not None:
             workers, gpus = _join(ray, workers, request.device)
-            staff += [Actor(number, gpus, request, cells) for number in range(workers)]
+            started += [Actor(number, gpus, request, cells) for number in range(workers)]
         else:
             assert workers is not None
-            _check(workers, resolve_device(request.device))
-            staff += [Process(number, workers, request, cells) for number in range(workers)]
-        yield staff
+            _check_count(workers, resolve_device(request.device))
+            started += [Process(number, workers, request, cells) for number in range(workers)]
+        yield started
     finally:
-        for worker in staff:
+        for worker in started:
             worker.close()
         if ray is not None and "ray" in sys.modules:
             sys.modules["ray"].shutdown()
 
 
 def refuse(workers: int | None, ray: str | None, device: str) -> None:
-    """Raise UserError for workers that cannot be had, as far as that is known before anything begins."""
+    """Raise UserError for workers that cannot start, as far as that is known before the run."""
     if ray is not None:
         check_reachable(ray)
     elif workers is not None:
-        _check(workers, resolve_device(device))
+        _check_count(workers, resolve_device(device))
 
 
 def check_reachable(address: str) -> None:
-    """Raise UserError if nobody is at the address of a cluster; Ray itself would go on knocking for minutes."""
+    """Raise UserError if no cluster listens at the address; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         if not address:
             raise ValueError("no address")
         if host:
-            socket.create_connection((host, int(port)), PATIENCE_S).close()
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         raise _no_cluster(address, error) from None
 
 
 def _no_cluster(address: str, error: BaseException) -> UserError:
-    return UserError(f"--ray {address!r}: no cluster ({first_line(error)}); `ray start --head` begins one.")
+    return UserError(f"--ray {address!r}: no cluster ({first_line(error)}); `ray start --head` starts one.")
 
 
-def _check(workers: int, device: str) -> None:
-    there = torch.cuda.device_count() if device == "cuda" else os.cpu_count() or 1
-    if not 1 <= workers <= there:
-        what = "GPUs" if device == "cuda" else "cores"
-        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {there}, the {what} of this machine.")
+def _check_count(workers: int, device: str) -> None:
+    """Raise UserError for more workers than this machine has GPUs or cores."""
+    most, unit = os.cpu_count() or 1, "cores"
+    if device == "cuda":
+        most, unit = torch.cuda.device_count(), "GPUs"
+    if not 1 <= workers <= most:
+        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {unit} of this machine.")
 
 
 def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
-    """Join the cluster at `address`, or begin one here if it is `local`: how many workers, and GPUs for each."""
+    """Join the cluster at `address`, or start one if it is `local`; return the number of workers and GPUs for each."""
     try:
         import ray
     except ImportError:
         raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
     check_reachable(address)
-    at_end = signal.getsignal(signal.SIGTERM)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        more = {"include_dashboard": False} if address == "local" else {}
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **more)
+        options = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
         raise _no_cluster(address, error) from None
-    signal.signal(signal.SIGTERM, at_end)  # Ray puts its own there
-    there = ray.cluster_resources()
-    gpus = 0 if device == "cpu" else int(there.get("GPU", 0))
-    most = gpus or int(there.get("CPU", 1))
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray installs its own handler
+    resources = ray.cluster_resources()
+    gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
+    most = gpus or int(resources.get("CPU", 1))
     if device == "cuda" and not gpus:
-        raise UserError("--device 'cuda' is not here: the cluster has no GPU.")
+        raise UserError("--device 'cuda' is not available: the cluster has no GPU.")
     if workers is None and not gpus:
-        raise UserError("--ray: the cluster has no GPU to count, so say how many workers: `--workers N`.")
+        raise UserError("--ray: the cluster has no GPU to count; give the number of workers: `--workers N`.")
     if workers is not None and not 1 <= workers <= most:
-        what = "GPUs" if gpus else "cores"
-        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {what} of the cluster.")
+        unit = "GPUs" if gpus else "cores"
+        raise UserError(f"--workers {workers} is not allowed; it is from 1 to {most}, the {unit} of the cluster.")
     return workers or gpus, 1 if gpus else 0

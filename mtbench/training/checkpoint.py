@@ -1,4 +1,4 @@
-"""A trained checkpoint on disk: weights, tokenizer and the record of how it was made; complete or absent."""
+"""A trained checkpoint on disk: weights, tokenizer and training record; the folder is complete or absent."""
 
 import hashlib
 import json
@@ -7,10 +7,12 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from mtbench import files
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 
@@ -23,39 +25,55 @@ def write_checkpoint(
     tokenizer: Any,
     dtype: str,
     record: Mapping[str, Any],
-    beside: Mapping[str, Any] | None = None,
-    whole: Mapping[str, Any] | None = None,
+    extra_files: Mapping[str, Mapping[str, Any]] | None = None,
+    gathered_weights: Mapping[str, Any] | None = None,
 ) -> None:
-    """Model in `dtype`, tokenizer and training record, written aside and then renamed.
+    """Write model in `dtype`, tokenizer and training record to `<out>.partial`, then rename that to `out`.
 
-    `beside`: file name -> tensors that stand beside the model (the heads of Medusa). `whole`: the weights, where the
-    model at hand holds only its process's part of them.
+    `extra_files`: file name -> tensors stored beside the model (the heads of Medusa). `gathered_weights`: the weights,
+    where this process's model holds only a part of them.
     """
     import torch
     from safetensors.torch import save_file
 
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    kind = getattr(torch, dtype)
-    state = whole and {name: tensor.to(kind) for name, tensor in whole.items()}
-    model.to(kind).save_pretrained(partial, state_dict=state)
-    for file, tensors in (beside or {}).items():
-        save_file({name: tensor.to(kind).contiguous() for name, tensor in tensors.items()}, partial / file)
+    torch_dtype = getattr(torch, dtype)
+    state = None
+    if gathered_weights is not None:
+        state = {name: tensor.to(torch_dtype) for name, tensor in gathered_weights.items()}
+    model.to(torch_dtype).save_pretrained(partial, state_dict=state)
+    for file, tensors in (extra_files or {}).items():
+        save_file({name: tensor.to(torch_dtype).contiguous() for name, tensor in tensors.items()}, partial / file)
     tokenizer.save_pretrained(partial)
     write_record(partial, record)
     partial.rename(out)
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """The training record, with the command and versions that made it."""
+    """Write the training record, with the command and the versions that made it."""
     made_with = {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
-    text = json.dumps({**record, **made_with}, indent=1, allow_nan=False)
-    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+    files.write_json(folder / RECORD, {**record, **made_with})
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return the training record of the checkpoint in `folder`. Raises UserError if there is none."""
+    file = folder / RECORD
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} holds no {RECORD}; give a folder that `mtbench train` made") from None
+    except (OSError, ValueError):
+        record = None
+    if not isinstance(record, dict):
+        raise UserError(f"{file} is not a training record; give another folder, or train again")
+    return record
+
+
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -64,15 +82,15 @@ def _version(package: str) -> str | None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Raise UserError if there is something at `out`."""
+    """Raise UserError if `out` exists."""
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose another `--out`")
 
 
 def weights_sha256(folder: Path) -> str | None:
-    """Of a local checkpoint's safetensors files, in the order of their names; None for a checkpoint of the hub."""
+    """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
     digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors"))
-    for file in files:
+    weight_files = sorted(folder.glob("*.safetensors"))
+    for file in weight_files:
         digest.update(file.read_bytes())
-    return digest.hexdigest() if files else None
+    return digest.hexdigest() if weight_files else None

@@ -1,5 +1,7 @@
-"""What a checkpoint has learned: its loss on conversations kept apart, how often it is right so many tokens ahead, and
-whether it is as right as it is sure. The thresholds of multi-token decoding rest on the last one."""
+"""Evaluation on held-out conversations: loss, accuracy by distance ahead, and calibration of the confidence.
+
+The confidence thresholds of multi-token decoding rely on the calibration.
+"""
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -14,23 +16,24 @@ EDGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)  # of the 
 
 
 def evaluate(forward: Callable[..., Mapping[str, Any]], schedule: Schedule, device: torch.device) -> dict[str, Any]:
-    """Loss, accuracy by `ahead` and calibration on the conversations of a schedule of one step.
+    """Return loss, accuracy by `ahead` and calibration on the conversations of a schedule of one step.
 
-    `forward` gives `parts` (P,), `right` and `confidence` (N,) for a batch's tensors. Predictions that are 0 ahead lie
-    behind the end of the text, where nothing is decoded: they count in the loss alone. The calibration is that of
-    predictions beyond the next token, or of all where there are none.
+    `forward` returns `parts` (P,), `right` and `confidence` (N,) for a batch's tensors. Predictions that are 0 ahead
+    lie after the end of the text and are never decoded: they count only in the loss. The calibration covers the
+    predictions beyond the next token, or all of them if every prediction is of the next token.
     """
     parts = torch.zeros(len(schedule.objective.parts))
-    found = []
+    columns = []
     for number in range(len(schedule)):
         batch = {name: tensor.to(device) for name, tensor in schedule[number].items()}
         with torch.no_grad():
-            told = forward(**batch)
-        parts += told["parts"].float().cpu()
-        found.append((batch["ahead"].cpu(), told["right"].cpu(), told["confidence"].cpu()))
-    ahead, right, confidence = (torch.cat(column) for column in zip(*found, strict=True))
+            output = forward(**batch)
+        parts += output["parts"].float().cpu()
+        columns.append((batch["ahead"].cpu(), output["right"].cpu(), output["confidence"].cpu()))
+    ahead, right, confidence = (torch.cat(column) for column in zip(*columns, strict=True))
     ahead, right, confidence = (column[ahead > 0] for column in (ahead, right, confidence))
-    beyond = ahead > 1 if (ahead > 1).any() else torch.ones_like(right)
+    beyond_next = ahead > 1
+    calibrated = beyond_next if beyond_next.any() else torch.ones_like(right)
     return {
         "conversations": len(schedule.examples),
         "loss": round(parts.sum().item(), 5),
@@ -39,12 +42,12 @@ def evaluate(forward: Callable[..., Mapping[str, Any]], schedule: Schedule, devi
             {"ahead": n, "n": int((ahead == n).sum()), "accuracy": round(right[ahead == n].float().mean().item(), 5)}
             for n in ahead.unique().tolist()
         ],
-        "calibration": calibration(right[beyond], confidence[beyond]),
+        "calibration": calibration(right[calibrated], confidence[calibrated]),
     }
 
 
 def calibration(right: Tensor, confidence: Tensor) -> list[dict[str, float]]:
-    """By bin of the confidence: how many predictions, how sure on average, what share of them right; no empty bins."""
+    """Return, per non-empty bin of the confidence: number of predictions, mean confidence, accuracy."""
     bins = []
     for low, high in pairwise(EDGES):
         inside = (confidence >= low) & ((confidence < high) | (high == EDGES[-1]))

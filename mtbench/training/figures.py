@@ -1,7 +1,7 @@
-"""The figures of a training's page: loss over steps, accuracy over how far ahead, share right over confidence.
+"""The figures of a training page: loss over steps, accuracy by distance ahead, accuracy over confidence.
 
-Reliability diagrams as in Guo et al. (arXiv 1706.04599). Colours and dashes tell lines apart; so do the numbers that
-trainings carry, or the names of a loss's parts, at their ends.
+Reliability diagrams follow Guo et al. (arXiv 1706.04599). Lines differ in colour and dashes, and carry at their ends
+the number of their training or the name of their part of the loss.
 """
 
 from collections import defaultdict
@@ -20,14 +20,14 @@ from mtbench.statistics import Proportion
 
 COLORS, DASHES = (ACCENT, INK, WARN, MUTED), ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 STYLE = {**figures.STYLE, "text.parse_math": False}  # a folder's name may hold a $
-APART = 12.5  # points between the names of two lines
+LABEL_DISTANCE = 12.5  # points between the labels of two lines, at least
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The record of one, and the number it carries wherever several are told apart."""
+    """One training: its record, and its number on a page of several trainings."""
 
     number: int
     name: str
@@ -35,24 +35,24 @@ class Training:
 
     @property
     def evaluation(self) -> Record | None:
-        """What was found on conversations kept apart; None if they held nothing to predict, or none were."""
-        found: Record = self.record.get("evaluation") or {}
-        return found if found.get("ahead") else None
+        """The evaluation on held-out conversations; None if there were none, or if they have nothing to predict."""
+        evaluation: Record = self.record.get("evaluation") or {}
+        return evaluation if evaluation.get("ahead") else None
 
     @property
     def parts(self) -> list[str]:
-        """The terms of its loss."""
+        """The parts of its loss."""
         return [name for name in self.record["curve"][0] if name not in ("step", "loss", "learning_rate")]
 
     @property
     def predictions(self) -> str:
-        """Which ones its calibration is of."""
+        """Which predictions its calibration covers."""
         ahead = self.evaluation["ahead"] if self.evaluation else []
         return "predictions beyond the next token" if any(e["ahead"] > 1 for e in ahead) else "next-token predictions"
 
 
 class Drawn(NamedTuple):
-    """All figures of a page; those of confidence by the training's number."""
+    """All figures of a page; reliability diagrams by the training's number."""
 
     losses: list[Drawing]
     depths: list[Drawing]
@@ -68,7 +68,7 @@ class _Line(NamedTuple):
 
 
 def draw(trainings: Sequence[Training], note: str) -> Drawn:
-    """`note`: what a reader must know of a figure that leaves the page."""
+    """Draw all figures. `note` is printed on each, for readers who see it without the page."""
     with mpl.rc_context(STYLE):
         return Drawn(
             _losses(trainings, note),
@@ -78,43 +78,43 @@ def draw(trainings: Sequence[Training], note: str) -> Drawn:
 
 
 def share_right(entry: Record) -> Proportion:
-    """An entry's `accuracy` of its `n`, with its interval."""
+    """Return an entry's `accuracy` over its `n` predictions, with its interval."""
     return statistics.wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
 
 
 def _losses(trainings: Sequence[Training], note: str) -> list[Drawing]:
-    """A figure for each part that several trainings have, and one for what parts a training has to itself."""
-    alike = len({t.record["settings"]["batch_size"] for t in trainings}) == 1
-    over = "step" if alike else "conversation"
-    having: dict[str, list[Training]] = defaultdict(list)
+    """Draw a figure for each part that several trainings share, and one for the parts that only one training has."""
+    by_step = len({t.record["settings"]["batch_size"] for t in trainings}) == 1
+    unit = "step" if by_step else "conversation"
+    trainings_of: dict[str, list[Training]] = defaultdict(list)
     for training in trainings:
         for part in training.parts:
-            having[part].append(training)
+            trainings_of[part].append(training)
     drawings = []
-    for part, several in having.items():
-        if len(several) > 1:
-            lines = [_curve(t, part, str(t.number), t.number - 1, alike) for t in several]
-            drawings.append(_loss(f"Loss: {part}", f"loss-{part}", over, lines, _key(several), note))
+    for part, sharing in trainings_of.items():
+        if len(sharing) > 1:
+            lines = [_curve(t, part, str(t.number), t.number - 1, by_step) for t in sharing]
+            drawings.append(_loss(f"Loss: {part}", f"loss-{part}", unit, lines, _key(sharing), note))
     for training in trainings:
-        own = [part for part in training.parts if len(having[part]) == 1]
-        lines = [_curve(training, part, part, index, alike) for index, part in enumerate(own)]
-        title, name = (
-            f"Loss: {', '.join(own)}" if len(own) < 4 else f"Loss: {own[0]} to {own[-1]}",
-            f"loss-{training.number}",
-        )
+        own = [part for part in training.parts if len(trainings_of[part]) == 1]
         if own:
-            drawings.append(_loss(title, name, over, lines, _key([training][: len(trainings) - 1]), note))
+            lines = [_curve(training, part, part, index, by_step) for index, part in enumerate(own)]
+            title = f"Loss: {', '.join(own)}" if len(own) < 4 else f"Loss: {own[0]} to {own[-1]}"
+            key = _key([training]) if len(trainings) > 1 else []
+            drawings.append(_loss(title, f"loss-{training.number}", unit, lines, key, note))
     return drawings
 
 
-def _curve(training: Training, part: str, label: str, style: int, steps: bool) -> _Line:
+def _curve(training: Training, part: str, label: str, style: int, by_step: bool) -> _Line:
     curve, evaluation = training.record["curve"], training.evaluation or {}
-    times = 1 if steps else training.record["settings"]["batch_size"]
-    return _Line(label, style, [times * p["step"] for p in curve], [p[part] for p in curve], evaluation.get(part))
+    scale = 1 if by_step else training.record["settings"]["batch_size"]
+    return _Line(
+        label, style, [scale * point["step"] for point in curve], [p[part] for p in curve], evaluation.get(part)
+    )
 
 
-def _loss(title: str, name: str, over: str, lines: Sequence[_Line], key: Sequence[str], note: str) -> Drawing:
-    subtitle = "mean since the last point; hollow: on conversations kept apart"
+def _loss(title: str, name: str, unit: str, lines: Sequence[_Line], key: Sequence[str], note: str) -> Drawing:
+    subtitle = "mean since the last point; hollow: on held-out conversations"
     figure, axes = figures.canvas(title, subtitle, 220, key, right=52)
     values = [value for line in lines for value in (*line.y, line.held_out) if value is not None]
     for line in lines:
@@ -130,87 +130,89 @@ def _loss(title: str, name: str, over: str, lines: Sequence[_Line], key: Sequenc
         axes.minorticks_off()
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    axes.set_xlabel(f"{over}s")
+    axes.set_xlabel(f"{unit}s")
     axes.grid(axis="y", color=RULE, lw=0.6)
-    _name_ends(axes, [(line.x[-1], line.y[-1], line.label, line.style) for line in lines])
-    told = "; ".join(f"{line.label}: {line.y[0]:.4g} to {line.y[-1]:.4g} at {over} {line.x[-1]:,}" for line in lines)
+    _label_ends(axes, [(line.x[-1], line.y[-1], line.label, line.style) for line in lines])
+    text = "; ".join(f"{line.label}: {line.y[0]:.4g} to {line.y[-1]:.4g} at {unit} {line.x[-1]:,}" for line in lines)
     return figures.finish(
         figure,
         note,
         name=name,
         title=title,
-        caption="A part is drawn as it counts in the whole, its weight included.",
-        alt=f"{title}, over {over}s. {told}.",
+        caption="Each part includes its weight in the whole loss.",
+        alt=f"{title}, over {unit}s. {text}.",
     )
 
 
 def _depths(trainings: Sequence[Training], note: str) -> list[Drawing]:
-    """Nothing where all predict next tokens only."""
-    evaluated = [t for t in trainings if t.evaluation]
-    if not any(len(t.evaluation["ahead"]) > 1 for t in evaluated if t.evaluation):
+    """Draw the accuracy by distance ahead; nothing if all trainings predict only next tokens."""
+    evaluated = [(t, t.evaluation["ahead"]) for t in trainings if t.evaluation]
+    if not any(len(entries) > 1 for _, entries in evaluated):
         return []
-    title, several = "Right, by how far ahead", len(trainings) > 1
-    subtitle = "1 is the next token; lines through points: 95% intervals"
-    figure, axes = figures.canvas(title, subtitle, 220, _key(evaluated) if several else [], right=26)
-    ends, told = [], []
-    for training in evaluated:
-        entries = training.evaluation["ahead"] if training.evaluation else []
-        x, found = [e["ahead"] for e in entries], [share_right(e) for e in entries]
-        y = [100 * (f.value or 0.0) for f in found]
-        axes.plot(x, y, marker="o", ms=4.5, **_style(training.number - 1))
-        for at, f in zip(x, found, strict=True):
-            _whisker(axes, at, f, 100)
-        ends.append((x[-1], y[-1], str(training.number), training.number - 1))
-        told.append(f"{training.name}: " + ", ".join(f"{v:.1f}% at {at}" for at, v in zip(x, y, strict=True)))
+    title, several = "Accuracy by distance ahead", len(trainings) > 1
+    subtitle = "1 is the next token; vertical lines: 95% intervals"
+    key = _key([training for training, _ in evaluated]) if several else []
+    figure, axes = figures.canvas(title, subtitle, 220, key, right=26)
+    ends, texts = [], []
+    for training, entries in evaluated:
+        distances, shares = [entry["ahead"] for entry in entries], [share_right(entry) for entry in entries]
+        percents = [100 * (share.value or 0.0) for share in shares]
+        axes.plot(distances, percents, marker="o", ms=4.5, **_style(training.number - 1))
+        for distance, share in zip(distances, shares, strict=True):
+            _whisker(axes, distance, share, 100)
+        ends.append((distances[-1], percents[-1], str(training.number), training.number - 1))
+        pairs = zip(percents, distances, strict=True)
+        texts.append(f"{training.name}: " + ", ".join(f"{percent:.1f}% at {distance}" for percent, distance in pairs))
     axes.set_ylim(0, 102)
     axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
-    axes.set_xlabel("tokens beyond the last one known")
+    axes.set_xlabel("tokens after the last known one")
     axes.set_ylabel("right, %")
     axes.grid(axis="y", color=RULE, lw=0.6)
     if several:
-        _name_ends(axes, ends)
+        _label_ends(axes, ends)
     drawing = figures.finish(
         figure,
         note,
         name="depth",
         title=title,
-        caption="A prediction is right if its likeliest token is the text's. How far ahead counts from the last token "
-        "the model was shown.",
-        alt=f"Share of predictions that are right, by tokens ahead. {'; '.join(told)}.",
+        caption="A prediction is right if its most likely token is that of the text. The distance is counted from the "
+        "last token that the model was given.",
+        alt=f"Share of predictions that are right, by tokens ahead. {'; '.join(texts)}.",
     )
     return [drawing]
 
 
-def _reliability(training: Training, alone: bool, note: str) -> Drawing:
-    """On the diagonal, a model is as right as it is sure."""
+def _reliability(training: Training, single: bool, note: str) -> Drawing:
+    """Draw accuracy over confidence, by bin. A calibrated model lies on the diagonal."""
     assert training.evaluation is not None
-    title = "Is it as right as it is sure?"
-    figure, axes = figures.canvas(title, training.predictions if alone else _key([training])[0], 250)
+    title = "Is the confidence calibrated?"
+    figure, axes = figures.canvas(title, training.predictions if single else _key([training])[0], 250)
     bins = training.evaluation["calibration"]
-    whole = sum(entry["n"] for entry in bins)
+    total = sum(entry["n"] for entry in bins)
     for entry in bins:
-        width, height = entry["high"] - entry["low"], entry["n"] / whole
+        width, height = entry["high"] - entry["low"], entry["n"] / total
         axes.bar(entry["low"], height, width, align="edge", color=SHADES[1], edgecolor=RULE, lw=0.6, zorder=0)
     axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (4, 3)), zorder=1)
-    x, found = [entry["confidence"] for entry in bins], [share_right(entry) for entry in bins]
-    for at, share in zip(x, found, strict=True):
-        _whisker(axes, at, share)
-    axes.plot(x, [share.value or 0.0 for share in found], marker="o", ms=4.5, color=ACCENT, lw=1.3, zorder=3)
+    confidences, shares = [entry["confidence"] for entry in bins], [share_right(entry) for entry in bins]
+    for confidence, share in zip(confidences, shares, strict=True):
+        _whisker(axes, confidence, share)
+    axes.plot(confidences, [share.value or 0.0 for share in shares], marker="o", ms=4.5, color=ACCENT, lw=1.3, zorder=3)
     axes.set_xlim(0, 1.01)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("confidence p")
     axes.set_ylabel("share right")
     axes.grid(color=RULE, lw=0.6)
     axes.set_axisbelow(True)
-    told = ", ".join(f"{share.value:.2f} at {at:.2f}" for at, share in zip(x, found, strict=True))
+    pairs = zip(shares, confidences, strict=True)
+    text = ", ".join(f"{share.value:.2f} at {confidence:.2f}" for share, confidence in pairs)
     return figures.finish(
         figure,
         note,
         name=f"reliability-{training.number}",
         title=title,
-        caption="Below the dashed line it is surer than it is right. Bars: the share of predictions in each bin, on "
-        "the same scale.",
-        alt=f"Share right over confidence, {training.name}: {told}.",
+        caption="Below the dashed line the model is overconfident. Bars: each bin's share of all predictions, on the "
+        "same scale.",
+        alt=f"Share right over confidence, {training.name}: {text}.",
     )
 
 
@@ -222,34 +224,38 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": _color(index), "ls": DASHES[index // len(COLORS) % len(DASHES)], "lw": 1.4, "zorder": 3}
 
 
-def _whisker(axes: Axes, at: float, found: Proportion, times: float = 1.0) -> None:
+def _whisker(axes: Axes, x: float, found: Proportion, scale: float = 1.0) -> None:
+    """Draw the confidence interval of a share as a vertical line."""
     if found.ci_low is not None and found.ci_high is not None:
-        axes.plot([at, at], [times * found.ci_low, times * found.ci_high], color=MUTED, lw=1.1, zorder=2)
+        axes.plot([x, x], [scale * found.ci_low, scale * found.ci_high], color=MUTED, lw=1.1, zorder=2)
 
 
 def _key(trainings: Sequence[Training]) -> list[str]:
-    return [f"{t.number}\u2002{t.name if len(t.name) <= 54 else f'{t.name[:53]}…'}" for t in trainings]
+    """Return number and name of each training, long names shortened."""
+    names = [t.name if len(t.name) <= 54 else f"{t.name[:53]}…" for t in trainings]
+    return [f"{t.number}\u2002{name}" for t, name in zip(trainings, names, strict=True)]
 
 
-def _name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, int]]) -> None:
-    """Names where lines end, at (x, y), in their styles; at the same x pushed apart where they would touch."""
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, int]]) -> None:
+    """Write labels at the ends (x, y) of lines, in their styles; labels at the same x are moved so none overlap."""
     scale = axes.figure.dpi / 72
     floor = axes.get_window_extent().y0 / scale
-    height = axes.transData.transform([(x, y) for x, y, *_ in ends])[:, 1] / scale - floor
+    heights = axes.transData.transform([(x, y) for x, y, *_ in ends])[:, 1] / scale - floor
     columns = defaultdict(list)
-    for index in sorted(range(len(ends)), key=lambda i: float(height[i])):
+    for index in sorted(range(len(ends)), key=lambda i: float(heights[i])):
         columns[ends[index][0]].append(index)
     for indices in columns.values():
         placed: list[float] = []
         for index in indices:
-            placed.append(max(height[index], placed[-1] + APART) if placed else height[index])
-        pushed = min((sum(placed) - sum(height[indices])) / len(placed), max(0.0, placed[0] - APART / 2))
-        for index, at in zip(indices, placed, strict=True):
+            placed.append(max(heights[index], placed[-1] + LABEL_DISTANCE) if placed else heights[index])
+        # Move all labels down by their mean displacement, but not below the axis.
+        shift = min((sum(placed) - sum(heights[indices])) / len(placed), max(0.0, placed[0] - LABEL_DISTANCE / 2))
+        for index, height in zip(indices, placed, strict=True):
             x, y, label, style = ends[index]
             axes.annotate(
                 label,
                 (x, y),
-                xytext=(8, at - pushed - height[index]),
+                xytext=(8, height - shift - heights[index]),
                 textcoords="offset points",
                 va="center_baseline",
                 fontsize=10.5,

@@ -1,4 +1,4 @@
-"""A checkpoint to begin with: an untrained Qwen2 and a tokenizer of its own, learned from data."""
+"""Make an untrained checkpoint: a Qwen2 with random weights and a tokenizer learned from data."""
 
 import math
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ CHAT_TEMPLATE = (
 
 
 def initialise(conversations: Iterable[Messages], out: Path, *, seed: int, data: dict[str, Any], **shape: int) -> Path:
-    """Write an untrained Qwen2 checkpoint, its tokenizer learned from `conversations`, to `out`.
+    """Write an untrained Qwen2 checkpoint to `out`, with a tokenizer learned from `conversations`.
 
     `shape` is `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`,
-    `num_key_value_heads` and `max_position_embeddings`; `data` says where the conversations came from.
+    `num_key_value_heads` and `max_position_embeddings`; `data` is the source of the conversations, for the record.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM, set_seed
     from transformers.utils import logging
@@ -30,7 +30,8 @@ def initialise(conversations: Iterable[Messages], out: Path, *, seed: int, data:
     set_seed(seed)
     config = Qwen2Config(
         **{**shape, "vocab_size": math.ceil(len(tokenizer) / 16) * 16},
-        initializer_range=shape["hidden_size"] ** -0.5,  # the usual 0.02 is for large widths and learns slower here
+        initializer_range=shape["hidden_size"]
+        ** -0.5,  # the usual 0.02 suits large widths; small models learn more slowly with it
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -42,7 +43,7 @@ def initialise(conversations: Iterable[Messages], out: Path, *, seed: int, data:
 
 
 def learn_tokenizer(conversations: Iterable[Messages], vocab_size: int) -> Any:
-    """Byte-level BPE with Qwen's splitting (every digit a token of its own), chat template and mask token."""
+    """Learn a byte-level BPE tokenizer with Qwen's splitting (one token per digit), chat template and mask token."""
     from transformers import Qwen2TokenizerFast
 
     texts = (f"{turn['role']}\n{turn['content']}\n" for turns in conversations for turn in turns)

@@ -1,10 +1,11 @@
-"""Training objectives: what a checkpoint is taught to predict, and from what it may see.
+"""Training objectives: what a checkpoint learns to predict, and from which context.
 
-An objective is a small frozen class whose fields are its options. It lays a conversation (mtbench/training/packing.py)
-and knows nothing of packing, attention, optimizer or devices. Sources: MARS (Jin, Wang, Luo, Sun, arXiv 2604.07023)
-and its released code, which is more exact than its text; BD3-LM (arXiv 2503.09573); Medusa (arXiv 2401.10774).
+An objective is a small frozen class whose fields are its options. It builds the training sequence of one conversation
+(mtbench/training/packing.py) and is independent of packing, attention, optimizer and devices. Sources: MARS (Jin, Wang,
+Luo, Sun, arXiv 2604.07023) and its released code, which is more exact than its text; BD3-LM (arXiv 2503.09573); Medusa
+(arXiv 2401.10774).
 
-Letters: L tokens of a conversation, B block size, N predictions, H hidden size, V vocabulary.
+Letters: L tokens of a conversation, B block size, N predictions, H hidden size, V vocabulary, P parts of the loss.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +21,13 @@ from mtbench.training.linear_cross_entropy import TeacherOutput, linear_cross_en
 from mtbench.training.packing import Example, Packed, Stream, TrainingSequence
 
 EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
-LEAST_TIME = 1e-3  # of the diffusion times drawn from (LEAST_TIME, 1)
+LEAST_TIME = 1e-3  # of the diffusion times, which are drawn from (LEAST_TIME, 1)
 
 Model = Any  # a causal language model of transformers
 
 
 class Special(NamedTuple):
-    """The token ids an objective may put where the text has none."""
+    """Special token ids that an objective may put into a sequence."""
 
     mask: int | None
     end: int
@@ -39,10 +40,10 @@ class Losses(NamedTuple):
     parts: Tensor  # (P,)
 
 
-class Reading(NamedTuple):
-    """Predictions that share a head: which of the batch's, their hidden states, the head's matrix, a teacher's."""
+class HeadInput(NamedTuple):
+    """The input of one LM head: the predictions made by it, their hidden states, its matrix, a teacher's output."""
 
-    rows: Tensor | slice  # of the batch's N predictions
+    rows: Tensor | slice  # indices into the batch's N predictions
     hidden: Tensor  # (n, H)
     head: Tensor  # (V, H)
     teacher_output: TeacherOutput | None = None
@@ -50,11 +51,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """What every objective has. `name` is its command, `parts` are the named terms of its loss."""
+    """The interface of an objective. `name` is its command, `parts` are the named terms of its loss."""
 
     name: ClassVar[str]
     needs_mask: ClassVar[bool] = False
-    role: ClassVar[str]  # of a family, that its checkpoints have
+    role: ClassVar[str]  # role of its checkpoints in a family
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -64,57 +65,63 @@ class Objective:
     def needs_teacher(self) -> bool:
         return False
 
-    def size(self, length: int, prompt: int) -> int:
-        """At most how many tokens are fed for a conversation of so many."""
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
+        """Return an upper bound of the tokens fed for a conversation of `length` tokens."""
         raise NotImplementedError
 
-    def share(self, length: int, prompt: int) -> int:
-        """What a conversation adds to the divisor of a batch's loss: 1, unless the mean is over tokens."""
+    def divisor_share(self, length: int, prompt: int) -> int:
+        """Return what a conversation adds to the divisor of a step's loss.
+
+        1 makes the loss a mean over conversations; the number of labels makes it a mean over tokens.
+        """
         return 1
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
-        """How one conversation is fed. Its weights are still to be divided by the shares of the batch."""
+        """Build the training sequence of one conversation. Its weights are not yet divided by the step's divisor."""
         raise NotImplementedError
 
     def attach(self, model: Model) -> None:
-        """Before training: give the model the parts it needs beside its own, freeze what is to stay."""
+        """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
 
-    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None) -> Iterator[Reading]:
-        """How predictions come from hidden states (N, H). `teacher`: its hidden states there, and its head."""
-        yield Reading(slice(None), hidden, model.get_output_embeddings().weight, teacher)
+    def head_inputs(
+        self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
+        """Yield the input of each head for the hidden states (N, H) of all predictions."""
+        yield HeadInput(slice(None), hidden, model.get_output_embeddings().weight, teacher)
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
-        """After training: take off what was attached, to be saved beside the model as `<name>.safetensors`."""
+        """After training: remove the added modules; return their tensors, which are saved as `<name>.safetensors`."""
         return {}
 
 
 def clean_stream(ids: Tensor) -> Stream:
-    """The text as it is, every token seeing itself and what came before."""
-    place = torch.arange(len(ids))
-    return Stream(ids, place, torch.zeros_like(place), place + 1, torch.zeros_like(place))
+    """Return the text unchanged, every token attending to itself and to all tokens before it."""
+    position = torch.arange(len(ids))
+    return Stream(ids, position, torch.zeros_like(position), position + 1, torch.zeros_like(position))
 
 
 def joined(*streams: Stream) -> Stream:
     return Stream(*(torch.cat(columns) for columns in zip(*streams, strict=True)))
 
 
-def block_start(place: Tensor, first: int, size: int) -> Tensor:
-    """Where the block of each place begins, blocks being counted from place `first` (which may lie before 0)."""
-    return (place - first) // size * size + first
+def block_start(position: Tensor, first: int, size: int) -> Tensor:
+    """Return the first position of each position's block; blocks are counted from `first`, which may be negative."""
+    return (position - first) // size * size + first
 
 
-def blocks_of(length: int, size: int) -> int:
-    """The tokens of so many, once the last block is full."""
+def full_blocks(length: int, size: int) -> int:
+    """Return `length` rounded up to whole blocks."""
     return -(-length // size) * size
 
 
 def filled(ids: Tensor, first: int, size: int, end: int) -> Tensor:
-    """End tokens, to be learned, up to the end of a block: as the release does."""
+    """Append end tokens up to the end of the last block. They are labels, as in the released code."""
     return torch.nn.functional.pad(ids, (0, (first - len(ids)) % size), value=end)
 
 
-def first_target(example: Example) -> int:
-    return max(example.prompt, 1)  # nothing stands before token 0 to predict it from
+def first_target(prompt: int) -> int:
+    """Return the index of the first label. Token 0 is never a label, because no token precedes it."""
+    return max(prompt, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +131,17 @@ class Ar(Objective):
     name: ClassVar[str] = "ar"
     role: ClassVar[str] = "ar"
 
-    def size(self, length: int, prompt: int) -> int:
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
         return length - 1
 
-    def share(self, length: int, prompt: int) -> int:
-        return length - max(prompt, 1)
+    def divisor_share(self, length: int, prompt: int) -> int:
+        return length - first_target(prompt)
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
-        target = torch.arange(first_target(example), len(example.ids))
+        target = torch.arange(first_target(example.prompt), len(example.ids))
         return TrainingSequence(
             *clean_stream(example.ids[:-1]),
-            at=target - 1,
+            predictor=target - 1,
             target=example.ids[target],
             weight=torch.ones(len(target), 1, dtype=EXACT),
             ahead=torch.ones_like(target),
@@ -145,11 +152,11 @@ class Ar(Objective):
 class Mars(Objective):
     """Masked blocks beside the clean text (stage 2 of the MARS paper). Mean over tokens, then over conversations.
 
-    `released`, as the authors' code: blocks from position 0, the prompt visible in its block's noisy copy, every copy's
-    output predicts the next token; so a block's first token is predicted from the last mask of the block before.
-    `anchored`, as decoding does it: blocks from the answer's start, each predicted from its last clean token and B-1
-    masks, which makes the paper's equations 4 and 6 true. The anchor is the clean stream's own token: one more copy of
-    it would see and predict the same.
+    `released`, as the authors' code: blocks start at position 0, the noisy copy of a block shows its prompt tokens, and
+    every output predicts the next token. So the last mask of a block predicts the first token of the next block.
+    `anchored`, as in decoding: blocks start at the answer, and the last clean token and B-1 masks predict a block,
+    which makes equations 4 and 6 of the paper true. The anchor is the clean stream's own token: a noisy copy of it
+    would attend to the same keys and predict the same.
     """
 
     name: ClassVar[str] = "mars"
@@ -158,66 +165,80 @@ class Mars(Objective):
 
     block_size: int = option(4, "B: tokens of a block", low=2)
     layout: Literal["released", "anchored"] = option(
-        "released", "where blocks begin and what predicts their first token"
+        "released", "where blocks start and which token predicts their first token"
     )
-    ar_weight: float = option(1.0, "of the next-token loss beside the masked one; 0: without SFT loss", low=0)
+    ar_weight: float = option(1.0, "weight of the next-token loss; 0 turns it off (without SFT loss)", low=0)
     timestep_weight: bool = option(False, "a random 1/t per conversation, as in the released ablation without SFT loss")
-    random_offset: bool = option(False, "blocks begin elsewhere in every conversation")
+    random_offset: bool = option(False, "shift the blocks of each conversation by a random offset")
 
     @property
     def parts(self) -> tuple[str, ...]:
         return ("mask", "ar") if self.ar_weight else ("mask",)
 
-    def size(self, length: int, prompt: int) -> int:
-        start, shift = max(prompt, 1), int(self.random_offset)
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
+        start, shift = first_target(prompt), int(self.random_offset)
         if self.layout == "anchored":
-            behind = length - 1 - start
-            return length - 1 + behind - behind // self.block_size + shift
-        full = blocks_of(length, self.block_size) + shift * (self.block_size - 1)
+            after_start = length - 1 - start
+            return length - 1 + after_start - after_start // self.block_size + shift
+        full = full_blocks(length, self.block_size) + shift * (self.block_size - 1)
         return full - 1 + full - 1 - start
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
-        """Masks stand where a target's predecessor is not known; every other target is the clean stream's to predict.
+        """Build a clean stream and one mask for each target whose predecessor is unknown.
 
-        Where the release shows a mask the prompt's tokens of its own block as noisy copies, it sees them here in the
-        clean stream, where they are the same.
+        The clean stream predicts all other targets. The released code shows a mask the prompt tokens of its own block
+        as noisy copies; here the mask attends to the same tokens in the clean stream.
         """
         assert special.mask is not None
-        anchors = int(self.layout == "anchored")  # clean tokens that a block's window begins with
-        start = first_target(example)
+        anchors = 1 if self.layout == "anchored" else 0  # clean tokens at the start of a block's window
+        start = first_target(example.prompt)
         shift = int(torch.randint(self.block_size, (), generator=random)) if self.random_offset else 0
-        first = (start - 1 if anchors else 0) - shift
-        ids = example.ids if anchors else filled(example.ids, first, self.block_size, special.end)
+        if anchors:
+            first = start - 1 - shift
+            ids = example.ids
+        else:
+            first = -shift
+            ids = filled(example.ids, first, self.block_size, special.end)
 
-        place = torch.arange(start, len(ids) - 1)
-        place = place[(place - first) % self.block_size >= anchors]
-        begin = block_start(place, first, self.block_size)
+        position = torch.arange(start, len(ids) - 1)
+        position = position[(position - first) % self.block_size >= anchors]
+        begin = block_start(position, first, self.block_size)
         known = (begin + anchors).clamp(min=start)
-        noisy = Stream(
-            torch.full_like(place, special.mask), place, (begin - first) // self.block_size + 1, known, place
-        )
+        segment = (begin - first) // self.block_size + 1
+        noisy = Stream(torch.full_like(position, special.mask), position, segment, known, position)
 
         target, end = torch.arange(start, len(ids)), len(example.ids)
-        unmasked = torch.ones(len(target), dtype=EXACT)
-        unmasked[place + 1 - start] = 0  # what follows a mask is predicted by it
-        counts = torch.stack([unmasked, torch.full_like(unmasked, self.ar_weight)], 1)[:, : len(self.parts)]
-        told = counts.sum(1) > 0  # by the clean stream
-        seen = max(int(target[told].max()), int(known.max()) if len(known) else 0)
-        masked = torch.eye(2, dtype=EXACT)[0].expand(len(place), 2)[:, : len(self.parts)]
-        weight = torch.cat([masked, counts[told]]) / len(target)
+        weights, by_clean = self._weights(position + 1 - start, len(target))
+        clean_target = target[by_clean]
+        clean_length = int(clean_target.max())
+        if len(known):
+            clean_length = max(clean_length, int(known.max()))
         if self.timestep_weight:
-            weight[:, 0] /= draw_time(random) + 1e-6
+            weights[:, 0] /= draw_time(random) + 1e-6
         return TrainingSequence(
-            *joined(clean_stream(ids[:seen]), noisy),
-            at=torch.cat([seen + torch.arange(len(place)), target[told] - 1]),
-            target=torch.cat([ids[place + 1], ids[target[told]]]),
-            weight=weight,
-            ahead=torch.cat([(place + 2 - known) * (place + 1 < end), (target[told] < end).long()]),
+            *joined(clean_stream(ids[:clean_length]), noisy),
+            predictor=torch.cat([clean_length + torch.arange(len(position)), clean_target - 1]),
+            target=torch.cat([ids[position + 1], ids[clean_target]]),
+            weight=weights,
+            ahead=torch.cat([(position + 2 - known) * (position + 1 < end), (clean_target < end).long()]),
         )
+
+    def _weights(self, masked: Tensor, targets: int) -> tuple[Tensor, Tensor]:
+        """Return the weights (N, P) of masks, then of clean tokens, and which targets (bool) clean tokens predict.
+
+        `masked`: which of the `targets` targets a mask predicts. Without a next-token loss the clean stream predicts
+        only the others.
+        """
+        not_masked = torch.ones(targets, dtype=EXACT)
+        not_masked[masked] = 0
+        clean = torch.stack([not_masked, torch.full_like(not_masked, self.ar_weight)], 1)[:, : len(self.parts)]
+        by_clean = clean.sum(1) > 0
+        mask = torch.eye(2, dtype=EXACT)[0].expand(len(masked), 2)[:, : len(self.parts)]
+        return torch.cat([mask, clean[by_clean]]) / targets, by_clean
 
 
 def draw_time(random: torch.Generator) -> float:
-    """A time of the masking process, uniform in (LEAST_TIME, 1)."""
+    """Draw a time of the masking process, uniform in (LEAST_TIME, 1)."""
     return LEAST_TIME + (1 - LEAST_TIME) * torch.rand((), generator=random).item()
 
 
@@ -225,8 +246,8 @@ def draw_time(random: torch.Generator) -> float:
 class BlockDiffusion(Objective):
     """BD3-LM, the baseline of the MARS paper: a time t per conversation, each labelled token masked with probability t.
 
-    Cross-entropy of the masked tokens weighted by 1/t; inside its block a token sees both ways, the clean stream too;
-    every output predicts the next token. Mean over labelled tokens, then over conversations.
+    Cross-entropy of the masked tokens, weighted by 1/t. Attention inside a block is bidirectional, in the clean stream
+    too; every output predicts the next token. Mean over labelled tokens, then over conversations.
     """
 
     name: ClassVar[str] = "block-diffusion"
@@ -239,44 +260,46 @@ class BlockDiffusion(Objective):
     def parts(self) -> tuple[str, ...]:
         return ("mask",)
 
-    def size(self, length: int, prompt: int) -> int:
-        full, before = blocks_of(length, self.block_size), (max(prompt, 1) - 1) // self.block_size * self.block_size
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
+        full = full_blocks(length, self.block_size)
+        before = (first_target(prompt) - 1) // self.block_size * self.block_size
         return full - self.block_size + full - before
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         assert special.mask is not None
-        size, start = self.block_size, first_target(example)
+        size, start = self.block_size, first_target(example.prompt)
         ids = filled(example.ids, 0, size, special.end)
-        labelled = torch.arange(start, len(ids))
+        labels = torch.arange(start, len(ids))
         time = draw_time(random)
-        masked = labelled[torch.rand(len(labelled), generator=random) < time]
+        masked = labels[torch.rand(len(labels), generator=random) < time]
 
         first = (start - 1) // size * size
-        place = torch.arange(first, len(ids))
-        begin = block_start(place, 0, size)
-        noised = ids.index_fill(0, masked, special.mask)[place]
-        noisy = Stream(noised, place, (begin - first) // size + 1, begin, begin + size - 1)
+        position = torch.arange(first, len(ids))
+        begin = block_start(position, 0, size)
+        noised_ids = ids.index_fill(0, masked, special.mask)[position]
+        noisy = Stream(noised_ids, position, (begin - first) // size + 1, begin, begin + size - 1)
 
-        shown = torch.arange(len(ids) - size)  # nobody sees the last block's clean copy
-        zero = torch.zeros_like(shown)
-        clean = Stream(ids[shown], shown, zero, block_start(shown, 0, size) + size, zero)
+        clean_position = torch.arange(len(ids) - size)  # no token attends to the last block's clean copy
+        zero = torch.zeros_like(clean_position)
+        context = block_start(clean_position, 0, size) + size
+        clean = Stream(ids[clean_position], clean_position, zero, context, zero)
         return TrainingSequence(
             *joined(clean, noisy),
-            at=len(shown) + masked - 1 - first,
+            predictor=len(clean_position) + masked - 1 - first,
             target=ids[masked],
-            weight=torch.full((len(masked), 1), 1 / (time * len(labelled)), dtype=EXACT),
+            weight=torch.full((len(masked), 1), 1 / (time * len(labels)), dtype=EXACT),
             ahead=(masked + 1 - block_start(masked, 0, size).clamp(min=start)) * (masked < len(example.ids)),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft(Ar):
-    """A smaller model that another one's guesses come from: trained as `ar`, or towards a teacher's distribution."""
+    """A smaller model that drafts tokens for a target: trained as `ar`, or distilled from a teacher's distribution."""
 
     name: ClassVar[str] = "draft"
     role: ClassVar[str] = "draft"
 
-    distil: Literal["none", "logits"] = option("none", "learn from the teacher's distribution in place of the text")
+    distil: Literal["none", "logits"] = option("none", "logits: learn the teacher's distribution instead of the text")
 
     @property
     def needs_teacher(self) -> bool:
@@ -285,39 +308,40 @@ class Draft(Ar):
 
 @dataclass(frozen=True, kw_only=True)
 class Medusa(Objective):
-    """Medusa-1: the target stays as it is, K residual heads learn the tokens 2 … K+1 ahead (arXiv 2401.10774, 2.2.1).
+    """Medusa-1: the target is frozen, K residual heads learn the tokens 2 … K+1 ahead (arXiv 2401.10774, 2.2.1).
 
-    Head k counts 0.8 to the power of k. Mean over labelled tokens.
+    The loss of head k has the weight 0.8 to the power of k. Mean over labelled tokens.
     """
 
     name: ClassVar[str] = "medusa"
     role: ClassVar[str] = "medusa"
 
-    heads: int = option(4, "K: how many", low=1)
+    heads: int = option(4, "K: number of heads", low=1)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(f"head_{k}" for k in range(1, self.heads + 1))
 
-    def size(self, length: int, prompt: int) -> int:
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
         return length - 1
 
-    def share(self, length: int, prompt: int) -> int:
-        return length - max(prompt, 1)
+    def divisor_share(self, length: int, prompt: int) -> int:
+        return length - first_target(prompt)
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
-        """Which head predicts is told by how far ahead: head k, k + 1."""
-        at = torch.arange(first_target(example) - 1, len(example.ids) - 1)
-        ahead = torch.arange(2, self.heads + 2)[:, None].expand(-1, len(at))
-        target = at + ahead
-        fits = target < len(example.ids)
-        weight = torch.diag(0.8 ** torch.arange(1, self.heads + 1, dtype=EXACT))[:, None].expand(-1, len(at), -1)
+        """Build the sequence; `ahead` identifies the head that makes a prediction: head k predicts k + 1 ahead."""
+        predictor = torch.arange(first_target(example.prompt) - 1, len(example.ids) - 1)
+        ahead = torch.arange(2, self.heads + 2)[:, None].expand(-1, len(predictor))
+        target = predictor + ahead
+        exists = target < len(example.ids)
+        head_weights = torch.diag(0.8 ** torch.arange(1, self.heads + 1, dtype=EXACT))
+        weight = head_weights[:, None].expand(-1, len(predictor), -1)
         return TrainingSequence(
             *clean_stream(example.ids[:-1]),
-            at=at.expand(self.heads, -1)[fits],
-            target=example.ids[target[fits]],
-            weight=weight[fits],
-            ahead=ahead[fits],
+            predictor=predictor.expand(self.heads, -1)[exists],
+            target=example.ids[target[exists]],
+            weight=weight[exists],
+            ahead=ahead[exists],
         )
 
     def attach(self, model: Model) -> None:
@@ -325,10 +349,12 @@ class Medusa(Objective):
         head = model.get_output_embeddings().weight
         model.medusa = torch.nn.ModuleList(ResidualHead(head) for _ in range(self.heads))
 
-    def read(self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None) -> Iterator[Reading]:
+    def head_inputs(
+        self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
         for ahead, head in enumerate(model.medusa, start=2):
             rows = (batch.ahead == ahead).nonzero().squeeze(1)
-            yield Reading(rows, head(hidden[rows]), head.head)
+            yield HeadInput(rows, head(hidden[rows]), head.head)
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
         heads: dict[str, Tensor] = model.medusa.state_dict()
@@ -342,9 +368,9 @@ OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in (Ar, Ma
 def losses(
     objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None = None
 ) -> Losses:
-    """The objective's loss from the hidden states (N, H) of the tokens that predict."""
+    """Return the objective's loss from the hidden states (N, H) of the predictions."""
     totals, parts = [], []
-    for rows, states, head, teacher_output in objective.read(model, hidden, batch, teacher):
+    for rows, states, head, teacher_output in objective.head_inputs(model, hidden, batch, teacher):
         total, terms = linear_cross_entropy(states, head, batch.target[rows], batch.weight[rows], teacher_output)
         totals.append(total)
         parts.append(terms)

@@ -1,9 +1,9 @@
-"""How conversations are fed to a model in training: which tokens, what each of them sees, what is predicted from which.
+"""Training sequences, their packing into rows, and the attention mask of a packed batch.
 
-An objective lays one conversation after another; rows are packed from what is laid. A clean stream holds the text as it
-is, noisy segments behind it hold blocks of it with masks, at the same positions (Block Diffusion, arXiv 2503.09573;
-MARS, arXiv 2604.07023, section 3.2). One rule says who sees whom, and is read twice: position by position on a CPU,
-in blocks by FlexAttention on a GPU.
+An objective builds one training sequence per conversation; `pack` puts sequences into rows. A clean stream holds the
+text unchanged; the noisy segments after it hold blocks of the text with mask tokens, at the same positions (Block
+Diffusion, arXiv 2503.09573; MARS, arXiv 2604.07023, section 3.2). One rule defines which key a query attends to. A CPU
+evaluates it for every pair of tokens (a dense mask), a GPU per tile of 128 x 128 tokens (FlexAttention).
 
 Letters: L tokens of a conversation, T fed tokens, N predictions, P parts of a loss, R rows.
 """
@@ -18,146 +18,154 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from mtbench.models import kernels
 
-PADDING = -1  # the document of a row's unused end
+PADDING = -1  # the document of padding tokens
 
 
 class Example(NamedTuple):
-    """One tokenised conversation. The tokens behind the prompt are to be learned."""
+    """One tokenised conversation. The tokens after the prompt are labels."""
 
     ids: Tensor  # (L,)
     prompt: int  # leading tokens without loss
 
 
 class Stream(NamedTuple):
-    """Tokens to feed, and what each of them sees."""
+    """Tokens to feed, and which keys each of them attends to."""
 
     ids: Tensor  # (T,)
-    place: Tensor  # (T,) position in the text
+    position: Tensor  # (T,) in the text
     segment: Tensor  # (T,) 0: the clean stream; k: the k-th noisy block
-    context: Tensor  # (T,) sees so many leading tokens of the clean stream
-    reach: Tensor  # (T,) in a noisy segment: sees its own up to this place
+    context: Tensor  # (T,) attends to the clean tokens at positions below this one
+    reach: Tensor  # (T,) in a noisy segment: attends to its own segment up to this position, inclusive
 
 
 class TrainingSequence(NamedTuple):
-    """One conversation as an objective feeds it: a stream, and what is predicted from it."""
+    """One conversation as an objective feeds it: a stream, and the predictions made from it."""
 
-    ids: Tensor  # (T,), and so on as in Stream
-    place: Tensor
+    ids: Tensor  # (T,); this and the next four as in Stream
+    position: Tensor
     segment: Tensor
     context: Tensor
     reach: Tensor
-    at: Tensor  # (N,) which fed token predicts
-    target: Tensor  # (N,) what
-    weight: Tensor  # (N, P) float64, what it counts in each part of the loss
-    ahead: Tensor  # (N,) how far the target lies beyond the last token known there: 1 is next-token prediction;
-    # 0: it lies behind the text's end, in what fills a block, and says nothing of what was learned
+    predictor: Tensor  # (N,) index of the fed token whose hidden state predicts
+    target: Tensor  # (N,) token id to predict
+    weight: Tensor  # (N, P) float64, weight in each part of the loss
+    ahead: Tensor  # (N,) distance from the last known token to the target; 1 is next-token prediction.
+    # 0: the target fills up a block after the end of the text; evaluation ignores it
 
 
 class Packed(NamedTuple):
-    """Conversations side by side in rows: what a model's forward gets in training."""
+    """A batch of rows, each with one or more conversations: the input of a forward pass in training."""
 
     ids: Tensor  # (R, T)
-    place: Tensor  # (R, T)
+    position: Tensor  # (R, T)
     segment: Tensor  # (R, T)
     context: Tensor  # (R, T)
     reach: Tensor  # (R, T)
-    document: Tensor  # (R, T) which conversation of the row, or PADDING
-    at: Tensor  # (N,) which fed token predicts, counted through all rows
+    document: Tensor  # (R, T) number of the conversation in its row, or PADDING
+    predictor: Tensor  # (N,) index into the flattened (R, T)
     target: Tensor  # (N,)
     weight: Tensor  # (N, P)
     ahead: Tensor  # (N,)
 
 
 def pack(rows: Sequence[Sequence[TrainingSequence]], length: int, parts: int) -> Packed:
-    """Conversations in rows of `length` tokens each, for a loss of so many parts.
+    """Put sequences into rows of `length` tokens each, for a loss of `parts` parts.
 
-    What is left of a row is padding, which sees only padding. Raises ValueError if a row's conversations do not fit.
+    The rest of a row is padding, which attends to padding only. Raises ValueError if a row's sequences do not fit.
     """
 
     def column(field: str, fill: int) -> Tensor:
-        return torch.stack([_filled([getattr(laid, field) for laid in row], length, fill) for row in rows])
+        return torch.stack([_padded([getattr(sequence, field) for sequence in row], length, fill) for row in rows])
 
-    document = [_filled([torch.full_like(laid.ids, n) for n, laid in enumerate(row)], length, PADDING) for row in rows]
-    nothing = torch.empty(0, dtype=torch.long)
-    placed = []
+    document = [
+        _padded([torch.full_like(sequence.ids, n) for n, sequence in enumerate(row)], length, PADDING) for row in rows
+    ]
+    empty = torch.empty(0, dtype=torch.long)
+    sequences: list[TrainingSequence] = []
+    predictors = [empty]
     for number, row in enumerate(rows):
-        begin = number * length
-        for laid in row:
-            placed.append((laid, begin))
-            begin += len(laid.ids)
-        if begin > (number + 1) * length:
-            raise ValueError(f"{begin - number * length} tokens do not fit into a row of {length}")
+        offset = number * length
+        for sequence in row:
+            sequences.append(sequence)
+            predictors.append(sequence.predictor + offset)
+            offset += len(sequence.ids)
+        if offset > (number + 1) * length:
+            raise ValueError(f"{offset - number * length} tokens do not fit into a row of {length}")
+    no_weights = torch.empty(0, parts, dtype=torch.float64)
     return Packed(
         ids=column("ids", 0),
-        place=column("place", 0),
+        position=column("position", 0),
         segment=column("segment", 1),
         context=column("context", 0),
         reach=column("reach", 0),
         document=torch.stack(document),
-        at=torch.cat([nothing, *(laid.at + begin for laid, begin in placed)]),
-        target=torch.cat([nothing, *(laid.target for laid, _ in placed)]),
-        weight=torch.cat([torch.empty(0, parts, dtype=torch.float64), *(laid.weight for laid, _ in placed)]),
-        ahead=torch.cat([nothing, *(laid.ahead for laid, _ in placed)]),
+        predictor=torch.cat(predictors),
+        target=torch.cat([empty, *(sequence.target for sequence in sequences)]),
+        weight=torch.cat([no_weights, *(sequence.weight for sequence in sequences)]),
+        ahead=torch.cat([empty, *(sequence.ahead for sequence in sequences)]),
     )
 
 
-def _filled(pieces: Sequence[Tensor], length: int, fill: int) -> Tensor:
+def _padded(pieces: Sequence[Tensor], length: int, fill: int) -> Tensor:
     joined = torch.cat([*pieces, torch.empty(0, dtype=torch.long)])
     return torch.nn.functional.pad(joined, (0, max(0, length - len(joined))), value=fill)
 
 
 class AttentionMask:
-    """Who sees whom in a packed batch: what the attention function of mtbench/models/runner.py goes by, in training.
+    """The attention mask of a packed batch, in the form that mtbench/models/attention.py calls during a forward pass.
 
-    A token sees, of its own conversation, the clean stream as far as its `context`, and its own noisy segment as far
-    as its `reach`; with a sliding window, only what stands less than that many positions behind it.
+    A token attends, within its own conversation, to the clean stream below its `context` and to its own noisy segment
+    up to its `reach`. With a sliding window, it attends only to keys less than that many positions before it.
     """
 
     def __init__(self, batch: Packed) -> None:
         self.batch = batch
-        self._seen: dict[int | None, Any] = {}
+        self._masks: dict[int | None, Any] = {}  # by sliding window: a bias tensor on a CPU, a block mask on a GPU
 
     def rule(self, sliding_window: int | None = None) -> Callable[[Any, Any, Any, Any], Tensor]:
-        """May query token q of row r see key token k? As FlexAttention asks it: `rule(r, head, q, k)`, of indices."""
-        _, place, segment, context, reach, document = self.batch[:6]
+        """Return FlexAttention's mask function `rule(r, head, q, k)`: may query q of row r attend to key k?"""
+        _, position, segment, context, reach, document = self.batch[:6]
 
-        def sees(r: Any, head: Any, q: Any, k: Any) -> Tensor:
-            clean = (segment[r, k] == 0) & (place[r, k] < context[r, q])
-            noisy = (segment[r, k] != 0) & (segment[r, k] == segment[r, q]) & (place[r, k] <= reach[r, q])
-            seen = (document[r, k] == document[r, q]) & (clean | noisy)
-            return seen if sliding_window is None else seen & (place[r, k] > place[r, q] - sliding_window)
+        def may_attend(r: Any, head: Any, q: Any, k: Any) -> Tensor:
+            clean = (segment[r, k] == 0) & (position[r, k] < context[r, q])
+            noisy = (segment[r, k] != 0) & (segment[r, k] == segment[r, q]) & (position[r, k] <= reach[r, q])
+            allowed = (document[r, k] == document[r, q]) & (clean | noisy)
+            if sliding_window is None:
+                return allowed
+            return allowed & (position[r, k] > position[r, q] - sliding_window)
 
-        return sees
+        return may_attend
 
     def dense(self, sliding_window: int | None = None) -> Tensor:
-        """The rule at every pair of tokens, (R, T, T) of bool: for a CPU, and to hold the blocks against."""
+        """Return the rule for every pair of tokens, (R, T, T) bool. A CPU uses it; tests compare the blocks with it."""
         rows, length = self.batch.ids.shape
         token = torch.arange(length, device=self.batch.ids.device)
         row = torch.arange(rows, device=token.device)[:, None, None]
         return self.rule(sliding_window)(row, None, token[:, None], token)
 
     def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor:
-        """The rule as what `kernels.attend_plain` adds to scores, (R, 1, group·T, T)."""
-        seen = self.dense(sliding_window)
-        bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        """Return the rule as the additive bias of `kernels.attend_plain`, (R, 1, group·T, T)."""
+        allowed = self.dense(sliding_window)
+        bias = torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
         return bias.repeat(1, group, 1)[:, None]
 
     def blocks(self, sliding_window: int | None = None) -> Any:
-        """The rule as FlexAttention wants it: which tiles of 128 x 128 tokens need work.
+        """Return the rule as FlexAttention's block mask: which tiles of 128 x 128 tokens need work.
 
-        Every batch has a rule of its own, yet compiled layers take them all: they are the same code over other tensors.
+        Compiled layers are not compiled again for another batch: the code of the rule is the same, only its tensors
+        differ.
         """
         rows, length = self.batch.ids.shape
         return create_block_mask(self.rule(sliding_window), rows, None, length, length, device=self.batch.ids.device)
 
     def prepare(self, sliding_windows: Iterable[int | None], group: int, dtype: torch.dtype) -> "AttentionMask":
-        """Make what attention goes by ahead of the forward: for every window of the model's layers.
+        """Build the masks before the forward pass, one per sliding window of the model's layers.
 
         `group` query heads share a key head; `dtype` is that of the scores.
         """
         for window in set(sliding_windows):
             on_gpu = self.batch.ids.is_cuda
-            self._seen[window] = self.blocks(window) if on_gpu else self.bias(group, window, dtype)
+            self._masks[window] = self.blocks(window) if on_gpu else self.bias(group, window, dtype)
         return self
 
     def attend(
@@ -170,28 +178,28 @@ class AttentionMask:
         softcap: float | None = None,
     ) -> Tensor:
         """Attention of query (R, H, T, d) to key and value (R, K, T, d): (R, T, H, d)."""
-        seen = self._seen[sliding_window]
-        if isinstance(seen, Tensor):
-            return kernels.attend_plain(query, key, value, seen, scale, softcap)
-        return attend_blocks(query, key, value, seen, scale, softcap)
+        mask = self._masks[sliding_window]
+        if isinstance(mask, Tensor):
+            return kernels.attend_plain(query, key, value, mask, scale, softcap)
+        return attend_blocks(query, key, value, mask, scale, softcap)
 
 
 def attend_blocks(
     query: Tensor, key: Tensor, value: Tensor, blocks: Any, scale: float | None = None, softcap: float | None = None
 ) -> Tensor:
-    """`AttentionMask.attend` by FlexAttention: tiles in which nobody sees anybody cost nothing.
+    """Compute `AttentionMask.attend` by FlexAttention, which skips tiles without any allowed pair.
 
-    On a GPU it is compiled, with the layer around it or by itself: what is not compiled makes all scores at once.
+    On a GPU it runs compiled, with the layer around it or alone: uncompiled FlexAttention materialises all scores.
     """
 
-    def squash(score: Tensor, *_: Tensor) -> Tensor:
+    def apply_softcap(score: Tensor, *_: Tensor) -> Tensor:
         assert softcap is not None
         return torch.tanh(score / softcap) * softcap
 
-    alone = query.is_cuda and not torch.compiler.is_compiling()
-    attention = _compiled_flex_attention() if alone else flex_attention
-    squashed = None if softcap is None else squash
-    out: Tensor = attention(query, key, value, squashed, blocks, scale, enable_gqa=True)
+    compile_alone = query.is_cuda and not torch.compiler.is_compiling()
+    attention = _compiled_flex_attention() if compile_alone else flex_attention
+    score_mod = None if softcap is None else apply_softcap
+    out: Tensor = attention(query, key, value, score_mod, blocks, scale, enable_gqa=True)
     return out.transpose(1, 2)
 
 

@@ -1,47 +1,48 @@
-"""What trainings came to, as one page: loss, accuracy by how far ahead, and whether confidence can be trusted.
+"""Write one HTML page about trainings: loss, accuracy by distance ahead, and calibration of the confidence.
 
-Made from the records that trained checkpoints carry (mtbench/training/checkpoint.py, mtbench/training/evaluation.py),
-in the look of the report. Needs no model.
+It is made from the training records of checkpoints (mtbench/training/checkpoint.py, mtbench/training/evaluation.py), in
+the style of the report. It needs no model.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from mtbench import statistics
+from mtbench import files, statistics
 from mtbench.errors import UserError
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
 from mtbench.report.figures import Drawing
 from mtbench.report.formatting import NONE
+from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
 from mtbench.report.tables import SIGNS
-from mtbench.report.terminal import DEMONSTRATION
 from mtbench.report.write import inline, template
 from mtbench.statistics import Proportion
+from mtbench.training.checkpoint import read_record
 from mtbench.training.figures import Record, Training, draw, share_right
 
-THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each begins a bin of the record
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each is the lower edge of a bin
 
 
 class Passing(NamedTuple):
-    """The predictions that a threshold lets pass."""
+    """The predictions whose confidence reaches a threshold."""
 
     threshold: float
     share: float  # of all predictions
-    confidence: float | None  # of these, on average
+    confidence: float | None  # mean over these predictions
     right: Proportion
 
     @property
     def verdict(self) -> str:
-        """Is at least that share of them right?"""
+        """Is the share of right predictions at least the threshold? Decided by the confidence interval."""
         if self.right.ci_low is None or self.right.ci_high is None:
             return "none pass"
-        yes, no = self.right.ci_low >= self.threshold, self.right.ci_high < self.threshold
-        return "yes" if yes else "no" if no else "cannot tell"
+        if self.right.ci_low >= self.threshold:
+            return "yes"
+        return "no" if self.right.ci_high < self.threshold else "cannot tell"
 
     @property
     def tone(self) -> str:
@@ -49,7 +50,7 @@ class Passing(NamedTuple):
 
 
 class Confidence(NamedTuple):
-    """What is shown of one training's."""
+    """The calibration of one training, as the page shows it."""
 
     training: Training
     figure: tuple[Drawing, Markup]
@@ -63,41 +64,38 @@ class Confidence(NamedTuple):
 
 
 def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of these trained checkpoints to `out`, or beside the first of them as `<folder>.training.html`.
+    """Write the page of these trained checkpoints to `out`, by default `<first folder>.training.html`.
 
-    Raises UserError for a folder without the record of a training.
+    Raises UserError for a folder without a training record that has a loss curve.
     """
-    trainings = [Training(n, _name(folder, folders), read_record(folder)) for n, folder in enumerate(folders, start=1)]
+    trainings = [
+        Training(n, _name(folder, folders), _record_with_curve(folder)) for n, folder in enumerate(folders, start=1)
+    ]
     first = folders[0].resolve()
     out = out or first.with_name(f"{first.name}.training.html")
-    out.write_text(_page(trainings), encoding="utf-8")
+    files.write_text(out, _page(trainings))
     return out
 
 
-def read_record(folder: Path) -> Record:
-    """How the checkpoint in `folder` was trained. Raises UserError if that is not written there."""
-    file = folder / RECORD
-    try:
-        record: Record = json.loads(file.read_text(encoding="utf-8"))
-        if record.get("curve"):
-            return record
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder} holds no {RECORD}; give a folder that `mtbench train` made") from None
-    except (ValueError, AttributeError):
-        raise UserError(f"{file} is not a training record; give another folder, or train again") from None
-    raise UserError(f"{file} has no loss curve, so there is nothing to show; give a folder of a training")
+def _record_with_curve(folder: Path) -> Record:
+    record = read_record(folder)
+    if not record.get("curve"):
+        raise UserError(
+            f"{folder / RECORD} has no loss curve, so there is nothing to show; give a folder of a training"
+        )
+    return record
 
 
 def _name(folder: Path, folders: Sequence[Path]) -> str:
-    """As short as tells it from the others."""
+    """Return the folder's name, or its path if another folder has the same name."""
     name = folder.resolve().name
     return name if [other.resolve().name for other in folders].count(name) == 1 else str(folder)
 
 
 def _page(trainings: Sequence[Training]) -> str:
-    alone, demonstration = len(trainings) == 1, any(map(demonstrates, trainings))
-    subject = "Training of " if alone else f"{len(trainings)} trainings: "
-    subject += ", ".join(t.name for t in trainings)
+    single, demonstration = len(trainings) == 1, any(map(demonstrates, trainings))
+    names = ", ".join(training.name for training in trainings)
+    subject = f"Training of {names}" if single else f"{len(trainings)} trainings: {names}"
     drawn = draw(trainings, DEMONSTRATION if demonstration else "mtbench, training")
     confidences = [
         Confidence(
@@ -113,11 +111,11 @@ def _page(trainings: Sequence[Training]) -> str:
     return template("training.html.j2").render(
         title=DEMONSTRATION if demonstration else subject,
         subject=subject if demonstration else None,
-        lead=_lead(trainings[0]) if alone else "Figures and tables carry the numbers of the trainings below.",
-        alone=alone,
+        lead=_lead(trainings[0]) if single else "Figures and tables carry the numbers of the trainings below.",
+        alone=single,
         trainings=[(t, _brief(t), _facts(t), _made_by(t)) for t in trainings],
         losses=[_shown(drawing) for drawing in drawn.losses],
-        ends=[(t, part, *_ends(t, part)) for t in trainings for part in _whole_and_parts(t)],
+        ends=[(t, part, *_last_values(t, part)) for t in trainings for part in _loss_and_parts(t)],
         depths=[_shown(drawing) for drawing in drawn.depths],
         accuracies=_accuracies(trainings),
         missing=[(t, _why_missing(t)) for t in trainings if not t.evaluation],
@@ -130,7 +128,7 @@ def _page(trainings: Sequence[Training]) -> str:
 
 
 def demonstrates(training: Training) -> bool:
-    """Whether all its data are what a family made for one task learns."""
+    """Return whether the training used only the data of a family that was made for one task."""
     domains = {family.domain for family in FAMILIES.values()}
     return all(name.partition(":")[0] in domains for name in training.record["data"]["data"])
 
@@ -140,57 +138,64 @@ def _shown(drawing: Drawing) -> tuple[Drawing, Markup]:
 
 
 def passing(evaluation: Record) -> list[Passing]:
-    """For each threshold, how many predictions are at least that sure, and how many of those are right."""
+    """Return, for each threshold, the predictions that reach it, and how many of those are right."""
     bins = evaluation["calibration"]
-    whole = sum(entry["n"] for entry in bins)
+    total = sum(entry["n"] for entry in bins)
     found = []
     for threshold in THRESHOLDS:
         inside = [entry for entry in bins if entry["low"] >= threshold]
         n = sum(entry["n"] for entry in inside)
         right = sum(round(entry["accuracy"] * entry["n"]) for entry in inside)
         confidence = sum(entry["confidence"] * entry["n"] for entry in inside) / n if n else None
-        found.append(Passing(threshold, n / whole, confidence, statistics.wilson(right, n)))
+        found.append(Passing(threshold, n / total, confidence, statistics.wilson(right, n)))
     return found
 
 
 def calibration_error(evaluation: Record) -> float:
-    """How far confidence and share right lie apart in a bin, on average over predictions (ECE)."""
+    """Return the expected calibration error: |confidence - accuracy| of the bins, weighted by their predictions."""
     bins = evaluation["calibration"]
-    apart = sum(entry["n"] * abs(entry["confidence"] - entry["accuracy"]) for entry in bins)
-    return float(apart / sum(entry["n"] for entry in bins))
+    error = sum(entry["n"] * abs(entry["confidence"] - entry["accuracy"]) for entry in bins)
+    return float(error / sum(entry["n"] for entry in bins))
 
 
 def percent(found: Proportion) -> tuple[str, str]:
-    """A share and its interval."""
+    """Return a share in percent, and its interval, as text."""
     if found.value is None or found.ci_low is None or found.ci_high is None:
         return NONE, ""
     return f"{100 * found.value:.1f}", f"[{100 * found.ci_low:.1f}, {100 * found.ci_high:.1f}]"
 
 
 def _lead(training: Training) -> str:
-    """What to know first, in sentences."""
+    """Return the main results in sentences."""
     if training.evaluation is None:
         return _why_missing(training)
-    ahead, last = training.evaluation["ahead"], passing(training.evaluation)[-1]
-    what = "next tokens" if ahead[0]["ahead"] == 1 else f"tokens {ahead[0]['ahead']} ahead"
-    said = f"On {training.evaluation['conversations']:,} conversations kept apart, "
-    said += f"{percent(share_right(ahead[0]))[0]}% of {what} are right"
-    said += f", and {percent(share_right(ahead[-1]))[0]}% of those {ahead[-1]['ahead']} ahead" * (len(ahead) > 1)
-    said += f". Are {training.predictions} with p ≥ {last.threshold} right {100 * last.threshold:.0f}% of the time? "
+    nearest, farthest = training.evaluation["ahead"][0], training.evaluation["ahead"][-1]
+    last = passing(training.evaluation)[-1]
+    kind = "next tokens" if nearest["ahead"] == 1 else f"tokens {nearest['ahead']} ahead"
+    accuracy = f"{percent(share_right(nearest))[0]}% of {kind} are right"
+    if farthest is not nearest:
+        accuracy += f", and {percent(share_right(farthest))[0]}% of those {farthest['ahead']} ahead"
+    text = (
+        f"On {training.evaluation['conversations']:,} held-out conversations, {accuracy}. "
+        f"Are {training.predictions} with p ≥ {last.threshold} right {100 * last.threshold:.0f}% of the time? "
+    )
     if not last.right.n:
-        return f"{said}There are none."
+        return f"{text}There are none."
     value, interval = percent(last.right)
-    verdict = {"yes": "Yes", "no": "No", "cannot tell": "That cannot be told"}[last.verdict]
-    return f"{said}{verdict}: {value}% {interval} of {last.right.n:,}."
+    verdict = {"yes": "Yes", "no": "No", "cannot tell": "Not decided"}[last.verdict]
+    return f"{text}{verdict}: {value}% {interval} of {last.right.n:,}."
 
 
 def _why_missing(training: Training) -> str:
+    """Return why a training has no evaluation."""
     record = training.record
     if min(record["settings"]["held_out"], record["data"]["examples"] // 10) == 0:
-        why = "no conversations were kept apart (--held-out 0, or fewer than ten in all)"
-        return f"Accuracy and confidence were not measured: {why}."
-    why = "what was kept apart held nothing to predict" if "evaluation" in record else "the training has not ended"
-    return f"Accuracy and confidence were not measured: {why}."
+        reason = "no conversations were held out (--held-out 0, or fewer than ten in all)"
+    elif "evaluation" in record:
+        reason = "the held-out conversations have nothing to predict"
+    else:
+        reason = "the training has not ended"
+    return f"Accuracy and confidence were not measured: {reason}."
 
 
 def _brief(training: Training) -> str:
@@ -202,22 +207,26 @@ def _brief(training: Training) -> str:
 
 
 def _facts(training: Training) -> list[tuple[str, str]]:
-    """How it was trained, in pairs."""
+    """Return how it was trained, as pairs of name and value."""
     record, data, tokens = training.record, training.record["data"], training.record["tokens"]
-    apart = training.evaluation["conversations"] if training.evaluation else 0
+    held_out = training.evaluation["conversations"] if training.evaluation else 0
     pace = f", {record['tokens_per_s']:,.0f} tokens/s" if record["tokens_per_s"] else ""
-    return [
+    facts = [
         ("Objective", _with(record["objective"], _values(record["options"]))),
         ("From", _with(record["base"], _hash(record["base_sha256"]))),
-        *([("Teacher", _with(record["teacher"], _hash(record["teacher_sha256"])))] if record["teacher"] else []),
+    ]
+    if record["teacher"]:
+        facts.append(("Teacher", _with(record["teacher"], _hash(record["teacher_sha256"]))))
+    return [
+        *facts,
         (
             "Data",
             f"{', '.join(data['data'])}: {data['read']:,} conversations read, {data['dropped']:,} dropped, "
-            f"{data['cut']:,} cut; {data['examples'] - apart:,} to train on, {apart:,} kept apart "
+            f"{data['cut']:,} cut; {data['examples'] - held_out:,} to train on, {held_out:,} held out "
             f"({_hash(data['sha256'])})",
         ),
         (
-            "Seen",
+            "Trained on",
             f"{tokens['conversations']:,} conversations, {tokens['fed']:,} tokens fed, "
             f"{tokens['predicted']:,} predicted",
         ),
@@ -228,8 +237,8 @@ def _facts(training: Training) -> list[tuple[str, str]]:
 
 def _made_by(training: Training) -> list[tuple[str, str]]:
     versions = training.record["versions"]
-    said = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    return [("Command", training.record["command"]), ("Versions", said)]
+    text = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+    return [("Command", training.record["command"]), ("Versions", text)]
 
 
 def _values(options: Mapping[str, Any]) -> str:
@@ -244,17 +253,22 @@ def _hash(sha256: str | None) -> str:
     return f"sha256 {sha256[:12]}…" if sha256 else ""
 
 
-def _whole_and_parts(training: Training) -> list[str]:
+def _loss_and_parts(training: Training) -> list[str]:
     return ["loss", *(training.parts if len(training.parts) > 1 else [])]
 
 
-def _ends(training: Training, part: str) -> tuple[str, str]:
-    """The last point of a curve, and what it is on held-out conversations."""
+def _last_values(training: Training, part: str) -> tuple[str, str]:
+    """Return the last point of a curve, and the value on held-out conversations."""
     held_out = (training.evaluation or {}).get(part)
     return f"{training.record['curve'][-1][part]:.4f}", NONE if held_out is None else f"{held_out:.4f}"
 
 
 def _accuracies(trainings: Sequence[Training]) -> list[tuple[int, list[Record | None]]]:
-    """How far ahead, and each evaluated training's entry for it."""
-    found = [{e["ahead"]: e for e in t.evaluation["ahead"]} for t in trainings if t.evaluation]
-    return [(n, [entries.get(n) for entries in found]) for n in sorted({n for entries in found for n in entries})]
+    """Return each distance ahead, with the entry of every evaluated training."""
+    by_distance = [
+        {entry["ahead"]: entry for entry in training.evaluation["ahead"]}
+        for training in trainings
+        if training.evaluation
+    ]
+    distances = sorted({distance for entries in by_distance for distance in entries})
+    return [(distance, [entries.get(distance) for entries in by_distance]) for distance in distances]

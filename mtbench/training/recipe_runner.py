@@ -1,19 +1,19 @@
-"""Running a recipe (mtbench/training/recipes.py): every stage is a `mtbench train` command in a process of its own.
+"""Run a recipe (mtbench/training/recipes.py): every stage is a `mtbench train` command in a process of its own.
 
-So each checkpoint's record names a command that makes it again, memory is free after every stage, and those that wait
-for nothing run side by side. A stage writes what it says to `<stage>.log`, whose last line is its progress. The same
-command goes on: checkpoints that are there are left alone, an interrupted training resumes by itself.
+So the training record of each checkpoint names a command that makes it again, memory is free after every stage, and
+independent stages run in parallel. The output of a stage goes to `<stage>.log`; its last line is the stage's progress.
+The same command resumes a recipe: complete checkpoints are kept, an interrupted training resumes by itself.
 """
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -27,37 +27,40 @@ from mtbench.errors import UserError, unknown
 from mtbench.models.families import RECORD
 from mtbench.options import options_of, show
 from mtbench.report.progress import clock
-from mtbench.training.checkpoint import weights_sha256
+from mtbench.training.checkpoint import read_record, weights_sha256
 from mtbench.training.recipes import Stage
 
-LOOK_EVERY_S = 0.2
-GRACE_S = 20.0  # for a stage to end by itself when it is told to
-TAIL = 4096  # bytes in which a log's last line is looked for
-WAITING, RUNNING, DONE, FAILED, LEFT = "waiting", "running", "done", "failed", "left out"
+POLL_EVERY_S = 0.2
+GRACE_S = 20.0  # for a stage to end after SIGTERM, before SIGKILL
+TAIL = 4096  # bytes at the end of a log in which its last line is looked for
+WAITING, RUNNING, DONE, FAILED, LEFT_OUT = "waiting", "running", "done", "failed", "left out"
 
 
 def needs(stage: Stage, stages: Sequence[Stage]) -> list[str]:
-    """The stages whose checkpoints this one starts from or learns from."""
+    """Return the stages that make this stage's base and teacher."""
     return [other.name for other in stages if other.name in (stage.base, stage.teacher)]
 
 
 def needed(stages: Sequence[Stage], only: Sequence[str]) -> tuple[Stage, ...]:
-    """The stages named in `only` (none: all) and those they need. Raises UserError for an unknown name."""
-    by_name = {stage.name: stage for stage in stages}
-    wanted: set[str] = set()
-    open_ = list(only or by_name)
-    while open_:
-        name = open_.pop()
-        if name not in by_name:
-            raise unknown("stage", name, by_name, "mtbench train --recipe NAME --dry-run")
-        if name not in wanted:
-            wanted.add(name)
-            open_ += needs(by_name[name], stages)
-    return tuple(stage for stage in stages if stage.name in wanted)
+    """Return the stages named in `only` (none: all) and those they need, in the order of the recipe.
+
+    Raises UserError for an unknown name.
+    """
+    dependencies = {stage.name: needs(stage, stages) for stage in stages}
+    for name in only:
+        if name not in dependencies:
+            raise unknown("stage", name, dependencies, "mtbench train --recipe NAME --dry-run")
+    if not only:
+        return tuple(stages)
+    selected = set(only)
+    for name in reversed([*TopologicalSorter(dependencies).static_order()]):  # dependents before what they need
+        if name in selected:
+            selected.update(dependencies[name])
+    return tuple(stage for stage in stages if stage.name in selected)
 
 
 def default_workers() -> int:
-    """One per core: what trains on a CPU is too small to share. On a GPU one, which has it for itself."""
+    """Return one per core on a CPU, where the models are too small for several threads; one on a GPU."""
     return 1 if torch.cuda.is_available() else cores()
 
 
@@ -66,105 +69,144 @@ def cores() -> int:
 
 
 def arguments(stage: Stage, stages: Sequence[Stage], folder: Path) -> list[str]:
-    """The stage as arguments of `mtbench`; what is the default is not said."""
+    """Return the stage as arguments of `mtbench`, without those that are defaults."""
+    made = needs(stage, stages)
 
-    def place(source: str) -> str:
-        return str(folder / source) if source in needs(stage, stages) else source
+    def location(source: str) -> str:
+        return str(folder / source) if source in made else source
 
-    said = ["train", stage.objective.name if stage.objective else "init"]
-    said += ["--base", place(stage.base)] if stage.base else []
-    said += ["--teacher", place(stage.teacher)] if stage.teacher else []
+    words = ["train", stage.objective.name if stage.objective else "init"]
+    if stage.base:
+        words += ["--base", location(stage.base)]
+    if stage.teacher:
+        words += ["--teacher", location(stage.teacher)]
     for data in stage.data:
-        said += ["--data", data]
-    said += [] if stage.examples is None else ["--examples", str(stage.examples)]
+        words += ["--data", data]
+    if stage.examples is not None:
+        words += ["--examples", str(stage.examples)]
     if stage.objective:
-        said += [*_flags(stage.objective), *_flags(stage.settings)]
+        words += [*_option_words(stage.objective), *_option_words(stage.settings)]
     else:
-        said += ["--seed", str(stage.settings.seed)]
+        words += ["--seed", str(stage.settings.seed)]
         for name, value in stage.shape.items():
-            said += [_flag(name), str(value)]
-    return [*said, "--out", str(folder / stage.name)]
+            words += [_flag(name), str(value)]
+    return [*words, "--out", str(folder / stage.name)]
 
 
-def _flags(holder: Any) -> list[str]:
-    said = []
-    for o in options_of(type(holder)):
-        value = getattr(holder, o.name)
-        if value == o.default:
+def _option_words(holder: Any) -> list[str]:
+    """Return the options of an objective or of settings that differ from their defaults, as command-line arguments."""
+    words = []
+    for option in options_of(type(holder)):
+        value = getattr(holder, option.name)
+        if value == option.default:
             continue
         if isinstance(value, bool):
-            said.append(_flag(o.name) if value else _flag(f"no_{o.name}"))
+            words.append(_flag(option.name) if value else _flag(f"no_{option.name}"))
         else:
-            said += [_flag(o.name), show(value)]
-    return said
+            words += [_flag(option.name), show(value)]
+    return words
 
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def is_complete(stage: Stage, folder: Path) -> bool:
-    """Is the stage's checkpoint there? Raises UserError if something else stands in its place."""
+def complete_stages(stages: Sequence[Stage], folder: Path) -> list[str]:
+    """Return the names of the stages whose checkpoints exist. Raises UserError if something else is in their place."""
+    return [stage.name for stage in stages if _is_complete(stage, folder)]
+
+
+def _is_complete(stage: Stage, folder: Path) -> bool:
     out = folder / stage.name
     if not out.exists():
         return False
-    objective = stage.objective
-    wanted: dict[str, Any] = {"objective": None, "options": {}}
-    if objective:
-        wanted = {"objective": objective.name, "options": asdict(objective), "settings": asdict(stage.settings)}
-        wanted["base_sha256"] = weights_sha256(folder / str(stage.base))
-    try:
-        record = json.loads((out / RECORD).read_text())
-        odd = [name for name, value in wanted.items() if value is not None and record.get(name, value) != value]
-        odd += [name for name in ("objective", "options") if name not in record]
-    except (OSError, ValueError, AttributeError):
-        odd = [RECORD]
-    if odd:
+    expected: dict[str, Any] = {"objective": None, "options": {}}
+    if stage.objective:
+        expected = {
+            "objective": stage.objective.name,
+            "options": asdict(stage.objective),
+            "settings": asdict(stage.settings),
+        }
+        base_sha256 = weights_sha256(folder / str(stage.base))
+        if base_sha256 is not None:  # the base is a stage of this recipe
+            expected["base_sha256"] = base_sha256
+    difference = _difference(out, expected)
+    if difference is not None:
         raise UserError(
-            f"{out} is not the stage {stage.name!r} of this recipe: its {odd[0]} is another; "
+            f"{out} is not the stage {stage.name!r} of this recipe: its {difference} differs; "
             "remove it or choose another `--out`."
         )
     return True
 
 
-class Run:
-    """Stages on their way. `states` and `told` are what is shown of each: its state, its last line."""
+def _difference(out: Path, expected: Mapping[str, Any]) -> str | None:
+    """Return the first entry of the training record in `out` that is not as expected; None if all are.
+
+    `objective` and `options` must be there; another entry counts only if the record has it.
+    """
+    try:
+        record = read_record(out)
+    except UserError:
+        return RECORD
+    for name, value in expected.items():
+        if value is not None and record.get(name, value) != value:
+            return name
+    for name in ("objective", "options"):
+        if name not in record:
+            return name
+    return None
+
+
+class RecipeRun:
+    """The stages of a recipe while it runs. `states` and `notes` hold each stage's state and last line of output."""
 
     def __init__(
         self, stages: Sequence[Stage], folder: Path, workers: int, launch: Sequence[str], session: Sequence[str]
     ) -> None:
-        self.stages, self.folder, self.workers = stages, folder, workers
+        self.stages = {stage.name: stage for stage in stages}
+        self.dependencies = {stage.name: needs(stage, stages) for stage in stages}
+        self.folder, self.workers = folder, workers
         self.launch, self.session = launch, session
-        self.states = {s.name: DONE if is_complete(s, folder) else WAITING for s in stages}
-        self.told = {s.name: "complete before" if self.states[s.name] == DONE else "" for s in stages}
+        self.states = dict.fromkeys(self.stages, WAITING)
+        self.notes = dict.fromkeys(self.stages, "")
+        for name in complete_stages(stages, folder):
+            self.states[name], self.notes[name] = DONE, "complete before"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ready: list[str] = []  # may start, in the order of the recipe
+        missing = [name for name in self.stages if self.states[name] == WAITING]
+        self.order = TopologicalSorter(
+            {name: [need for need in self.dependencies[name] if need in missing] for name in missing}
+        )
+        self.order.prepare()
 
-    def go_on(self) -> bool:
-        """See what has ended, start what can be started; False when nothing runs any more."""
+    def update(self) -> bool:
+        """Record which stages have ended, start those that can start; return False when none runs any more."""
         for name, process in list(self.processes.items()):
-            self.told[name] = last_line(self._log(name)) or self.told[name]
-            if process.poll() is None:
-                continue
-            del self.processes[name]
-            if process.returncode == 0 and (self.folder / name).is_dir():
-                self.states[name], self.told[name] = DONE, summary(self.folder / name)
-            else:
-                self.states[name] = FAILED
-                self.told[name] = f"{error_line(self._log(name))} ({self._log(name)})"
-        for stage in self.stages:
-            if self.states[stage.name] != WAITING:
-                continue
-            before = {name: self.states[name] for name in needs(stage, self.stages)}
-            if lost := [name for name, state in before.items() if state in (FAILED, LEFT)]:
-                self.states[stage.name], self.told[stage.name] = LEFT, f"needs {', '.join(lost)}"
-            elif all(state == DONE for state in before.values()) and len(self.processes) < self.workers:
-                self._start(stage)
+            self.notes[name] = last_line(self._log(name)) or self.notes[name]
+            if process.poll() is not None:
+                del self.processes[name]
+                self._end(name, process.returncode)
+        self.ready = sorted([*self.ready, *self.order.get_ready()], key=[*self.stages].index)
+        while self.ready and len(self.processes) < self.workers:
+            self._start(self.stages[self.ready.pop(0)])
         return bool(self.processes)
+
+    def _end(self, name: str, returncode: int) -> None:
+        if returncode == 0 and (self.folder / name).is_dir():
+            self.states[name], self.notes[name] = DONE, summary(self.folder / name)
+            self.order.done(name)
+            return
+        self.states[name] = FAILED
+        self.notes[name] = f"{error_line(self._log(name))} ({self._log(name)})"
+        for dependent in TopologicalSorter(self.dependencies).static_order():
+            lost = [need for need in self.dependencies[dependent] if self.states[need] in (FAILED, LEFT_OUT)]
+            if self.states[dependent] == WAITING and lost:
+                self.states[dependent], self.notes[dependent] = LEFT_OUT, f"needs {', '.join(lost)}"
 
     def _start(self, stage: Stage) -> None:
         threads = str(max(1, cores() // self.workers))
-        launch = self.launch if stage.objective else [sys.executable, "-m", "mtbench"]  # `init` is one process's work
-        command = [*launch, *arguments(stage, self.stages, self.folder), *self.session]
+        launch = self.launch if stage.objective else [sys.executable, "-m", "mtbench"]  # `init` needs one process
+        command = [*launch, *arguments(stage, [*self.stages.values()], self.folder), *self.session]
         with self._log(stage.name).open("wb") as log:
             self.processes[stage.name] = subprocess.Popen(
                 command,
@@ -173,10 +215,10 @@ class Run:
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **os.environ},
             )
-        self.states[stage.name], self.told[stage.name] = RUNNING, "starts"
+        self.states[stage.name], self.notes[stage.name] = RUNNING, "starts"
 
     def stop(self) -> None:
-        """End what still runs: told to first, then made to."""
+        """End all running stages: SIGTERM first, SIGKILL after `GRACE_S`."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + GRACE_S
@@ -191,20 +233,20 @@ class Run:
         return self.folder / f"{name}.log"
 
     def __rich__(self) -> Table:
-        """For a terminal: a line per stage."""
+        """Return a table with a line per stage, for a terminal."""
         table = Table.grid(padding=(0, 2, 0, 0))
         for _ in range(3):
             table.add_column(no_wrap=True)
-        for stage in self.stages:
-            state = self.states[stage.name]
+        for name, state in self.states.items():
             style = {RUNNING: "bold", FAILED: "red", DONE: "green"}.get(state, "dim")
-            table.add_row(escape(stage.name), f"[{style}]{state}[/]", escape(self.told[stage.name]))
+            table.add_row(escape(name), f"[{style}]{state}[/]", escape(self.notes[name]))
         return table
 
     def lines(self) -> list[str]:
-        """For a file: the same, of stages that have something to say."""
-        said = {s.name: (self.states[s.name], self.told[s.name]) for s in self.stages}
-        return [f"{name}: {state} {told}".rstrip() for name, (state, told) in said.items() if state != WAITING]
+        """Return a line per stage that has begun or ended, for a file."""
+        return [
+            f"{name}: {state} {self.notes[name]}".rstrip() for name, state in self.states.items() if state != WAITING
+        ]
 
 
 def run(
@@ -215,35 +257,35 @@ def run(
     session: Sequence[str],
     console: Console,
 ) -> bool:
-    """Train what is missing of `stages` into `folder`, `workers` side by side; True if all of it is there then.
+    """Train the missing ones of `stages` into `folder`, `workers` in parallel; return whether all are complete then.
 
-    launch: what starts `mtbench`; session: arguments for every stage. A failed stage keeps only those from running that
-    need it.
+    `launch`: the command that starts `mtbench`; `session`: arguments for every stage. A failed stage stops only the
+    stages that need it.
     """
-    going = Run(stages, folder, workers, launch, session)
+    recipe = RecipeRun(stages, folder, workers, launch, session)
     folder.mkdir(parents=True, exist_ok=True)
-    said: set[str] = set()
+    printed: set[str] = set()
     try:
-        with Live(going, console=console) if console.is_terminal else nullcontext():
-            while going.go_on():
-                _say(going, said, console)
-                time.sleep(LOOK_EVERY_S)
-        _say(going, said, console)
+        with Live(recipe, console=console) if console.is_terminal else nullcontext():
+            while recipe.update():
+                _print_new_lines(recipe, printed, console)
+                time.sleep(POLL_EVERY_S)
+        _print_new_lines(recipe, printed, console)
     finally:
-        going.stop()
-    return all(state == DONE for state in going.states.values())
+        recipe.stop()
+    return all(state == DONE for state in recipe.states.values())
 
 
-def _say(going: Run, said: set[str], console: Console) -> None:
-    """What is new, where nobody watches live."""
-    for line in going.lines():
-        if not console.is_terminal and line not in said:
-            said.add(line)
+def _print_new_lines(recipe: RecipeRun, printed: set[str], console: Console) -> None:
+    """Print the lines that changed, unless a terminal shows the live table."""
+    for line in recipe.lines():
+        if not console.is_terminal and line not in printed:
+            printed.add(line)
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def last_line(log: Path) -> str:
-    """What a stage said last; nothing if it said nothing."""
+    """Return the last line of a log that is not blank; empty if there is none."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL))
         lines = file.read().decode(errors="replace").splitlines()
@@ -251,22 +293,25 @@ def last_line(log: Path) -> str:
 
 
 def error_line(log: Path) -> str:
-    """Why a stage failed: a user's mistake, else the last line."""
+    """Return why a stage failed: its error message, else its last line."""
     lines = log.read_text(errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.startswith("error: ")), last_line(log) or "died")
+    return next((line for line in reversed(lines) if line.startswith("error: ")), last_line(log) or "no output")
 
 
 def summary(out: Path) -> str:
-    """What a finished stage's record says in one line."""
-    record = json.loads((out / RECORD).read_text())
-    said = [f"{record['steps']:,} steps", clock(record["train_s"])] if record.get("train_s") else []
+    """Return steps, time and held-out loss from a stage's training record, in one line."""
+    record = read_record(out)
+    facts = [f"{record['steps']:,} steps", clock(record["train_s"])] if record.get("train_s") else []
     if "evaluation" in record:
-        said.append(f"held-out loss {record['evaluation']['loss']:#.4g}")
-    return ", ".join(said)
+        facts.append(f"held-out loss {record['evaluation']['loss']:#.4g}")
+    return ", ".join(facts)
 
 
 def how_to_use(stages: Sequence[Stage], folder: Path) -> str:
-    """The next command: a comparison of the checkpoints that are called what their objective's role is."""
-    roles = [s.name for s in stages if s.objective and s.name == s.objective.role]
-    chosen = " ".join(f"--checkpoint {role}={shlex.quote(str(folder / role))}" for role in roles)
-    return f"{len(stages)} checkpoints in {folder}" + (f"; compare them: mtbench run {chosen}" if chosen else "")
+    """Return the command that compares the checkpoints named after their objective's role."""
+    roles = [stage.name for stage in stages if stage.objective and stage.name == stage.objective.role]
+    made = f"{len(stages)} checkpoints in {folder}"
+    if not roles:
+        return made
+    checkpoints = " ".join(f"--checkpoint {role}={shlex.quote(str(folder / role))}" for role in roles)
+    return f"{made}; compare them: mtbench run {checkpoints}"

@@ -1,4 +1,4 @@
-"""Recipes: trainings that belong together, in order, each from a checkpoint that an earlier one makes.
+"""Recipes: ordered trainings of one family; each starts from a checkpoint that an earlier one makes.
 
 `tiny` makes the embedded family (mtbench/tiny/README.md). `mars-qwen2.5-…` are the trainings behind the tables of the
 MARS paper (arXiv 2604.07023, section 4.1 and appendix A, table 7).
@@ -16,33 +16,33 @@ HELD_OUT = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One training. `base` and `teacher` name an earlier stage, else a checkpoint; without an objective: untrained."""
+    """One training. `base` and `teacher` name an earlier stage or a checkpoint; no objective: an untrained model."""
 
-    name: str  # of its folder
+    name: str  # also of its folder
     objective: Objective | None
     base: str | None = None
     data: tuple[str, ...]
     examples: int | None = None  # conversations trained on; None: all there are
     settings: Settings = field(default_factory=Settings)
     teacher: str | None = None
-    shape: Mapping[str, int] = field(default_factory=dict)  # of an untrained checkpoint
+    shape: Mapping[str, int] = field(default_factory=dict)  # of the untrained checkpoint
 
     def to_read(self) -> int | None:
-        """How many conversations to read of each of `data` (None: all), so that as many as asked for are trained on.
+        """Return how many conversations to read of each of `data` (None: all), so that `examples` are trained on.
 
         `train` holds out a tenth of what is read, or `held_out` if that is less, of each of `data` in proportion. So
-        of each as many are trained on, of some one more; fewer of one that holds fewer, or drops some.
+        `examples` of each, or one more, remain for training; fewer if one holds fewer, or if some are dropped.
         """
         if self.examples is None:
             return None
-        kinds = len(self.data)
-        return self.examples + math.ceil(min(self.settings.held_out, kinds * self.examples // 9) / kinds)
+        sources = len(self.data)
+        return self.examples + math.ceil(min(self.settings.held_out, sources * self.examples // 9) / sources)
 
 
 def _tiny() -> tuple[Stage, ...]:
-    """Two stages of next-token training, then every objective from the same start on the same data.
+    """Return two stages of next-token training, then every objective from the same checkpoint on the same data.
 
-    `ar_long` and `mars_anchored` see more conversations, so that their arithmetic is that of `mars`.
+    `ar_long` and `mars_anchored` get more conversations, so that they cost as many FLOPs as `mars`.
     """
     data, count = ("arithmetic",), 10_000
     body = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192, "vocab_size": 512}
@@ -50,14 +50,16 @@ def _tiny() -> tuple[Stage, ...]:
     small = {**body, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2}
     first = Settings(learning_rate=1.5e-3, epochs=1, batch_size=32, seed=42, held_out=HELD_OUT)
     second = replace(first, seed=43)
-    kept = replace(first, dtype="float32")
+    in_float32 = replace(first, dtype="float32")
 
     def from_ar(name: str, objective: Objective, examples: int = count) -> Stage:
         return Stage(name=name, objective=objective, base="ar", data=data, examples=examples, settings=second)
 
     return (
         Stage(name="init", objective=None, data=data, examples=20_000, settings=first, shape=whole),
-        Stage(name="sums", objective=Ar(), base="init", data=("arithmetic:sums",), examples=32_000, settings=kept),
+        Stage(
+            name="sums", objective=Ar(), base="init", data=("arithmetic:sums",), examples=32_000, settings=in_float32
+        ),
         Stage(name="ar", objective=Ar(), base="sums", data=data, examples=32_000, settings=first),
         from_ar("ar_long", Ar(), 15_600),
         from_ar("mars", Mars(block_size=4)),
@@ -86,9 +88,9 @@ def _tiny() -> tuple[Stage, ...]:
 
 
 def _paper(size: str, rows: int, *, ablated: bool) -> tuple[Stage, ...]:
-    """Five epochs of next-token training, then five of every objective. Batch of 384 conversations of 512 tokens.
+    """Return five epochs of next-token training, then five of every objective, 384 conversations of 512 tokens a step.
 
-    The paper has its ablations and rivals (`ar_long` is ten epochs in all) at the smaller size alone.
+    The paper has its ablations and baselines (`ar_long` is ten epochs in all) only at the smaller size.
     """
     data, settings = ("allenai/Dolci-Instruct-SFT",), Settings(rows=rows)
     base = f"Qwen/Qwen2.5-{size}-Instruct"

@@ -1,9 +1,12 @@
-"""Which conversation is trained on when, and in which row of which forward: a function of seed and step alone.
+"""The order of training: which conversations each step takes, and in which row of which forward pass.
 
-A step takes `batch_size` conversations, drawn at random; the whole step's loss is divided by what all of them share, so
-neither the number of processes nor that of forwards per step changes it. Within a step, rows of like length go
-together (on a CPU: no padding), or conversations are packed into rows of a fixed length (on a GPU: fixed shapes).
-Batches of one length throughout, as the paper's, hold problems of one size, from which small models learn far slower.
+Everything is a function of the seed and the step. A step takes `batch_size` conversations, drawn at random. The loss of
+the whole step is divided by the sum of its conversations' shares, so the number of processes and of forward passes per
+step does not change it. Within a step, rows of similar length go together (on a CPU: little padding), or conversations
+are packed into rows of a fixed length (on a GPU: fixed shapes). Batches of one length, as in the paper, would hold
+problems of one size, from which small models learn far slower.
+
+A sample is one use of a conversation; samples are numbered through all epochs.
 """
 
 import hashlib
@@ -21,12 +24,12 @@ from mtbench.training.objectives import Objective, Special
 from mtbench.training.packing import Example, TrainingSequence, pack
 from mtbench.training.token_cache import Examples
 
-TILE = 8  # rows that are not packed are padded to a multiple of so many tokens
+TILE = 8  # rows that are not packed are padded to a multiple of this many tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Schedule(Dataset[dict[str, Tensor]]):
-    """All forwards of a training, in order: step after step, `forwards` of each, taking turns over the processes."""
+    """All forward passes of a training, in order: `forwards` for each step, distributed over the processes in turn."""
 
     examples: Sequence[Example]
     objective: Objective
@@ -34,114 +37,117 @@ class Schedule(Dataset[dict[str, Tensor]]):
     batch_size: int  # conversations per step
     epochs: float
     seed: int
-    rows: int  # of a forward, at most
-    packed: int  # tokens of a row that holds several conversations; 0: one conversation a row
+    rows: int  # per forward pass, at most
+    packed: int  # tokens of a row that holds several conversations; 0: one conversation per row
     processes: int = 1
 
     @cached_property
-    def turns(self) -> int:
-        """Conversations of all epochs together."""
+    def samples(self) -> int:
+        """The number of conversations of all epochs together."""
         return max(1, round(len(self.examples) * self.epochs))
 
     @cached_property
     def steps(self) -> int:
-        return math.ceil(self.turns / self.batch_size)
+        return math.ceil(self.samples / self.batch_size)
 
     @cached_property
-    def _most(self) -> int:
+    def _max_rows(self) -> int:
         """Rows of the fullest step."""
         return max(len(self._rows(step)) for step in range(self.steps)) if self.packed else self.batch_size
 
     @cached_property
     def forwards(self) -> int:
-        """Per step, of all processes together: as many as the fullest step needs."""
-        return math.ceil(self._most / self.rows / self.processes) * self.processes
+        """Forward passes per step, of all processes together: as many as the fullest step needs."""
+        return math.ceil(self._max_rows / self.rows / self.processes) * self.processes
 
     @cached_property
-    def _height(self) -> int:
-        """Rows of each forward: the limit, or fewer where that many are shared out evenly."""
-        return math.ceil(self._most / self.forwards)
+    def _rows_per_forward(self) -> int:
+        """The limit `rows`, or fewer if the fullest step's rows are distributed evenly over its forward passes."""
+        return math.ceil(self._max_rows / self.forwards)
 
     def __len__(self) -> int:
         return self.steps * self.forwards
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
-        """The `number`-th forward's batch, its weights divided by the shares of its whole step."""
+        """Return the batch of forward pass `number`, its weights divided by the divisor of its step."""
         step, forward = divmod(number, self.forwards)
-        rows = self._part(step, forward)
-        if self.packed:  # every forward has the same shape, the idle end of a step too
-            rows = rows + [[]] * (self._height - len(rows))
-        laid = [[self._lay(turn) for turn in row] for row in rows or [[]]]
-        longest = max(1, max(sum(len(one.ids) for one in row) for row in laid))
-        batch = pack(laid, self.packed or math.ceil(longest / TILE) * TILE, len(self.objective.parts))
-        return batch._replace(weight=batch.weight / self._share(step))._asdict()
+        rows = self._forward_rows(step, forward)
+        if self.packed:  # every forward pass has the same shape, also at the end of a short step
+            rows = rows + [[]] * (self._rows_per_forward - len(rows))
+        sequences = [[self._build(sample) for sample in row] for row in rows or [[]]]
+        length = self.packed
+        if not length:
+            longest = max(1, max(sum(len(sequence.ids) for sequence in row) for row in sequences))
+            length = math.ceil(longest / TILE) * TILE
+        batch = pack(sequences, length, len(self.objective.parts))
+        return batch._replace(weight=batch.weight / self._divisor(step))._asdict()
 
     def conversations(self, step: int, forward: int | None = None) -> list[int]:
-        """Which examples step `step` (from 0) learns from, or one of its forwards."""
-        turns = self._turns(step) if forward is None else chain(*self._part(step, forward))
-        return [self._example(turn) for turn in turns]
+        """Return the indices of the examples of step `step` (from 0), or of one of its forward passes."""
+        samples = self._samples(step) if forward is None else chain(*self._forward_rows(step, forward))
+        return [self._example(sample) for sample in samples]
 
-    def _turns(self, step: int) -> range:
-        """Conversations are counted through all epochs."""
-        return range(step * self.batch_size, min((step + 1) * self.batch_size, self.turns))
+    def _samples(self, step: int) -> range:
+        return range(step * self.batch_size, min((step + 1) * self.batch_size, self.samples))
 
-    def _example(self, turn: int) -> int:
-        epoch, place = divmod(turn, len(self.examples))
-        return int(order(len(self.examples), self.seed, epoch)[place])
+    def _example(self, sample: int) -> int:
+        epoch, index = divmod(sample, len(self.examples))
+        return int(order(len(self.examples), self.seed, epoch)[index])
 
-    def _lay(self, turn: int) -> TrainingSequence:
-        return self.objective.build(self.examples[self._example(turn)], self.special, dice(self.seed, turn))
+    def _build(self, sample: int) -> TrainingSequence:
+        return self.objective.build(self.examples[self._example(sample)], self.special, generator(self.seed, sample))
 
-    def _share(self, step: int) -> float:
-        return sum(self.objective.share(*self._length(turn)) for turn in self._turns(step))
+    def _divisor(self, step: int) -> float:
+        return sum(self.objective.divisor_share(*self._length(sample)) for sample in self._samples(step))
 
-    def _length(self, turn: int) -> tuple[int, int]:
-        return self._lengths[self._example(turn)]
+    def _length(self, sample: int) -> tuple[int, int]:
+        return self._lengths[self._example(sample)]
 
     @cached_property
     def _lengths(self) -> list[tuple[int, int]]:
-        """Of every example, gone through once: tokens, and those of its prompt."""
+        """Tokens of every example, and of its prompt."""
         if isinstance(self.examples, Examples):
             return list(zip(self.examples.lengths.tolist(), self.examples.prompts.tolist(), strict=True))
         return [(len(ids), prompt) for ids, prompt in self.examples]
 
-    def _part(self, step: int, forward: int) -> list[list[int]]:
-        """The rows of one forward; none where the step has fewer than its forwards could hold."""
-        return self._rows(step)[forward * self._height : (forward + 1) * self._height]
+    def _forward_rows(self, step: int, forward: int) -> list[list[int]]:
+        """The rows of one forward pass; none if the step's rows do not reach it."""
+        return self._rows(step)[forward * self._rows_per_forward : (forward + 1) * self._rows_per_forward]
 
     def _rows(self, step: int) -> list[list[int]]:
-        """The step's conversations, longest first, each alone in a row or where it fits best."""
-        sizes = {turn: self.objective.size(*self._length(turn)) for turn in self._turns(step)}
-        longest_first = sorted(sizes, key=lambda turn: -sizes[turn])
+        """The step's samples, longest first, each alone in a row or, if packed, in the row that it fits best."""
+        sizes = {sample: self.objective.max_fed_tokens(*self._length(sample)) for sample in self._samples(step)}
+        longest_first = sorted(sizes, key=lambda sample: -sizes[sample])
         if not self.packed:
-            return [[turn] for turn in longest_first]
+            return [[sample] for sample in longest_first]
         return best_fit(longest_first, sizes, self.packed)
 
 
-def best_fit(turns: Sequence[int], sizes: dict[int, int], capacity: int) -> list[list[int]]:
-    """Each turn into the fullest row it still fits, else into a new one."""
+def best_fit(samples: Sequence[int], sizes: dict[int, int], capacity: int) -> list[list[int]]:
+    """Put each sample into the fullest row that has room for it, or into a new row."""
     rows: list[list[int]] = []
     room: list[int] = []
-    for turn in turns:
-        fitting = [row for row in range(len(rows)) if room[row] >= sizes[turn]]
+    for sample in samples:
+        fitting = [row for row in range(len(rows)) if room[row] >= sizes[sample]]
         if fitting:
             row = min(fitting, key=room.__getitem__)
         else:
             row = len(rows)
             rows.append([])
             room.append(capacity)
-        rows[row].append(turn)
-        room[row] -= sizes[turn]
+        rows[row].append(sample)
+        room[row] -= sizes[sample]
     return rows
 
 
 @cache
 def order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch goes through `count` examples."""
-    return torch.randperm(count, generator=dice(seed, -epoch) if epoch else torch.Generator().manual_seed(seed))
+    """Return the order in which an epoch takes the `count` examples."""
+    random = generator(seed, -epoch) if epoch else torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=random)
 
 
-def dice(seed: int, turn: int) -> torch.Generator:
-    """The randomness of one conversation. Only 32 bits of a generator's seed count, so they are mixed from both."""
-    mixed = hashlib.blake2b(f"{seed} {turn}".encode(), digest_size=4).digest()
+def generator(seed: int, sample: int) -> torch.Generator:
+    """Return the random generator of one sample. A generator uses only 32 bits of its seed, so both are hashed."""
+    mixed = hashlib.blake2b(f"{seed} {sample}".encode(), digest_size=4).digest()
     return torch.Generator().manual_seed(int.from_bytes(mixed))

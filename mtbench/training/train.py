@@ -1,182 +1,269 @@
-"""Training: an objective, conversations and a checkpoint in; a checkpoint that tells how it was made out.
+"""Training: from an objective, conversations and a base checkpoint to a trained checkpoint with its training record.
 
-What cannot be trained is refused before anything is written, and nothing is lost: the same command goes on from the
-last complete checkpoint, with the same losses as if it had never stopped.
+Whatever can be refused without loading weights is refused first (`check`), for a dry run too. An interrupted training
+continues from its last complete checkpoint when the same request is made again, with the same losses as without the
+interruption.
 """
 
 import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from mtbench import files
 from mtbench.errors import UserError
 from mtbench.models.attention import ATTENTION
-from mtbench.models.families import locate
-from mtbench.models.loading import MASK, inspect
+from mtbench.models.loading import MASK, Inspected, inspect
 from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint
-from mtbench.training.conversations import prepare
+from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.objectives import Model, Objective, Special
-from mtbench.training.trainer import Progress, Settings, fit
+from mtbench.training.trainer import Job, Progress, Settings, fit
 
-FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change when a training goes on: same losses
+FREE = ("settings.rows", "settings.pack", "settings.checkpointing")  # may change on resuming: they change no loss
 
 
-def train(
-    objective: Objective,
-    base: str,
-    data: Sequence[str],
-    count: int | None,
-    settings: Settings,
-    out: Path,
-    *,
-    teacher: str | None = None,
-    data_dir: Path | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-    report_to: str = "none",
-) -> Path:
-    """Train the checkpoint `base` on `count` conversations of `data` (None: all) and write the result to `out`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """What to train, on what, and where to write the result."""
 
-    `out` must not exist yet; the checkpoint there is complete or absent. What is needed to go on lies beside it in
-    `<out>.training` until then, and the same call goes on from there.
+    objective: Objective
+    base: str  # checkpoint to start from
+    data: tuple[str, ...]
+    count: int | None = None  # conversations to read of each of `data`; None: all
+    settings: Settings
+    out: Path
+    teacher: str | None = None  # checkpoint to distil from
+    data_dir: Path | None = None
+    offline: bool = False
+
+    @property
+    def resume_folder(self) -> Path:
+        """The folder beside `out` that holds what is needed to resume; it is removed at the end."""
+        return self.out.with_name(self.out.name + ".training")
+
+
+class Checked(NamedTuple):
+    """What `check` found. `data` is None for data on the hub in a dry run, which fetches none."""
+
+    base: Inspected
+    teacher: Inspected | None
+    data: Data | None
+    record: dict[str, Any]  # of the request, for the training record
+
+
+def train(request: TrainingRequest, progress: Progress | None = None, report_to: str = "none") -> Path:
+    """Train as requested and return the folder of the trained checkpoint, which is complete or absent.
+
+    If the training is interrupted, the same request continues it. Raises UserError as `check` does, for a model whose
+    logits are not one matrix product, and as `fit` does.
     """
-    refuse_existing(out)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    if objective.needs_teacher != (teacher is not None):
+    checked = check(request)
+    assert checked.data is not None
+    processes = _processes()
+    if progress and processes.is_main_process:
+        progress.note(checked.data.summary)
+    objective, tokenizer = request.objective, checked.base.tokenizer
+    model = _load(checked.base)
+    teacher = None if checked.teacher is None else _load(checked.teacher)
+    objective.attach(model)
+    if processes.is_main_process:
+        files.write_json(request.resume_folder / "request.json", checked.record)
+    processes.wait_for_everyone()
+    job = Job(
+        model=model,
+        objective=objective,
+        data=checked.data,
+        settings=request.settings,
+        special=Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id),
+        resume_folder=request.resume_folder,
+        request=checked.record,
+        teacher=teacher,
+        progress=progress,
+        report_to=report_to,
+    )
+    trained = fit(job)
+    if trained is None:  # the main process writes the checkpoint
+        return request.out
+    added = objective.detach(model)
+    write_checkpoint(
+        request.out,
+        model,
+        tokenizer,
+        request.settings.dtype,
+        {**checked.record, **trained.figures},
+        {f"{objective.name}.safetensors": added} if added else {},
+        trained.gathered_weights,
+    )
+    shutil.rmtree(request.resume_folder)
+    return request.out
+
+
+def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
+    """Refuse, by a UserError, everything that can be refused without loading weights.
+
+    That is: an existing `out`, options that contradict one another, checkpoints that cannot be trained, conversations
+    that cannot be read, and an interrupted training that was requested otherwise. Nothing but the token cache is
+    written. With `fetch=False` data sets on the hub are left unchecked, because that would download them.
+    """
+    refuse_existing(request.out)
+    _check_options(request)
+    objective, settings = request.objective, request.settings
+    base = inspect(request.base, offline=request.offline, needs_mask=objective.needs_mask)
+    _refuse_other_layout(base)
+    refuse_without_template(base.tokenizer)
+    if objective.needs_mask and base.tokenizer.mask_token_id != base.mask_id:
+        base.tokenizer.add_special_tokens({"mask_token": MASK})
+    teacher = None
+    if request.teacher is not None:
+        teacher = inspect(request.teacher, offline=request.offline)
+        _refuse_other_vocabulary(base, teacher)
+    data = None
+    if fetch or not any(map(is_on_hub, request.data)):
+        with _processes().main_process_first():  # the others find the tokens in the cache
+            data = prepare(
+                request.data,
+                request.count,
+                base.tokenizer,
+                max_length=settings.max_length,
+                seed=settings.seed,
+                data_dir=request.data_dir,
+                offline=request.offline,
+            )
+    record = _request_record(request, base, teacher, data)
+    _refuse_other_request(request.resume_folder, record)
+    return Checked(base, teacher, data, record)
+
+
+def _processes() -> PartialState:
+    """Return the processes of `accelerate launch`, or this one alone."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
+def _check_options(request: TrainingRequest) -> None:
+    """Raise UserError for options that contradict one another."""
+    objective, settings = request.objective, request.settings
+    if objective.needs_teacher and request.teacher is None:
+        raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
+    if request.teacher is not None and not objective.needs_teacher:
         raise UserError(
-            f"{objective.name} needs `--teacher CHECKPOINT` to distil from"
-            if objective.needs_teacher
-            else f"{objective.name} as asked learns from no teacher; leave out `--teacher`, or say `--distil logits`"
+            f"{objective.name} with these options uses no teacher; leave out `--teacher`, or give `--distil logits` "
+            "(objective draft)"
         )
-    largest = objective.size(settings.max_length, 0)
-    if 0 < (settings.pack or 0) < largest:
+    longest = objective.max_fed_tokens(settings.max_length, 0)
+    if settings.pack and settings.pack < longest:
         raise UserError(
             f"a row of {settings.pack} tokens cannot hold a conversation of {settings.max_length}, for which "
-            f"{objective.name} feeds up to {largest}; give `--pack {largest}` or a smaller `--max-length`"
+            f"{objective.name} feeds up to {longest}; give `--pack {longest}` or a smaller `--max-length`"
         )
-    base, teacher = locate(base), teacher and locate(teacher)
-    found = inspect(base, offline=offline, needs_mask=objective.needs_mask)
-    tokenizer = found.tokenizer
-    if objective.needs_mask and tokenizer.mask_token_id != found.mask_id:
-        tokenizer.add_special_tokens({"mask_token": MASK})
-    processes = PartialState(cpu=not torch.cuda.is_available())  # those of `accelerate launch`
-    with processes.main_process_first():  # the others find its tokens
-        prepared = prepare(
-            data,
-            count,
-            tokenizer,
-            max_length=settings.max_length,
-            seed=settings.seed,
-            data_dir=data_dir,
-            offline=offline,
-        )
-    if progress and processes.is_main_process:
-        progress.note(prepared.summary)
-    model = _load(base, offline)
-    _refuse_odd_head(model, base)
+
+
+def _refuse_other_layout(base: Inspected) -> None:
+    """Raise UserError for a model without the list of layers `base_model.layers`."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(base.config)
     if not hasattr(model.base_model, "layers"):
-        raise UserError(f"checkpoint {base!r} keeps its layers elsewhere than mtbench trains; give another `--base`.")
-    guide = None if teacher is None else _load(teacher, offline)
-    if teacher is not None:
-        _refuse_odd_head(guide, teacher)
-        _refuse_other_words(model, tokenizer, guide, inspect(teacher, offline=offline).tokenizer)
-    objective.attach(model)
-    request = {
-        "objective": objective.name,
-        "feeds_masks": objective.needs_mask,
-        "options": asdict(objective),
-        "settings": asdict(settings),
-        "data": {**prepared.description, "sha256": prepared.sha256},
-        "base": base,
-        "base_sha256": weights_sha256(Path(base)),
-        "base_revision": getattr(model.config, "_commit_hash", None),  # of the hub
-        "teacher": teacher,
-        "teacher_sha256": teacher and weights_sha256(Path(teacher)),
+        raise UserError(
+            f"checkpoint {base.source!r} has no `base_model.layers` ({base.config.model_type}), so mtbench cannot "
+            "train it; give another `--base`."
+        )
+
+
+def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:
+    """Raise UserError unless every token id means the same to base and teacher."""
+    known = teacher.tokenizer.get_vocab()
+    different = [token for token, number in base.tokenizer.get_vocab().items() if known.get(token, number) != number]
+    rows, teacher_rows = (found.config.get_text_config().vocab_size for found in (base, teacher))
+    if different:
+        reason = f"gives {different[0]!r} another id"
+    elif teacher_rows < rows:
+        reason = f"has {teacher_rows} ids, fewer than the {rows} of the base"
+    else:
+        return
+    raise UserError(f"the teacher's tokenizer {reason}; distil from a model with the same tokenizer")
+
+
+def _request_record(
+    request: TrainingRequest, base: Inspected, teacher: Inspected | None, data: Data | None
+) -> dict[str, Any]:
+    """Return the part of the training record that says what was requested."""
+    return {
+        "objective": request.objective.name,
+        "feeds_masks": request.objective.needs_mask,
+        "options": asdict(request.objective),
+        "settings": asdict(request.settings),
+        "data": None if data is None else {**data.description, "sha256": data.sha256},
+        "base": base.source,
+        "base_sha256": weights_sha256(Path(base.source)),
+        "base_revision": getattr(base.config, "_commit_hash", None),  # on the hub
+        "teacher": None if teacher is None else teacher.source,
+        "teacher_sha256": None if teacher is None else weights_sha256(Path(teacher.source)),
     }
-    kept = out.with_name(out.name + ".training")
-    if processes.is_main_process:
-        _same_request(kept, request)
-    processes.wait_for_everyone()
-    special = Special(found.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
-    trained = fit(model, objective, prepared, settings, special, kept, request, guide, progress, report_to)
-    if trained is None:  # another process writes
-        return out
-    figures, whole = trained
-    heads = objective.detach(model)
-    beside = {f"{objective.name}.safetensors": heads} if heads else {}
-    write_checkpoint(out, model, tokenizer, settings.dtype, {**request, **figures}, beside, whole)
-    shutil.rmtree(kept)
-    return out
 
 
-def _load(source: str, offline: bool) -> Model:
-    return AutoModelForCausalLM.from_pretrained(
-        source,
+def _refuse_other_request(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raise UserError if `folder` holds an interrupted training of another request, naming the first difference.
+
+    Options in `FREE` may differ. Data are not compared if `record` has none.
+    """
+    file = folder / "request.json"
+    if not file.is_file():
+        return
+    before, now = _flat(json.loads(file.read_text())), _flat(json.loads(json.dumps(record)))
+    for name in before | now:
+        unknown = record["data"] is None and name.partition(".")[0] == "data"
+        if before.get(name) != now.get(name) and name not in FREE and not unknown:
+            raise UserError(
+                f"{folder} holds an interrupted training whose {name} was {json.dumps(before.get(name))}, not "
+                f"{json.dumps(now.get(name))}; repeat its command to resume it, or remove the folder to start again"
+            )
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested entries as one mapping, by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _load(found: Inspected) -> Model:
+    """Load a model in float32. Raises UserError if its logits are not one matrix product."""
+    model = AutoModelForCausalLM.from_pretrained(
+        found.source,
         dtype=torch.float32,
         attn_implementation=ATTENTION,
         use_safetensors=True,
         trust_remote_code=False,
-        local_files_only=offline,
+        local_files_only=found.offline,
     )
+    _refuse_other_head(model, found.source)
+    return model
 
 
-def _refuse_odd_head(model: Model, source: str) -> None:
-    """Raise UserError for a model whose logits are not its last hidden states times a matrix: Gemma 2, Cohere …"""
+def _refuse_other_head(model: Model, source: str) -> None:
+    """Raise UserError if the logits are not the last hidden states times a matrix, as in Gemma 2 and Cohere."""
     ids = torch.arange(4)[None]
     with torch.no_grad():
-        told = model(input_ids=ids, use_cache=False, metadata=plain_attention_mask(model, ids)).logits
+        logits = model(input_ids=ids, use_cache=False, metadata=plain_attention_mask(model, ids)).logits
         hidden = model.base_model(
             input_ids=ids, use_cache=False, metadata=plain_attention_mask(model, ids)
         ).last_hidden_state
-        ours = hidden @ model.get_output_embeddings().weight.T
-    if not torch.allclose(told, ours, rtol=1e-3, atol=1e-3):
+        product = hidden @ model.get_output_embeddings().weight.T
+    if not torch.allclose(logits, product, rtol=1e-3, atol=1e-3):
         raise UserError(
-            f"checkpoint {source!r} does more to its logits than one matrix ({model.config.model_type}), "
+            f"checkpoint {source!r} computes its logits by more than one matrix product ({model.config.model_type}), "
             "which mtbench cannot train; give another `--base`."
         )
-
-
-def _refuse_other_words(model: Model, tokenizer: Any, teacher: Model, teachers: Any) -> None:
-    """Raise UserError unless model and teacher mean the same by a token id."""
-    theirs = teachers.get_vocab()
-    strange = [word for word, token in tokenizer.get_vocab().items() if theirs.get(word, token) != token]
-    rows, known = (len(m.get_output_embeddings().weight) for m in (model, teacher))
-    if strange or known < rows:
-        why = f"gives {strange[0]!r} another id" if strange else f"has {known} ids, fewer than the {rows} of the base"
-        raise UserError(f"the teacher's tokenizer {why}; distil from a model with the same tokenizer")
-
-
-def _same_request(kept: Path, request: Mapping[str, Any]) -> None:
-    """Write down what is asked, or hold it to what an interrupted training was asked. Raises UserError."""
-    file = kept / "request.json"
-    asked = _flat(json.loads(json.dumps(request)))
-    if file.is_file():
-        before = _flat(json.loads(file.read_text()))
-        for name in before | asked:
-            if before.get(name) != asked.get(name) and name not in FREE:
-                raise UserError(
-                    f"{kept} holds an interrupted training whose {name} was {json.dumps(before.get(name))}, not "
-                    f"{json.dumps(asked.get(name))}; repeat its command to go on, or remove the folder to start anew"
-                )
-    kept.mkdir(parents=True, exist_ok=True)
-    partial = kept / f"request.{os.getpid()}.partial"
-    partial.write_text(json.dumps(request, indent=1) + "\n")
-    partial.replace(file)
-
-
-def _flat(request: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Entries of entries by their whole name."""
-    flat: dict[str, Any] = {}
-    for name, value in request.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat

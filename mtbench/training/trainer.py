@@ -1,8 +1,8 @@
 """The trainer: `transformers.Trainer` over a schedule, with the objective's loss.
 
-It does what every training needs (accelerate, mixed precision, optimizer, checkpoints). Ours is that a step's loss is
-divided by what its whole batch shares, that a loss which is no number ends the training, and that a checkpoint is
-complete or absent. The defaults of `Settings` are those of the MARS paper (arXiv 2604.07023, appendix A).
+The base class provides accelerate, mixed precision, optimizer and checkpoints. Added here: the loss is divided by the
+divisor of the whole step, a loss or gradient that is NaN or infinite ends the training, and a checkpoint is complete or
+absent. The defaults of `Settings` are those of the MARS paper (arXiv 2604.07023, appendix A).
 """
 
 import math
@@ -10,10 +10,9 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,35 +28,47 @@ from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.packing import PADDING
 from mtbench.training.schedule import Schedule
 
-SELDOM = 20  # steps between two points of a curve, at most
-LOGGED = 50  # points of a curve, at least, where a training has as many steps
+MAX_LOG_STEPS = 20  # steps between two points of a curve, at most
+MIN_POINTS = 50  # points of a curve, at least, if a training has as many steps
 PACKED = 4096  # tokens of a packed row
-ROWS = 8  # of a forward
+ROWS = 8  # rows of a forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How to train. A step takes `batch_size` conversations; the paper's is 384 of at most 512 tokens."""
 
-    learning_rate: float = option(5e-6, "of AdamW, at its peak; a cosine leads to 0", low=0, high=1)
+    learning_rate: float = option(5e-6, "peak learning rate of AdamW; a cosine decays it to 0", low=0, high=1)
     epochs: float = option(5.0, "passes over the data", low=0.001, high=1000)
     batch_size: int = option(384, "conversations per step", low=1)
-    warmup: float = option(0.03, "share of the steps in which the rate rises", low=0, high=1)
+    warmup: float = option(0.03, "share of the steps in which the learning rate rises", low=0, high=1)
     max_length: int = option(512, "tokens of a conversation; longer answers are cut on the right", low=2)
-    seed: int = option(42, "of order, masks and drawn data", low=0, high=(1 << 32) - 1)
-    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "of the saved weights; they are trained in float32")
-    precision: Literal["auto", "float32", "bfloat16"] = option("auto", "of the arithmetic; auto: bfloat16 on a GPU")
-    rows: int = option(ROWS, "of a forward; a step is as many forwards as it takes", low=1)
-    pack: int | None = option(
-        None, f"tokens of a row of several conversations, 0: one a row; unless said {PACKED} on a GPU", low=0
+    seed: int = option(42, "random seed for data order, masks and drawn data", low=0, high=(1 << 32) - 1)
+    dtype: Literal["bfloat16", "float32"] = option("bfloat16", "dtype of the saved weights; training uses float32")
+    precision: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "dtype of the arithmetic; auto: bfloat16 on a GPU"
     )
-    checkpointing: bool = option(False, "compute activations again in the backward pass, do not keep them")
-    save_steps: int | None = option(None, "between resumable checkpoints; unless said ten in all", low=1)
-    held_out: int = option(512, "conversations only evaluated on, from the end of each --data; at most a tenth", low=0)
+    rows: int = option(ROWS, "rows of a forward pass; a step takes as many forward passes as it needs", low=1)
+    pack: int | None = option(
+        None, f"tokens of a row that holds several conversations; 0: one per row; default {PACKED} on a GPU", low=0
+    )
+    checkpointing: bool = option(False, "recompute activations in the backward pass to save memory")
+    save_steps: int | None = option(None, "steps between resumable checkpoints; default: ten checkpoints in all", low=1)
+    held_out: int = option(512, "conversations for evaluation, from the end of each --data; at most a tenth", low=0)
+
+    def packed_length(self, on_gpu: bool, longest: int = 0) -> int:
+        """Return the tokens of a packed row, by default enough for `longest`; 0: one conversation per row."""
+        if self.pack is not None:
+            return self.pack
+        return max(PACKED, longest) if on_gpu else 0
+
+    def uses_bfloat16(self, on_gpu: bool) -> bool:
+        """Return whether the arithmetic is in bfloat16 (autocast)."""
+        return self.precision == "bfloat16" or (self.precision == "auto" and on_gpu)
 
 
 class Progress(Protocol):
-    """Who watches a training."""
+    """Shows the progress of a training."""
 
     def note(self, text: str) -> None: ...
 
@@ -68,230 +79,284 @@ class Progress(Protocol):
     def end(self) -> None: ...
 
 
-def fit(
-    model: Model,
-    objective: Objective,
-    data: Data,
-    settings: Settings,
-    special: Special,
-    kept: Path,
-    request: Mapping[str, Any],
-    teacher: Model | None = None,
-    progress: Progress | None = None,
-    report_to: str = "none",
-) -> tuple[dict[str, Any], Mapping[str, Tensor] | None] | None:
-    """Train `model` in place, going on from what is in `kept`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What `fit` trains. `resume_folder` holds the resumable checkpoints; each carries `request` in its record."""
 
-    For the main process: the figures of the record, and the weights where processes hold parts of them.
+    model: Model
+    objective: Objective
+    data: Data
+    settings: Settings
+    special: Special
+    resume_folder: Path
+    request: Mapping[str, Any]
+    teacher: Model | None = None
+    progress: Progress | None = None
+    report_to: str = "none"
+
+    def schedule(self, **changes: Any) -> Schedule:
+        """Return a schedule with the job's objective and row sizes."""
+        longest = self.objective.max_fed_tokens(self.settings.max_length, 0)
+        return Schedule(
+            objective=self.objective,
+            special=self.special,
+            rows=self.settings.rows,
+            packed=self.settings.packed_length(torch.cuda.is_available(), longest),
+            **changes,
+        )
+
+
+class Trained(NamedTuple):
+    """The result of a training."""
+
+    figures: dict[str, Any]  # for the training record
+    gathered_weights: Mapping[str, Tensor] | None  # if each process holds only a part of the weights
+
+
+def fit(job: Job) -> Trained | None:
+    """Train `job.model` in place; continue from the last checkpoint in `job.resume_folder`.
+
+    Returns None in all processes but the main one. Raises UserError if memory runs out, or if a loss or gradient is NaN
+    or infinite.
     """
     on_gpu = torch.cuda.is_available()
+    args = _training_arguments(job, on_gpu)
+    training_examples, held_out_examples = job.data.split(job.settings.held_out)
+    schedule = job.schedule(
+        examples=training_examples,
+        batch_size=job.settings.batch_size,
+        epochs=job.settings.epochs,
+        seed=job.settings.seed,
+        processes=args.world_size,
+    )
+    _set_steps(args, schedule, job.settings)
+    attach_loss(job.model, job.objective, None if job.teacher is None else job.teacher.to(args.device))
+    if on_gpu and schedule.packed:  # all rows have one length, so nothing is compiled twice
+        for layer in job.model.base_model.layers:
+            layer.compile(dynamic=False)
+    trainer = ObjectiveTrainer(
+        model=job.model, args=args, train_dataset=schedule, data_collator=itemgetter(0), callbacks=[]
+    )
+    trainer.watch(schedule, job.request, job.progress)
+    _run(trainer, job, schedule)
+    figures = trainer.figures()
+    if held_out_examples:
+        evaluated = job.schedule(examples=held_out_examples, batch_size=len(held_out_examples), epochs=1, seed=0)
+        trainer.model_wrapped.eval()
+        figures["evaluation"] = evaluate(trainer.model_wrapped, evaluated, args.device)
+    del job.model.forward
+    gathered = None
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:  # collective: every process takes part
+        gathered = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return Trained(figures, gathered) if trainer.is_world_process_zero() else None
+
+
+def _training_arguments(job: Job, on_gpu: bool) -> TrainingArguments:
+    settings = job.settings
     args = TrainingArguments(
-        output_dir=str(kept),
-        per_device_train_batch_size=1,  # of the schedule's forwards
+        output_dir=str(job.resume_folder),
+        per_device_train_batch_size=1,  # an item of the schedule is the batch of a forward pass
         train_sampling_strategy="sequential",
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine",
         optim="adamw_torch_fused",
-        bf16=settings.precision == "bfloat16" or (settings.precision == "auto" and on_gpu),
-        gradient_checkpointing=settings.checkpointing or None,  # said at all, its newest name is asked for
+        bf16=settings.uses_bfloat16(on_gpu),
+        gradient_checkpointing=settings.checkpointing or None,  # False, too, gives a deprecation warning
         ddp_find_unused_parameters=False,
         seed=settings.seed,
         remove_unused_columns=False,
         logging_nan_inf_filter=False,
         disable_tqdm=True,
-        report_to=report_to,
-        use_cache=True,  # what the checkpoint's config will say; training asks for none
+        report_to=job.report_to,
+        use_cache=True,  # the value that the saved config gets; training itself passes use_cache=False
         use_cpu=not on_gpu,
         dataloader_pin_memory=on_gpu,
         dataloader_num_workers=2 if on_gpu else 0,
     )
-    args._n_gpu = min(args.n_gpu, 1)  # several GPUs are several processes, never one with replicas
-    learned, apart = data.split(settings.held_out)
-    largest = objective.size(settings.max_length, 0)
-    packed = (max(PACKED, largest) if on_gpu else 0) if settings.pack is None else settings.pack
-    plan = partial(Schedule, objective=objective, special=special, rows=settings.rows, packed=packed)
-    schedule = plan(
-        examples=learned,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
-        seed=settings.seed,
-        processes=args.world_size,
-    )
+    args._n_gpu = min(args.n_gpu, 1)  # with several GPUs start several processes; DataParallel is never used
+    return args
+
+
+def _set_steps(args: TrainingArguments, schedule: Schedule, settings: Settings) -> None:
+    """Set the numbers of steps, and the intervals of warm-up, logging and saving, which follow from the schedule."""
     args.max_steps = schedule.steps
     args.warmup_steps = math.ceil(settings.warmup * schedule.steps)
     args.gradient_accumulation_steps = schedule.forwards // args.world_size
-    args.logging_steps = min(SELDOM, max(1, schedule.steps // LOGGED))
+    args.logging_steps = min(MAX_LOG_STEPS, max(1, schedule.steps // MIN_POINTS))
     tenth = math.ceil(schedule.steps / 10 / args.logging_steps) * args.logging_steps
     args.save_steps = settings.save_steps or tenth
-    attach_loss(model, objective, teacher and teacher.to(args.device))
-    if on_gpu and packed:  # rows of one length: nothing is compiled twice
-        for layer in model.base_model.layers:
-            layer.compile(dynamic=False)
-    trainer = ObjectiveTrainer(
-        model=model, args=args, train_dataset=schedule, data_collator=itemgetter(0), callbacks=[]
-    )
-    trainer.watch(schedule, request, progress)
-    shutil.rmtree(kept / "writing", ignore_errors=True)
-    last = _last_checkpoint(kept)
-    watched = progress if trainer.is_world_process_zero() else None
-    if watched:
-        watched.begin(schedule.steps, 0 if last is None else int(Path(last).name.partition("-")[2]))
+
+
+def _run(trainer: "ObjectiveTrainer", job: Job, schedule: Schedule) -> None:
+    """Train from the last checkpoint to the end. Raises UserError if memory runs out."""
+    shutil.rmtree(job.resume_folder / "writing", ignore_errors=True)
+    checkpoint = _last_checkpoint(job.resume_folder)
+    progress = job.progress if trainer.is_world_process_zero() else None
+    if progress:
+        progress.begin(schedule.steps, 0 if checkpoint is None else _step_of(checkpoint))
     try:
-        trainer.train(resume_from_checkpoint=last)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
-        less = _less(settings, packed, largest)
-        raise UserError(f"out of memory with {settings.rows} rows a forward; {less}") from None
+        advice = _memory_advice(job, schedule.packed)
+        raise UserError(f"out of memory with {job.settings.rows} rows a forward; {advice}") from None
     finally:
-        if watched:
-            watched.end()
-    figures = trainer.figures()
-    if apart:
-        aside = plan(examples=apart, batch_size=len(apart), epochs=1, seed=0)
-        trainer.model_wrapped.eval()
-        figures["evaluation"] = evaluate(trainer.model_wrapped, aside, args.device)
-    del model.forward
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    whole = trainer.accelerator.get_state_dict(trainer.model_wrapped) if sharded else None  # all processes give theirs
-    return (figures, whole) if trainer.is_world_process_zero() else None
+        if progress:
+            progress.end()
 
 
-def _less(settings: Settings, packed: int, largest: int) -> str:
-    """What to halve. A packed row must still hold the largest conversation."""
+def _memory_advice(job: Job, packed: int) -> str:
+    """Return what to halve. A packed row must still hold the largest conversation."""
+    settings = job.settings
     if settings.rows > 1:
-        return f"halve them with `--rows {settings.rows // 2}`: the same losses, in more forwards a step"
-    if packed // 2 >= largest:
+        return f"halve them with `--rows {settings.rows // 2}`: the same losses, in more forward passes per step"
+    if packed // 2 >= job.objective.max_fed_tokens(settings.max_length, 0):
         return f"halve the row with `--pack {packed // 2}`"
-    return f"{'' if settings.checkpointing else 'add `--checkpointing`, or '}halve `--max-length {settings.max_length}`"
+    shorter = f"halve `--max-length {settings.max_length}`"
+    return shorter if settings.checkpointing else f"add `--checkpointing`, or {shorter}"
 
 
-def _some(numbers: Sequence[int], most: int = 16) -> str:
+def _shortened(numbers: Sequence[int], most: int = 16) -> str:
+    """Return the numbers as text, at most `most` of them."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return ", ".join(map(str, numbers[:most])) + more
 
 
-def _last_checkpoint(kept: Path) -> str | None:
-    found = sorted(kept.glob("checkpoint-*"), key=lambda folder: int(folder.name.partition("-")[2]))
-    return str(found[-1]) if found else None
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    return max(folder.glob("checkpoint-*"), key=_step_of, default=None)
 
 
 class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not type-checked here
-    """A Trainer that logs a loss with its parts, stops when it is no number, and leaves only complete checkpoints."""
+    """A Trainer that logs a loss with its parts, stops at NaN or infinity, and leaves only complete checkpoints."""
 
     def watch(self, schedule: Schedule, request: Mapping[str, Any], progress: Progress | None) -> None:
-        """Called once, before training."""
-        self.model_accepts_loss_kwargs = False  # the schedule has divided the loss; see compute_loss
+        """Set up logging. Called once, before training."""
+        self.model_accepts_loss_kwargs = False  # the schedule has divided the loss already; see compute_loss
         self.remove_callback(PrinterCallback)
         self.schedule, self.request, self.progress = schedule, request, progress
-        self.unlogged: list[Tensor] = []  # per forward of this process: parts of the loss, tokens fed and predicted
-        self.rates: list[float] = []  # per step since the last log
-        self.norms: list[Any] = []  # of the gradient, likewise
+        self.unlogged: list[Tensor] = []  # per forward pass of this process: loss parts, tokens fed, tokens predicted
+        self.rates: list[float] = []  # learning rate of each step since the last log
+        self.norms: list[Any] = []  # gradient norm of each step since the last log
         self.logged_at = time.perf_counter()
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Tensor:
-        """The batch's part of the step's loss, made good for the mean that is taken over forwards and processes."""
-        told = model(**inputs)
+        """Return the batch's part of the step's loss, times the forward passes over which the Trainer takes a mean."""
+        output = model(**inputs)
         fed = (inputs["document"] != PADDING).sum()
-        predicted = fed.new_tensor(len(inputs["at"]))
-        self.unlogged.append(torch.cat([told["parts"], torch.stack([fed, predicted]).to(told["parts"].dtype)]))
-        loss: Tensor = told["loss"] * self.schedule.forwards
+        predicted = fed.new_tensor(len(inputs["predictor"]))
+        self.unlogged.append(torch.cat([output["parts"], torch.stack([fed, predicted]).to(output["parts"].dtype)]))
+        loss: Tensor = output["loss"] * self.schedule.forwards
         return loss
 
     def _clip_grad_norm(self, model: Any) -> Any:
-        """Once a step, before the weights change."""
+        """Keep learning rate and gradient norm. Called once per step, before the weights change."""
         self.rates.append(self._get_learning_rate())
         self.norms.append(super()._clip_grad_norm(model))
         return self.norms[-1]
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Before it is saved, a training is logged: its curve is whole, and its loss a number."""
+        """Log before every save, so that a checkpoint has its whole curve and its loss was checked."""
         self.control.should_log |= self.control.should_save
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *_: Any, **__: Any) -> None:
-        """A point of the curve: means over the steps since the last one. Raises UserError where a loss is no number."""
+        """Add a point to the curve: means over the steps since the last one.
+
+        Raises UserError if a loss or gradient is NaN or infinite.
+        """
         if not self.unlogged:
             return
-        # The forwards of a step take turns over the processes.
-        told = self.accelerator.gather(torch.stack(self.unlogged)).unflatten(0, (self.schedule.processes, -1))
-        each = told.transpose(0, 1).reshape(-1, self.schedule.forwards, told.shape[-1]).double().cpu()
-        steps = each.sum(1)  # (steps, P + 2)
+        # The forward passes of a step take turns over the processes.
+        gathered = self.accelerator.gather(torch.stack(self.unlogged)).unflatten(0, (self.schedule.processes, -1))
+        forwards = gathered.transpose(0, 1).reshape(-1, self.schedule.forwards, gathered.shape[-1]).double().cpu()
         self.unlogged.clear()
         names = self.schedule.objective.parts
         norms = torch.tensor([float(norm or 0) for norm in self.norms])
-        self._stop_where_lost(each[:, :, : len(names)].sum(2), norms, self.rates)
-        parts = steps[:, : len(names)].mean(0).tolist()
-        fed, predicted = steps[:, len(names) :].sum(0).long().tolist()
-        before = self.state.log_history[-1] if self.state.log_history else {"fed": 0, "predicted": 0, "train_s": 0.0}
-        took, self.logged_at = time.perf_counter() - self.logged_at, time.perf_counter()
-        point = {
-            "loss": round(sum(parts), 6),
-            **{name: round(value, 6) for name, value in zip(names, parts, strict=True)},
-            "learning_rate": self.rates[-1],
-            "fed": before["fed"] + fed,
-            "predicted": before["predicted"] + predicted,
-            "train_s": round(before["train_s"] + took, 3),
-        }
+        self._stop_at_nonfinite(forwards[:, :, : len(names)].sum(2), norms, self.rates)
+        point = self._point(forwards.sum(1), names)
+        tokens = point["fed"] - self._last_point["fed"]
+        seconds, self.logged_at = time.perf_counter() - self.logged_at, time.perf_counter()
+        point["train_s"] = round(self._last_point["train_s"] + seconds, 3)
         self.rates.clear()
         self.norms.clear()
         super().log(point)
         if self.progress and self.is_world_process_zero():
-            shown = {name: point[name] for name in ("loss", *(names if len(names) > 1 else ()))}
-            self.progress.step(self.state.global_step, shown, fed / took)
+            shown = ["loss", *names] if len(names) > 1 else ["loss"]
+            self.progress.step(self.state.global_step, {name: point[name] for name in shown}, tokens / seconds)
 
-    def _stop_where_lost(self, losses: Tensor, norms: Tensor, rates: Sequence[float]) -> None:
-        """Raise UserError at the first step whose loss (steps, forwards) or gradient norm (steps,) is no number."""
-        sound = losses.isfinite().all(1) & norms.isfinite()
-        if sound.all():
+    @property
+    def _last_point(self) -> Mapping[str, Any]:
+        """The last point of the curve, with the totals so far; zeros before the first."""
+        if self.state.log_history:
+            point: Mapping[str, Any] = self.state.log_history[-1]
+            return point
+        return {"fed": 0, "predicted": 0, "train_s": 0.0}
+
+    def _point(self, steps: Tensor, names: Sequence[str]) -> dict[str, Any]:
+        """Return a point of the curve but for its time, from the sums of each step (steps, P + 2)."""
+        parts = steps[:, : len(names)].mean(0).tolist()
+        fed, predicted = steps[:, len(names) :].sum(0).long().tolist()
+        return {
+            "loss": round(sum(parts), 6),
+            **{name: round(value, 6) for name, value in zip(names, parts, strict=True)},
+            "learning_rate": self.rates[-1],
+            "fed": self._last_point["fed"] + fed,
+            "predicted": self._last_point["predicted"] + predicted,
+        }
+
+    def _stop_at_nonfinite(self, losses: Tensor, norms: Tensor, rates: Sequence[float]) -> None:
+        """Raise UserError at the first step whose loss (steps, forwards) or gradient norm (steps,) is not finite."""
+        finite = losses.isfinite().all(1) & norms.isfinite()
+        if finite.all():
             return
-        lost = int((~sound).nonzero()[0])
-        what, value, forward = "gradient", norms[lost], None
-        if not losses[lost].isfinite().all():
-            forward = int((~losses[lost].isfinite()).nonzero()[0])
-            what, value = "loss", losses[lost, forward]
-        step = self.state.global_step - len(losses) + lost
-        rows = self.schedule.conversations(step, forward)
+        index = int((~finite).nonzero()[0])
+        name, value, forward = "gradient", norms[index], None
+        if not losses[index].isfinite().all():
+            forward = int((~losses[index].isfinite()).nonzero()[0])
+            name, value = "loss", losses[index, forward]
+        step = self.state.global_step - len(losses) + index
+        conversations = self.schedule.conversations(step, forward)
         raise UserError(
-            f"the {what} of step {step + 1} is {value.item()}, at a learning rate of {rates[lost]:.2g}, "
-            f"on conversations {_some(rows)}; lower `--learning-rate`, or look at those"
+            f"the {name} of step {step + 1} is {value.item()}, at a learning rate of {rates[index]:.2g}, "
+            f"on conversations {_shortened(conversations)}; lower `--learning-rate`, or check those conversations"
         )
 
     def figures(self) -> dict[str, Any]:
-        """What the record says of the training so far."""
-        history = [dict(point) for point in self.state.log_history]
-        last = history[-1] if history else {"fed": 0, "predicted": 0, "train_s": 0.0}
-        done = self.state.global_step
-        conversations = sum(len(self.schedule.conversations(step)) for step in (done - 1,)) if done else 0
+        """Return the figures of the training so far, for its record."""
+        last, done = self._last_point, self.state.global_step
+        conversations = 0
+        if done:
+            conversations = (done - 1) * self.schedule.batch_size + len(self.schedule.conversations(done - 1))
         return {
             "steps": done,
-            "tokens": {
-                "fed": last["fed"],
-                "predicted": last["predicted"],
-                "conversations": conversations + max(0, done - 1) * self.schedule.batch_size,
-            },
+            "tokens": {"fed": last["fed"], "predicted": last["predicted"], "conversations": conversations},
             "train_s": last["train_s"],
             "tokens_per_s": round(last["fed"] / last["train_s"], 1) if last["train_s"] else None,
             "curve": [
                 {name: point[name] for name in ("step", "loss", *self.schedule.objective.parts, "learning_rate")}
-                for point in history
+                for point in self.state.log_history
             ],
         }
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Written aside, then renamed; the one before goes when the new one is there."""
-        kept = Path(self.args.output_dir)
-        self.args.output_dir = str(kept / "writing")
+        """Write a checkpoint to the folder `writing`, rename it, then remove the one before."""
+        resume_folder = Path(self.args.output_dir)
+        self.args.output_dir = str(resume_folder / "writing")
         try:
             super()._save_checkpoint(model, trial)
         finally:
-            self.args.output_dir = str(kept)
+            self.args.output_dir = str(resume_folder)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
-            before = list(kept.glob("checkpoint-*"))
-            new = kept / "writing" / f"checkpoint-{self.state.global_step}"
-            write_record(new, {**self.request, **self.figures()})
-            new.rename(kept / new.name)
-            for folder in before:
+            previous = list(resume_folder.glob("checkpoint-*"))
+            written = resume_folder / "writing" / f"checkpoint-{self.state.global_step}"
+            write_record(written, {**self.request, **self.figures()})
+            written.rename(resume_folder / written.name)
+            for folder in previous:
                 shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()

@@ -1,10 +1,10 @@
-"""The trainings behind this report: the arms of the recipe `tiny` over more seeds, and every checkpoint's scores.
+"""The training runs of this report: the arms of the recipe `tiny` with more seeds, and every checkpoint's scores.
 
     mtbench train --recipe tiny -o FOLDER
-    python study.py FOLDER [WORKERS]    # go on with the same command after an interruption
+    python study.py FOLDER [WORKERS]    # after an interruption, the same command continues
 
-A further seed lies in FOLDER/<arm>.<seed>, scores in FOLDER/scores/<arm>.<seed>.json: for every way of decoding a
-checkpoint, accuracy item by item, tokens and forwards over 2,048 held-out problems.
+Checkpoints of further seeds are in FOLDER/<arm>.<seed>, scores in FOLDER/scores/<arm>.<seed>.json: for each way of
+decoding a checkpoint, the correctness, tokens and forward passes of 2,048 held-out problems.
 """
 
 import json
@@ -20,9 +20,9 @@ from mtbench.training.recipes import RECIPES, Stage
 
 ITEMS = 2048
 TAUS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)  # the paper's table 8
-WIDE_TAUS = (0.95, 0.8, 0.5)  # of wider windows, which take several times as long
+WIDE_TAUS = (0.95, 0.8, 0.5)  # for wider windows, which take several times as long
 UNSCORED = ("init", "draft_init", "sums", "medusa")
-FIRST = 43  # the recipe's own seed
+FIRST = 43  # the recipe's seed
 FIVE, THREE = range(43, 48), range(43, 46)
 SEEDS = {
     "ar_long": FIVE,
@@ -45,10 +45,10 @@ SWEPT = {
 
 
 def stages() -> Iterator[tuple[Stage, int]]:
-    """What to train beside the recipe, the most wanted first."""
+    """Yield the stages to train in addition to the recipe, the most important first."""
     recipe = {stage.name: stage for stage in RECIPES["tiny"]}
     others = {
-        "mars_no_sft_weighted": Mars(block_size=4, ar_weight=0.0, timestep_weight=True),  # as the release has it
+        "mars_no_sft_weighted": Mars(block_size=4, ar_weight=0.0, timestep_weight=True),  # as in the released code
         "mars_anchored_no_sft": Mars(block_size=4, ar_weight=0.0, layout="anchored"),
     }
     for arm, objective in others.items():
@@ -60,23 +60,23 @@ def stages() -> Iterator[tuple[Stage, int]]:
 
 
 def make(root: Path, stage: Stage, seed: int, out: Path) -> str:
-    """Train one stage, score it, and say so. What is there already is left alone."""
+    """Train and score one stage, unless it is done; return the name of its file of scores."""
     import torch
 
     torch.set_num_threads(1)
     if not out.is_dir():
         train_stage(root, stage, out)
-    told = root / "scores" / f"{stage.name}.{seed}.json"
-    if not told.is_file():
-        told.parent.mkdir(exist_ok=True)
-        partial = told.with_suffix(".partial")
+    scores = root / "scores" / f"{stage.name}.{seed}.json"
+    if not scores.is_file():
+        scores.parent.mkdir(exist_ok=True)
+        partial = scores.with_suffix(".partial")
         partial.write_text(json.dumps(score(out, stage.name, seed), indent=1) + "\n")
-        partial.rename(told)
-    return told.name
+        partial.rename(scores)
+    return scores.name
 
 
 def train_stage(root: Path, stage: Stage, out: Path) -> None:
-    """One stage of the recipe, from the checkpoint it made in `root`."""
+    """Train a stage from its base checkpoint in `root`."""
     from mtbench.training.train import train
 
     assert stage.objective is not None
@@ -84,12 +84,12 @@ def train_stage(root: Path, stage: Stage, out: Path) -> None:
 
 
 def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
-    """Decode the suite's first problems in every way that suits the checkpoint."""
+    """Decode the suite's first problems by `ar` and every threshold of the checkpoint's method; return the scores."""
     from mtbench.decoding.engines import ENGINES
     from mtbench.decoding.loop import decode
     from mtbench.decoding.method import ModelRunners
+    from mtbench.decoding.registry import METHODS
     from mtbench.models.loading import load
-    from mtbench.registry import METHODS
     from mtbench.runs.plan import RunRequest
     from mtbench.runs.planner import make_plan, open_suite
     from mtbench.runs.requests import requests_of
@@ -106,28 +106,28 @@ def score(checkpoint: Path, name: str, seed: int) -> dict[str, object]:
         kind = METHODS["block-diffusion"]
         ways = {"1.0": kind(block_size=block), "0.95": kind(block_size=block, tau=0.95)}
     else:
-        ways = {"1.0": METHODS["ar"]()}  # which tau = 1 equals, token for token
+        ways = {"1.0": METHODS["ar"]()}  # MARS at tau = 1 gives the same tokens
         if block:
             taus = SWEPT.get(name, TAUS[:1]) if seed == FIRST else TAUS[:1]
             ways |= {str(tau): METHODS["mars"](block_size=block, tau=tau) for tau in taus}
-    told = {}
+    results = {}
     for tau, method in ways.items():
         requests = requests_of(plan, plan.suites[0], order)
         answers, timing = decode(method, ModelRunners("it", {"it": runner}), requests, rows=256, make=engine.batch)
         by_item = dict(zip(order, answers, strict=True))
         scores = suite.score({items[i].item: answer.text for i, answer in by_item.items()})
-        told[tau] = {
+        results[tau] = {
             "right": "".join(str(int(scores[item.item])) for item in items),
             "accuracy": sum(scores.values()) / len(scores),
             "tokens": [len(by_item[i].token_ids) for i in range(len(items))],
             "forwards": [by_item[i].forwards for i in range(len(items))],
             "wall_s": round(timing.wall_s, 1),
         }
-    return {"arm": name, "seed": seed, "block_size": block, "tau": told, "evaluation": record.get("evaluation")}
+    return {"arm": name, "seed": seed, "block_size": block, "tau": results, "evaluation": record.get("evaluation")}
 
 
 def main(root: Path, workers: int = 2) -> None:
-    """So many at a time, a thread each: the recipe's checkpoints are scored, further seeds trained and scored."""
+    """Score the recipe's checkpoints, train and score further seeds; `workers` processes of one thread each."""
     made = [(stage, stage.settings.seed, root / stage.name) for stage in RECIPES["tiny"] if stage.name not in UNSCORED]
     jobs = [job for job in made if job[2].is_dir()]
     jobs += [(stage, seed, root / f"{stage.name}.{seed}") for stage, seed in stages()]

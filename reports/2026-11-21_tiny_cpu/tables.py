@@ -1,4 +1,4 @@
-"""The tables of this report, from the scores of study.py: `python tables.py scores.json`, or FOLDER/scores."""
+"""Print the tables of this report from the scores of study.py: `python tables.py scores.json`, or FOLDER/scores."""
 
 import json
 import math
@@ -11,9 +11,9 @@ from scipy.stats import t
 
 from mtbench.statistics import paired_difference, ratio_of_totals, seeds_verdict, wilson
 
-MARGIN = 0.02  # accuracy that counts as the same, as in mtbench
-Scores = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> what study.py told
-CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
+MARGIN = 0.02  # of accuracy, as in mtbench
+Scores = Mapping[tuple[str, int], Mapping[str, Any]]  # (arm, seed) -> the scores of study.py
+CONTRASTS = (  # (arm, baseline, seeds needed for a claim)
     ("mars", "ar_long", 5),
     ("mars_anchored", "mars", 5),
     ("mars", "ar", 5),
@@ -31,10 +31,12 @@ CONTRASTS = (  # (arm, baseline, seeds that a claim needs)
 
 
 def read(place: Path) -> Scores:
-    """A folder of scores as study.py leaves them, or all of them in one file."""
-    files = sorted(place.glob("*.json"))
-    told = [json.loads(file.read_text()) for file in files] if place.is_dir() else json.loads(place.read_text())
-    return {(one["arm"], one["seed"]): one for one in told}
+    """Read a folder of scores from study.py, or one file with all scores."""
+    if place.is_dir():
+        entries = [json.loads(file.read_text()) for file in sorted(place.glob("*.json"))]
+    else:
+        entries = json.loads(place.read_text())
+    return {(entry["arm"], entry["seed"]): entry for entry in entries}
 
 
 def points(share: float | None) -> str:
@@ -53,7 +55,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def baseline_of(scores: Scores, baseline: str, seed: int) -> Mapping[str, Any] | None:
-    """The baseline trained with the same seed, or the one there is."""
+    """Return the baseline's scores for the same seed, or else those of its only seed, 42."""
     return scores.get((baseline, seed), scores.get((baseline, 42)))
 
 
@@ -62,48 +64,50 @@ def arms(scores: Scores) -> list[str]:
 
 
 def accuracies(scores: Scores, arm: str, tau: str) -> list[float]:
-    return [one["tau"][tau]["accuracy"] for (name, _), one in scores.items() if name == arm and tau in one["tau"]]
+    return [entry["tau"][tau]["accuracy"] for (name, _), entry in scores.items() if name == arm and tau in entry["tau"]]
 
 
 def one_token_mode(scores: Scores) -> None:
+    """Print each arm's accuracy at one token per forward pass."""
     rows = []
     for arm in arms(scores):
         found = accuracies(scores, arm, "1.0")
-        first = next(one for (name, _), one in scores.items() if name == arm)
+        first = next(entry for (name, _), entry in scores.items() if name == arm)
         if not found:
             continue
         right, n = first["tau"]["1.0"]["right"].count("1"), len(first["tau"]["1.0"]["right"])
-        around = wilson(right, n)
+        interval = wilson(right, n)
         rows.append(
             (
                 f"`{arm}`",
                 str(len(found)),
                 points(sum(found) / len(found)),
                 f"{points(min(found))}–{points(max(found))}" if len(found) > 1 else "–",
-                f"{points(right / n)} [{points(around.ci_low)}, {points(around.ci_high)}]",
+                f"{points(right / n)} [{points(interval.ci_low)}, {points(interval.ci_high)}]",
             )
         )
     table(("arm", "seeds", "mean accuracy, %", "over seeds", "first seed [95 %, items]"), rows)
 
 
-def contrasts(scores: Scores, tau: str, wanted: Sequence[tuple[str, str, int]] = CONTRASTS) -> None:
+def contrasts(scores: Scores, tau: str, pairs: Sequence[tuple[str, str, int]] = CONTRASTS) -> None:
+    """Print the differences in accuracy between arms and baselines, by seed and over seeds."""
     rows = []
-    for arm, baseline, needed in wanted:
-        differences, told = [], []
-        for (name, seed), one in scores.items():
+    for arm, baseline, needed in pairs:
+        differences, texts = [], []
+        for (name, seed), entry in scores.items():
             other = baseline_of(scores, baseline, seed)
-            if name != arm or other is None or tau not in one["tau"] or tau not in other["tau"]:
+            if name != arm or other is None or tau not in entry["tau"] or tau not in other["tau"]:
                 continue
-            mine, theirs = one["tau"][tau]["right"], other["tau"][tau]["right"]
+            mine, theirs = entry["tau"][tau]["right"], other["tau"][tau]["right"]
             gained = sum(a > b for a, b in zip(mine, theirs, strict=True))
             lost = sum(a < b for a, b in zip(mine, theirs, strict=True))
             d = paired_difference(gained, lost, len(mine))
             differences.append(d.difference)
-            told.append(f"{signed(d.difference)} [{signed(d.ci_low)}, {signed(d.ci_high)}]")
+            texts.append(f"{signed(d.difference)} [{signed(d.ci_low)}, {signed(d.ci_high)}]")
         if differences:
             known = [d for d in differences if d is not None]
             verdict = seeds_verdict(known, needed)
-            rows.append((f"`{arm}` − `{baseline}`", "; ".join(told), between(known), str(verdict), within(known)))
+            rows.append((f"`{arm}` − `{baseline}`", "; ".join(texts), between(known), str(verdict), within(known)))
     header = (
         "contrast",
         "by seed, points [95 %, items]",
@@ -115,7 +119,7 @@ def contrasts(scores: Scores, tau: str, wanted: Sequence[tuple[str, str, int]] =
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % t interval over seeds; without bounds for one seed."""
+    """Return mean and 95 % t interval over seeds; for one seed the bounds are infinite."""
     n, mean = len(differences), sum(differences) / len(differences)
     if n < 2:
         return mean, -math.inf, math.inf
@@ -125,50 +129,52 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def between(differences: Sequence[float]) -> str:
+    """Return mean and interval over seeds as text."""
     mean, low, high = interval(differences)
     bounds = "one seed: no interval" if math.isinf(low) else f"{signed(low)}, {signed(high)}"
     return f"{signed(mean)} [{bounds}]"
 
 
 def within(differences: Sequence[float]) -> str:
-    """Do the seeds show that it matters less than the margin?"""
+    """Return whether the interval over seeds is inside the margin (yes), outside (no), or neither."""
     _, low, high = interval(differences)
-    return "yes" if max(-low, high) < MARGIN else "no" if low > MARGIN or high < -MARGIN else "cannot tell"
+    if max(-low, high) < MARGIN:
+        return "yes"
+    return "no" if low > MARGIN or high < -MARGIN else "cannot tell"
 
 
 def windows(scores: Scores, keep: Callable[[str, int], bool]) -> None:
-    """Accuracy and tokens per forward at every threshold."""
+    """Print accuracy and tokens per forward pass at every threshold."""
     taus = ("1.0", "0.95", "0.9", "0.8", "0.7", "0.6", "0.5")
     rows = []
-    for (arm, seed), one in scores.items():
+    for (arm, seed), entry in scores.items():
         if keep(arm, seed):
-            cells = []
-            for tau in taus:
-                if tau not in one["tau"]:
-                    cells.append("–")
-                    continue
-                told = one["tau"][tau]
-                rate = ratio_of_totals([told["tokens"]], [told["forwards"]], unit="item")
-                cells.append(
-                    f"{points(told['accuracy'])} / {rate.value:.2f} ± {(rate.ci_high - rate.ci_low) / 2:.2f}"
-                    if rate.ci_high is not None and rate.ci_low is not None
-                    else f"{points(told['accuracy'])} / {rate.value:.2f}"
-                )
-            rows.append((f"`{arm}` seed {seed}", *cells))
+            rows.append((f"`{arm}` seed {seed}", *(at_threshold(entry["tau"].get(tau)) for tau in taus)))
     table(("arm", *(f"tau {tau}" for tau in taus)), rows)
 
 
+def at_threshold(result: Mapping[str, Any] | None) -> str:
+    """Return accuracy and tokens per forward pass as text."""
+    if result is None:
+        return "–"
+    rate = ratio_of_totals([result["tokens"]], [result["forwards"]], unit="item")
+    text = f"{points(result['accuracy'])} / {rate.value:.2f}"
+    if rate.ci_low is None or rate.ci_high is None:
+        return text
+    return f"{text} ± {(rate.ci_high - rate.ci_low) / 2:.2f}"
+
+
 def learned(scores: Scores) -> None:
-    """Accuracy by how far ahead, and how right predictions beyond the next token are that are at least .95 sure."""
+    """Print accuracy by distance ahead, and that of predictions beyond the next token with a confidence of ≥ .95."""
     rows = []
-    for (arm, seed), one in scores.items():
+    for (arm, seed), entry in scores.items():
         if seed in (42, 43):
-            ahead = {point["ahead"]: point["accuracy"] for point in one["evaluation"]["ahead"]}
-            sure = [b for b in one["evaluation"]["calibration"] if b["low"] >= 0.95]
-            n, right = sum(b["n"] for b in sure), sum(b["n"] * b["accuracy"] for b in sure)
+            ahead = {point["ahead"]: point["accuracy"] for point in entry["evaluation"]["ahead"]}
+            confident = [b for b in entry["evaluation"]["calibration"] if b["low"] >= 0.95]
+            n, right = sum(b["n"] for b in confident), sum(b["n"] * b["accuracy"] for b in confident)
             shown = [points(ahead.get(k)) for k in range(1, 6)]
             rows.append((f"`{arm}`", *shown, f"{n}: {points(right / n)}" if n else "–"))
-    table(("arm", *(f"{k} ahead" for k in range(1, 6)), "predictions ≥ .95 sure: share right"), rows)
+    table(("arm", *(f"{k} ahead" for k in range(1, 6)), "predictions with confidence ≥ .95: share right"), rows)
 
 
 if __name__ == "__main__":

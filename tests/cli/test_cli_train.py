@@ -1,4 +1,4 @@
-"""`mtbench train`: commands made from objectives, what they ask for, what they say of a mistake."""
+"""`mtbench train`: commands made from objectives, the requests they make, and their errors."""
 
 import json
 from pathlib import Path
@@ -14,6 +14,7 @@ from mtbench.options import options_of
 from mtbench.training.objectives import OBJECTIVES, Mars
 from mtbench.training.recipe_runner import arguments, needs
 from mtbench.training.recipes import RECIPES, Stage
+from mtbench.training.train import TrainingRequest
 from mtbench.training.trainer import Settings
 
 STAGES = [(stages, stage) for stages in RECIPES.values() for stage in stages]
@@ -21,8 +22,8 @@ SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hid
 SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
 
 
-def invoke(*said: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in said])
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +38,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a command would train, in place of training it."""
+def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Record the request of a command instead of training."""
     seen: dict[str, Any] = {}
 
-    def train(*args: Any, **more: Any) -> None:
-        seen["args"], seen["teacher"], seen["data_dir"] = args, more["teacher"], more["data_dir"]
+    def train(request: TrainingRequest, *_: Any) -> None:
+        seen["request"] = request
 
     def initialise(_: Any, out: Path, *, seed: int, data: Any, **shape: int) -> None:
         seen.update(out=out, seed=seed, data=data, shape=shape)
@@ -54,57 +55,71 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_every_objective_has_a_command_that_explains_its_options() -> None:
-    """Nothing is listed twice: what the class declares is what the help tells."""
+    """The options of the class are those of the help."""
     assert all(name in invoke("--help").output for name in ["init", *OBJECTIVES])
     for name, objective in OBJECTIVES.items():
-        told = invoke(name, "--help").output
-        assert all(f"--{o.name.replace('_', '-')}" in told for o in (*options_of(objective), *options_of(Settings)))
+        text = invoke(name, "--help").output
+        assert all(f"--{o.name.replace('_', '-')}" in text for o in (*options_of(objective), *options_of(Settings)))
 
 
 @pytest.mark.parametrize(("stages", "stage"), STAGES, ids=lambda s: s.name if isinstance(s, Stage) else "")
-def test_the_command_of_a_stage_asks_for_that_stage(
-    asked: dict[str, Any], tmp_path: Path, stages: tuple[Stage, ...], stage: Stage
+def test_the_command_of_a_stage_requests_that_stage(
+    received: dict[str, Any], tmp_path: Path, stages: tuple[Stage, ...], stage: Stage
 ) -> None:
-    """A recipe is a list of commands anyone can give: written as one and read again, a stage is the same."""
+    """A stage written as a command and read again is the same stage."""
     words = arguments(stage, stages, tmp_path)
     assert words[0] == "train"
     result = invoke(*words[1:])
     assert result.exception is None, result.output
     if stage.objective is None:
         data = {"data": list(stage.data), "examples": stage.examples, "seed": stage.settings.seed}
-        assert asked == {"out": tmp_path / stage.name, "seed": stage.settings.seed, "data": data, "shape": stage.shape}
+        assert received == {
+            "out": tmp_path / stage.name,
+            "seed": stage.settings.seed,
+            "data": data,
+            "shape": stage.shape,
+        }
         return
 
     def place(source: str | None) -> str | None:
         return str(tmp_path / source) if source in needs(stage, stages) and source else source
 
-    out = tmp_path / stage.name
-    expected = (stage.objective, place(stage.base), stage.data, stage.to_read(), stage.settings, out)
-    assert (asked["args"], asked["teacher"]) == (expected, place(stage.teacher))
+    assert received["request"] == TrainingRequest(
+        objective=stage.objective,
+        base=place(stage.base) or "",
+        data=stage.data,
+        count=stage.to_read(),
+        settings=stage.settings,
+        out=tmp_path / stage.name,
+        teacher=place(stage.teacher),
+    )
 
 
-def test_values_reach_the_objective_with_their_types(asked: dict[str, Any]) -> None:
-    """Numbers, words and switches; what is not said is the default."""
-    said = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0 --random-offset"
-    assert invoke(*said.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
-    objective, base, data, count, settings, out = asked["args"]
-    assert objective == Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True)
-    assert settings == Settings(learning_rate=1e-3, pack=0)
-    assert (base, data, count, out) == ("a/b", ("x", "y"), None, Path("out"))
+def test_values_reach_the_objective_with_their_types(received: dict[str, Any]) -> None:
+    """Numbers, words and switches; options that are not given have their defaults."""
+    words = "mars --base a/b --data x --data y -o out --block-size 8 --layout anchored --ar-weight 0 --random-offset"
+    assert invoke(*words.split(), "--no-timestep-weight", "--learning-rate", "1e-3", "--pack", "0").exception is None
+    assert received["request"] == TrainingRequest(
+        objective=Mars(block_size=8, layout="anchored", ar_weight=0.0, random_offset=True),
+        base="a/b",
+        data=("x", "y"),
+        settings=Settings(learning_rate=1e-3, pack=0),
+        out=Path("out"),
+    )
 
 
-@pytest.mark.parametrize(("asked_for", "held_out"), [(5, 0), (9, 1), (60, 6), (10_000, 512)])
-def test_as_many_conversations_are_trained_on_as_asked_for(asked_for: int, held_out: int) -> None:
-    """`--examples 60` reads 66: what is held out comes on top."""
-    stage = Stage(name="x", objective=None, data=("arithmetic",), examples=asked_for)
+@pytest.mark.parametrize(("examples", "held_out"), [(5, 0), (9, 1), (60, 6), (10_000, 512)])
+def test_the_requested_number_of_conversations_is_trained_on(examples: int, held_out: int) -> None:
+    """`--examples 60` reads 66: held-out conversations are added."""
+    stage = Stage(name="x", objective=None, data=("arithmetic",), examples=examples)
     read = stage.to_read()
     assert read is not None
-    assert read - min(stage.settings.held_out, read // 10) == asked_for
-    assert read == asked_for + held_out
+    assert read - min(stage.settings.held_out, read // 10) == examples
+    assert read == examples + held_out
 
 
-def test_a_command_trains_and_says_where(base: Path, tmp_path: Path) -> None:
-    """The folder is all that standard output gets; the data's counts and the loss go beside it."""
+def test_a_command_trains_and_prints_the_folder(base: Path, tmp_path: Path) -> None:
+    """Standard output has only the folder; standard error has the data's counts and the loss."""
     out = tmp_path / "out"
     result = invoke("ar", "--base", base, "--data", "arithmetic", "--examples", 18, "--epochs", 1, "-o", out)
     assert result.exception is None, result.output
@@ -115,7 +130,7 @@ def test_a_command_trains_and_says_where(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("words", "reason"),
     [
         (["--data", "nothing"], "no data 'nothing'; known: a suite"),
         (["--data", "arithmetic"], "--examples N"),
@@ -127,18 +142,21 @@ def test_a_command_trains_and_says_where(base: Path, tmp_path: Path) -> None:
         (["--data", "arithmetic", "--epochs", "nan"], "--epochs 'nan' is not allowed; it is a number from"),
         (["--data", "arithmetic", "--batch-size", "0"], "--batch-size '0' is not allowed; it is a whole number of at"),
         (["--data", "arithmetic", "--examples", "8", "--base", "/nowhere"], "'/nowhere'"),
-        (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "learns from no teacher"),
+        (["--data", "arithmetic", "--examples", "8", "--teacher", "/nowhere"], "uses no teacher"),
     ],
 )
-def test_a_mistake_is_one_error_and_writes_nothing(base: Path, tmp_path: Path, said: list[str], reason: str) -> None:
-    """The command raises a UserError that names the value; no folder is left behind."""
-    result = invoke("ar", "--base", base, "--out", tmp_path / "out", *said)
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["train", "dry run"])
+def test_a_mistake_is_one_error_and_writes_nothing(
+    base: Path, tmp_path: Path, words: list[str], reason: str, dry_run: list[str]
+) -> None:
+    """Command and dry run raise a UserError that names the value; no folder is left behind."""
+    result = invoke("ar", "--base", base, "--out", tmp_path / "out", *words, *dry_run)
     assert isinstance(result.exception, UserError)
     assert reason in str(result.exception)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_recipe_is_not_an_objective(base: Path) -> None:
-    """Unknown recipes are refused with the known ones, and a recipe beside an objective too."""
+    """Unknown recipes are refused with the known ones; so is a recipe together with an objective."""
     assert "known: mars-qwen2.5-0.5b, " in str(invoke("--recipe", "tinny").exception)
     assert "leave out 'ar'" in str(invoke("--recipe", "tiny", "ar", "--base", base, "--data", "x", "-o", "y").exception)

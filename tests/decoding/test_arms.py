@@ -62,7 +62,7 @@ def test_the_engine_in_an_arm_beats_the_flag() -> None:
 def test_an_outside_engine_takes_no_engine_of_ours() -> None:
     """Neither said with the arm, which is refused, nor for all arms at once, which leaves it as it is."""
     assert parse_arms(["hf-generate", "ar"], engine="graph")[0].engine is None
-    with pytest.raises(UserError, match=re.escape("hf-generate is an engine of its own, so `engine=eager`")) as refused:
+    with pytest.raises(UserError, match=re.escape("hf-generate is an external engine, so `engine=eager`")) as refused:
         parse_arms(["hf-generate:engine=eager"])
     assert "\n" not in str(refused.value)
 
@@ -128,7 +128,7 @@ def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
         ("mars:extra=yes", "extra is true|false, default false."),
         ("mars:confidence=logit", "confidence is probability|entropy|margin, default probability."),
         ("mars:tau", "'tau' is not `option=value`; options of mars: tau, block_size, confidence"),
-        ("mars:cache=block,extra=true", "extra=true needs cache=cursor or cache=none"),
+        ("mars:cache=block,extra=true", "extra=true needs cache=cursor or none"),
     ],
 )
 def test_a_wrong_value_is_told_what_is_allowed(spec: str, says: str) -> None:

@@ -1,6 +1,5 @@
-"""Questions with turns: what is asked, what goes on from an answer, from which files, and what is refused."""
+"""Questions with several turns: their prompts, the continuation of a conversation, and their files."""
 
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from made_up import write_lines, write_parquet
 
 from mtbench.errors import UserError
 from mtbench.evaluation.multi_turn import QuestionSuite
@@ -21,7 +21,7 @@ REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with mt_bench/mt_bench__question.jsonl")
 CATEGORIES = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
 
-# Chat templates as released models have them, without tools and system prompts.
+# Chat templates of released models, without tools and system prompts.
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
@@ -40,8 +40,8 @@ FORGETS = "{{ messages[-1].content }}\nassistant:"
 REFUSES = "{% if messages | length > 1 %}{{ raise('one turn only') }}{% endif %}{{ messages[0].content }}"
 
 
-def written(source: str) -> Template:
-    """The conversation by a template, as transformers renders it."""
+def compiled(source: str) -> Template:
+    """Return a chat template with the environment of transformers."""
     from jinja2 import TemplateError
 
     def refuse(reason: str) -> None:
@@ -49,17 +49,17 @@ def written(source: str) -> Template:
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.globals["raise"] = refuse
-    compiled = environment.from_string(source)
-    return lambda messages: compiled.render(messages=messages)
+    template = environment.from_string(source)
+    return lambda messages: template.render(messages=messages)
 
 
 def plain(messages: Messages) -> str:
-    """As planning writes a conversation for a tokenizer without a chat template."""
+    """Render a conversation as planning does for a tokenizer without a chat template."""
     return "\n\n".join(turn["content"] for turn in messages)
 
 
 def rows() -> list[dict[str, Any]]:
-    """Two questions of each category, category by category, each with two turns."""
+    """Return two questions of each category, sorted by category, each with two turns."""
     return [
         {"question_id": 81 + n, "category": category, "turns": [f"{category} {n}?", f" and {n}, now? "]}
         for n, category in enumerate(c for c in CATEGORIES for _ in range(2))
@@ -67,68 +67,66 @@ def rows() -> list[dict[str, Any]]:
 
 
 def write(folder: Path, lines: Sequence[Any], name: str = "mt_bench/question.jsonl") -> Path:
-    file = folder / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    write_lines(folder / name, lines)
     return folder
 
 
-def opened(folder: Path | None, name: str = "mt-bench", rest: str = "", **how: Any) -> QuestionSuite:
-    made: QuestionSuite = SUITES[name](rest, Source(data_dir=folder, **how))
-    return made
+def opened(folder: Path | None, name: str = "mt-bench", variant: str = "", **options: Any) -> QuestionSuite:
+    suite: QuestionSuite = SUITES[name](variant, Source(data_dir=folder, **options))
+    return suite
 
 
 # --- Turns --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA], ids=["chatml", "llama"])
-def test_prompt_answer_and_later_turn_are_the_conversation(template: str, tmp_path: Path) -> None:
-    """First prompt + what was answered + second text is what the template writes for the whole."""
-    first, second = opened(write(tmp_path, rows())).prompts(written(template), 1)[:2]
+def test_prompt_answer_and_later_turn_form_the_conversation(template: str, tmp_path: Path) -> None:
+    """First prompt + answer + second prompt equals the template's text for the whole conversation."""
+    first, second = opened(write(tmp_path, rows())).prompts(compiled(template), 1)[:2]
     turns = ["writing 0?", "The answer.", " and 0, now? "]
     whole = [{"role": role, "content": text} for role, text in zip(["user", "assistant", "user"], turns, strict=True)]
 
     assert (first.item, first.follows) == ("writing/81/0", None)
     assert (second.item, second.follows) == ("writing/81/1", "writing/81/0")
-    assert first.text + "The answer." + second.text == written(template)(whole)
+    assert first.text + "The answer." + second.text == compiled(template)(whole)
 
 
-def test_any_number_of_turns_goes_on(tmp_path: Path) -> None:
-    """The third turn follows the second, whatever both were answered."""
-    asked = [{"question_id": "a", "category": "math", "turns": ["One?", "Two?", "Three?"]}]
-    prompts = opened(write(tmp_path, asked)).prompts(written(CHATML), None)
+def test_a_conversation_may_have_any_number_of_turns(tmp_path: Path) -> None:
+    """The third turn follows the second."""
+    lines = [{"question_id": "a", "category": "math", "turns": ["One?", "Two?", "Three?"]}]
+    prompts = opened(write(tmp_path, lines)).prompts(compiled(CHATML), None)
     roles = ["user", "assistant", "user", "assistant", "user"]
     texts = ["One?", "1", "Two?", "2", "Three?"]
 
     assert [p.follows for p in prompts] == [None, "math/a/0", "math/a/1"]
-    whole = written(CHATML)([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
+    whole = compiled(CHATML)([{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)])
     assert prompts[0].text + "1" + prompts[1].text + "2" + prompts[2].text == whole
 
 
 @pytest.mark.parametrize(
     ("template", "text"),
-    [(written(MISTRAL), "</s>[INST]  and 0, now? [/INST]"), (plain, "\n\n and 0, now? ")],
+    [(compiled(MISTRAL), "</s>[INST]  and 0, now? [/INST]"), (plain, "\n\n and 0, now? ")],
     ids=["mistral", "none"],
 )
-def test_blanks_before_an_answer_are_the_models(template: Template, text: str, tmp_path: Path) -> None:
-    """A template that writes a blank where a model may write one too, or none at all, does not stop a conversation."""
+def test_blanks_before_an_answer_may_differ(template: Template, text: str, tmp_path: Path) -> None:
+    """A template may write blanks before an earlier answer, because the model may write them itself or not."""
     assert opened(write(tmp_path, rows())).prompts(template, 1)[1].text == text
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (REWRITES, "template writes an earlier turn otherwise"),
-        (THINKS, "template writes an earlier turn otherwise"),
-        (FORGETS, "template writes an earlier turn otherwise"),
-        (REFUSES, "template refuses it (one turn only)"),
+        (REWRITES, "template rewrites an earlier turn"),
+        (THINKS, "template rewrites an earlier turn"),
+        (FORGETS, "template rewrites an earlier turn"),
+        (REFUSES, "template rejects it (one turn only)"),
     ],
     ids=["rewrites", "thinks", "forgets", "refuses"],
 )
-def test_a_template_that_cannot_go_on_is_refused(template: str, reason: str, tmp_path: Path) -> None:
-    """What was read could not be what stands there; the first turn alone is no matter."""
+def test_a_template_that_cannot_continue_is_refused(template: str, reason: str, tmp_path: Path) -> None:
+    """The second turn would change the tokens of the first."""
     with pytest.raises(UserError) as caught:
-        opened(write(tmp_path, rows())).prompts(written(template), 1)
+        opened(write(tmp_path, rows())).prompts(compiled(template), 1)
 
     assert str(caught.value).startswith("writing/81/1: the checkpoint's chat ")
     assert reason in str(caught.value)
@@ -136,18 +134,18 @@ def test_a_template_that_cannot_go_on_is_refused(template: str, reason: str, tmp
 
 
 def test_a_limit_counts_conversations_of_each_category(tmp_path: Path) -> None:
-    """Both turns of so many questions of each, categories in turn; a smaller limit is the beginning of a larger one."""
-    made = opened(write(tmp_path, rows()))
-    one, both = made.prompts(written(CHATML), 1), made.prompts(written(CHATML), None)
+    """Categories are interleaved; a smaller limit gives the beginning of the same list."""
+    suite = opened(write(tmp_path, rows()))
+    limited, everything = suite.prompts(compiled(CHATML), 1), suite.prompts(compiled(CHATML), None)
 
-    assert [p.item.split("/")[0] for p in one] == [c for c in CATEGORIES for _ in range(2)]
-    assert both[:16] == one
-    assert len({p.item for p in both}) == len(both) == 32
+    assert [p.item.split("/")[0] for p in limited] == [c for c in CATEGORIES for _ in range(2)]
+    assert everything[:16] == limited
+    assert len({p.item for p in everything}) == len(everything) == 32
 
 
-def test_subtasks_are_those_asked_for(tmp_path: Path) -> None:
-    """And no others."""
-    prompts = opened(write(tmp_path, rows()), subtasks=("math", "stem")).prompts(written(CHATML), None)
+def test_only_selected_subtasks_are_used(tmp_path: Path) -> None:
+    """Questions of other categories have no prompts."""
+    prompts = opened(write(tmp_path, rows()), subtasks=("math", "stem")).prompts(compiled(CHATML), None)
 
     assert Counter(p.item.split("/")[0] for p in prompts) == {"math": 4, "stem": 4}
 
@@ -158,71 +156,79 @@ def test_subtasks_are_those_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 2 is no question of MT-Bench (not JSON"),
-        ({"question_id": 1, "category": "math"}, "line 2 is no question of MT-Bench (KeyError: 'turns')"),
-        ({"question_id": 1, "category": "math", "turns": []}, "(ValueError: 'turns' is no list of texts, or empty)"),
+        ("{", "line 2: not JSON ("),
+        ({"question_id": 1, "category": "math"}, "line 2: not a question of MT-Bench (KeyError: 'turns')"),
+        (
+            {"question_id": 1, "category": "math", "turns": []},
+            "(ValueError: 'turns' must be a list of texts that is not empty)",
+        ),
         (
             {"question_id": 1, "category": "math", "turns": "Why?"},
-            "(ValueError: 'turns' is no list of texts, or empty)",
+            "(ValueError: 'turns' must be a list of texts that is not empty)",
         ),
-        ({"question_id": 1, "category": "math", "turns": ["Why?", " "]}, "(ValueError: one of 'turns' is no text"),
+        ({"question_id": 1, "category": "math", "turns": ["Why?", " "]}, "(ValueError: each of 'turns' must be a text"),
         ({"question_id": 1, "category": "math", "turns": ["\ud800"]}, "(UnicodeEncodeError: "),
-        ({"question_id": "1/2", "category": "math", "turns": ["?"]}, "(ValueError: 'question_id' '1/2' is empty"),
-        ({"question_id": 1, "category": "maths", "turns": ["?"]}, "category 'maths' is none of writing, roleplay,"),
-        ({"question_id": 81, "category": "writing", "turns": ["?"]}, "(question 81 is there twice)"),
-        (["?"], "line 2 is no question of MT-Bench (TypeError"),
+        (
+            {"question_id": "1/2", "category": "math", "turns": ["?"]},
+            "(ValueError: 'question_id' '1/2' must not be empty",
+        ),
+        ({"question_id": 1, "category": "maths", "turns": ["?"]}, "category 'maths' is not one of writing, roleplay,"),
+        ({"question_id": 81, "category": "writing", "turns": ["?"]}, "question_id '81' occurs twice"),
+        (["?"], "line 2: not a question of MT-Bench (TypeError"),
     ],
     ids=["json", "no turns", "none", "text", "blank", "surrogate", "id", "category", "twice", "list"],
 )
-def test_a_line_that_is_no_question_is_named(line: Any, reason: str, tmp_path: Path) -> None:
-    """File, line and reason in one line."""
+def test_an_invalid_line_is_named(line: Any, reason: str, tmp_path: Path) -> None:
+    """The error has file, line and reason in one line."""
     with pytest.raises(UserError) as caught:
         opened(write(tmp_path, [rows()[0], line]))
 
-    assert str(caught.value).startswith("suite 'mt-bench': mt_bench/question.jsonl, line 2 is no question")
+    assert str(caught.value).startswith("suite 'mt-bench': mt_bench/question.jsonl, line 2: not ")
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("lines", "how", "reason"),
+    ("lines", "options", "reason"),
     [([], {}, "has no questions$"), (rows()[:2], {"subtasks": ("math",)}, "has no questions of math$")],
     ids=["none", "none of those"],
 )
-def test_a_file_without_questions_is_refused(lines: list[Any], how: Any, reason: str, tmp_path: Path) -> None:
-    """Nothing to ask is said at once."""
+def test_a_file_without_questions_is_refused(lines: list[Any], options: Any, reason: str, tmp_path: Path) -> None:
+    """An empty file, or one without the selected subtask, raises an error."""
     with pytest.raises(UserError, match=reason):
-        opened(write(tmp_path, lines), **how)
+        opened(write(tmp_path, lines), **options)
 
 
-def test_a_folder_without_the_file_names_it(tmp_path: Path) -> None:
-    """The path that was looked for, what the folder is to hold, and where a person gets it."""
-    with pytest.raises(UserError, match=r"cannot read .*question\.jsonl: No such file.* DIR holds mt_bench/.*FastChat"):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """The error has the path, the layout of the folder, and the file's origin."""
+    with pytest.raises(
+        UserError, match=r"cannot read .*question\.jsonl: No such file.* DIR must hold mt_bench/.*FastChat"
+    ):
         opened(tmp_path)
 
 
-def test_the_file_may_have_its_other_name(tmp_path: Path) -> None:
-    """As a copy that says which benchmark it is from."""
-    assert opened(write(tmp_path, rows(), "mt_bench/mt_bench__question.jsonl")).prompts(written(CHATML), 1)
+def test_the_file_may_have_its_second_name(tmp_path: Path) -> None:
+    """Some copies have the benchmark's name in the file name."""
+    assert opened(write(tmp_path, rows(), "mt_bench/mt_bench__question.jsonl")).prompts(compiled(CHATML), 1)
 
 
 @pytest.mark.parametrize("name", ["mt-bench", "spec-bench"])
-def test_what_is_kept_is_read_again_as_it_was(name: str, tmp_path: Path) -> None:
-    """Byte for byte, in the layout of a data folder."""
+def test_written_data_are_read_unchanged(name: str, tmp_path: Path) -> None:
+    """`write_data` uses the layout of a data folder; a suite on it is the same."""
     folder = write(write(tmp_path / "a", rows()), rows(), "spec_bench/question.jsonl")
-    made = opened(folder, name)
-    made.keep(tmp_path / "b")
-    again = opened(tmp_path / "b", name)
+    first = opened(folder, name)
+    first.write_data(tmp_path / "b")
+    second = opened(tmp_path / "b", name)
 
-    assert again.task == made.task
-    assert again.prompts(written(CHATML), None) == made.prompts(written(CHATML), None)
+    assert second.task == first.task
+    assert second.prompts(compiled(CHATML), None) == first.prompts(compiled(CHATML), None)
 
 
 # --- SPEED-Bench --------------------------------------------------------------------------------------------------
 
 
 def speed_rows(split: str = "qualitative") -> list[dict[str, Any]]:
-    """As its card says they are: three of each of two categories, the last with three turns."""
+    """Return rows in the columns of the data card: three of each of two categories, the last with three turns."""
     categories = ["coding", "rag"] if split == "qualitative" else ["low_entropy", "mixed"]
     return [
         {
@@ -239,12 +245,8 @@ def speed_rows(split: str = "qualitative") -> list[dict[str, Any]]:
     ]
 
 
-def write_speed(folder: Path, found: Sequence[Any], split: str = "qualitative") -> Path:
-    from pyarrow import Table, parquet
-
-    file = folder / "speed_bench" / "speed" / split / "test.parquet"
-    file.parent.mkdir(parents=True)
-    parquet.write_table(Table.from_pylist(list(found)), file)
+def write_speed(folder: Path, rows: Sequence[Any], split: str = "qualitative") -> Path:
+    write_parquet(folder / "speed_bench" / "speed" / split / "test.parquet", list(rows))
     return folder
 
 
@@ -252,88 +254,94 @@ def write_speed(folder: Path, found: Sequence[Any], split: str = "qualitative") 
     ("split", "tasks"),
     [("", ["coding", "rag"]), ("qualitative", ["coding", "rag"]), ("throughput_8k", ["low_entropy", "mixed"])],
 )
-def test_speed_bench_reads_what_its_script_wrote(split: str, tasks: list[str], tmp_path: Path) -> None:
-    """The split asked for, all turns, its categories apart; the licence stands in the results."""
+def test_speed_bench_reads_the_files_of_its_script(split: str, tasks: list[str], tmp_path: Path) -> None:
+    """It uses the given split with all turns, its categories are subtasks, and `task` names the licence."""
     folder = write_speed(tmp_path, speed_rows(split or "qualitative"), split or "qualitative")
-    made = opened(folder, "speed-bench", split)
-    prompts = made.prompts(written(CHATML), None)
+    suite = opened(folder, "speed-bench", split)
+    prompts = suite.prompts(compiled(CHATML), None)
 
     assert Counter(p.item.split("/")[0] for p in prompts) == dict.fromkeys(tasks, 5)
     assert [p.item.split("/")[2] for p in prompts[4:]] == ["0", "1", "2", "0", "1", "2"]
-    assert (made.task["split"], made.task["turns"]) == (split or "qualitative", "all")
-    assert made.task["licence"] == "NVIDIA Evaluation Dataset License"
-    made.keep(tmp_path / "kept")
-    assert opened(tmp_path / "kept", "speed-bench", split).prompts(written(CHATML), None) == prompts
+    assert (suite.task["split"], suite.task["turns"]) == (split or "qualitative", "all")
+    assert suite.task["licence"] == "NVIDIA Evaluation Dataset License"
+    suite.write_data(tmp_path / "written")
+    assert opened(tmp_path / "written", "speed-bench", split).prompts(compiled(CHATML), None) == prompts
 
 
-UNMADE = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{question}"
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{question}"
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda found: found[1].update(turns=[UNMADE]), "row 2 is no question .*has not put it together: made by `pre"),
-        (lambda found: found[1].update(turns=["?", UNMADE]), "row 2 is no question .*has not put it together"),
-        (lambda found: [row.pop("turns") for row in found], "row 1 is no question of SPEED-Bench .KeyError: 'turns'"),
-        (lambda found: found[2].update(category="mixed"), "row 3 .*category 'mixed' is none of the split's: coding,"),
+        (
+            lambda rows: rows[1].update(turns=[PLACEHOLDER]),
+            "row 2: not a question .*a placeholder; the file must be made by `pre",
+        ),
+        (
+            lambda rows: rows[1].update(turns=["?", PLACEHOLDER]),
+            "row 2: not a question .*a placeholder; the file must be made by .*Model-Optimizer",
+        ),
+        (lambda rows: [row.pop("turns") for row in rows], "row 1: not a question of SPEED-Bench .KeyError: 'turns'"),
+        (lambda rows: rows[2].update(category="mixed"), "row 3: .*category 'mixed' is not in this split: coding,"),
     ],
     ids=["placeholder", "later placeholder", "columns", "category"],
 )
-def test_speed_bench_not_put_together_is_refused(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
-    """What the hub serves without the script, or something else, is no prompt."""
-    found = speed_rows()
-    change(found)
+def test_speed_bench_with_placeholders_is_refused(change: Callable[[Any], Any], reason: str, tmp_path: Path) -> None:
+    """The published files without NVIDIA's script, and other invalid rows, raise an error."""
+    rows = speed_rows()
+    change(rows)
     with pytest.raises(UserError, match=reason):
-        opened(write_speed(tmp_path, found), "speed-bench")
+        opened(write_speed(tmp_path, rows), "speed-bench")
 
 
-def test_speed_bench_is_not_fetched_and_says_how_it_is_made(tmp_path: Path) -> None:
-    """Its licence leaves that to the user: the script, its options, the folder. A file that is none is refused."""
+def test_speed_bench_is_not_downloaded(tmp_path: Path) -> None:
+    """The error has the script, its options and the folder. A file that is not Parquet is refused."""
     with pytest.raises(
-        UserError, match=r"is not fetched: pass --data-dir DIR .*prepare_data\.py --config throughput_1k"
+        UserError, match=r"cannot be downloaded: pass --data-dir DIR .*prepare_data\.py --config throughput_1k"
     ):
         opened(None, "speed-bench", "throughput_1k")
     folder = write_speed(tmp_path, speed_rows())
     (folder / "speed_bench/speed/qualitative/test.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"test\.parquet cannot be read \("):
+    with pytest.raises(UserError, match=r"test\.parquet, row 1: not readable as Parquet \("):
         opened(folder, "speed-bench")
 
 
 @pytest.mark.parametrize(
-    ("rest", "subtasks", "reason"),
+    ("variant", "subtasks", "reason"),
     [
         ("throughput_4k", (), r"unknown split .*throughput_4k.*did you mean"),
         (
             "throughput_8k",
             ("rag",),
-            "--subtask 'rag' is none of speed-bench:throughput_8k, which has low_entropy, mixed,",
+            "--subtask 'rag' is not in speed-bench:throughput_8k, which has low_entropy, mixed,",
         ),
     ],
 )
-def test_a_split_has_its_own_subtasks(rest: str, subtasks: tuple[str, ...], reason: str, tmp_path: Path) -> None:
-    """Unknown splits and categories of another one are named with the choices."""
+def test_a_split_has_its_own_subtasks(variant: str, subtasks: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    """For an unknown split or a category of another split, the error has the choices."""
     with pytest.raises(UserError, match=reason):
-        opened(tmp_path, "speed-bench", rest, subtasks=subtasks)
+        opened(tmp_path, "speed-bench", variant, subtasks=subtasks)
 
 
-# --- The 80 themselves --------------------------------------------------------------------------------------------
+# --- The real questions -------------------------------------------------------------------------------------------
 
 
 @real
 def test_all_questions_are_there() -> None:
-    """80, ten of each category, both turns, the authors' file byte for byte."""
-    made = opened(Path(REAL or ""))
-    prompts = made.prompts(written(CHATML), None)
+    """80 questions with both turns, ten of each category, from the authors' unchanged file."""
+    suite = opened(Path(REAL or ""))
+    prompts = suite.prompts(compiled(CHATML), None)
 
     assert Counter(p.item.split("/")[0] for p in prompts) == dict.fromkeys(CATEGORIES, 20)
     assert sum(p.follows is not None for p in prompts) == 80
-    assert made.task["sha256"] == SUITES["mt-bench"].sha256
-    assert made.task["turns"] == "all"
+    assert suite.task["sha256"] == SUITES["mt-bench"].sha256
+    assert suite.task["turns"] == "all"
 
 
 @real
 def test_all_conversations_fit_the_embedded_family() -> None:
-    """Both turns and twice the whole budget have room in its context; every second turn knows its first."""
+    """Both turns and twice the budget fit its context; every second turn follows its first."""
     request = RunRequest(suite=["mt-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True)
     plan = make_plan(request).suites[0]
 

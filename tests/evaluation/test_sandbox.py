@@ -1,7 +1,7 @@
-"""Programs that mean harm get nothing, and cost nobody but themselves anything; honest ones pass.
+"""The sandbox: hostile programs achieve nothing and harm only themselves; honest programs pass.
 
-All of tests/hostile.py runs at once, with honest programs in between. Where there is no sandbox this is skipped, but
-not where the environment variable CI is set.
+Hostile programs (tests/hostile.py) run together with honest ones: one program for each kind of attack, and all of them
+in `make slow`. Without a sandbox these tests are skipped, except where the environment variable CI is set.
 """
 
 import os
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import PROGRAMS
+from hostile import KINDS, PROGRAMS, REPRESENTATIVE
 
 from mtbench.errors import UserError
 from mtbench.evaluation import sandbox
@@ -30,29 +30,32 @@ confined = pytest.mark.skipif(
 LIMITS = Limits(cpu_s=1, wall_s=1.5, memory_bytes=2**28)
 HONEST = """
 import math, os, random, tempfile
-assert os.listdir() == []  # nobody was here before
+assert os.listdir() == []  # the folder is empty
 with tempfile.TemporaryFile() as file:
     file.write(b"mine")
 print(math.pi, random.random())
 """
-EVERY = 8  # hostile programs to an honest one
-SECRET = "what no program may see"
+HOSTILE_PER_HONEST = 8
+SECRET = "the content of the secret file"
 VARIABLE = "MTBENCH_TEST_SECRET"
 MARKER = f"mtbench-outlives-{os.getpid()}"
 
 
 @dataclass(frozen=True)
 class Aftermath:
+    """The outcomes of hostile and honest programs, and the state of what the hostile ones attacked."""
+
     outcomes: dict[str, Outcome]
     honest: list[Outcome]
     secret: str
     connections: int
 
 
-@pytest.fixture(scope="module")
-def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
-    """What became of everybody, and of what they were after."""
-    folder = tmp_path_factory.mktemp("after")
+@pytest.fixture(scope="module", params=["representative", pytest.param("all", marks=pytest.mark.slow)])
+def aftermath(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
+    """Run the hostile programs against a secret file and three servers of this process."""
+    names = list(REPRESENTATIVE) if request.param == "representative" else list(PROGRAMS)
+    folder = tmp_path_factory.mktemp("aftermath")
     folder.chmod(0o755)
     secret = folder / "mtbench secret.txt"
     secret.write_text(SECRET)
@@ -65,10 +68,10 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
             server.bind(address)
             server.listen()
             server.setblocking(False)
-        needed = {part for path in sandbox._needed() for part in path.parts}
-        names = {
+        interpreter_parts = {part for path in sandbox._interpreter_folders() for part in path.parts}
+        definitions = {
             "HOME": str(Path.home()),
-            "HOME_NAMES": sorted({path.name for path in Path.home().iterdir()} - needed),
+            "HOME_NAMES": sorted({path.name for path in Path.home().iterdir()} - interpreter_parts),
             "PROJECT": str(Path(__file__).parents[2]),
             "SECRET": str(secret),
             "VARIABLE": VARIABLE,
@@ -78,16 +81,17 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
             "PID": os.getpid(),
             "MARKER": MARKER,
         }
-        before = "; ".join(f"{name} = {value!r}" for name, value in names.items())
+        header = "; ".join(f"{name} = {value!r}" for name, value in definitions.items())
         programs = []
-        for number, program in enumerate(PROGRAMS.values()):
-            programs += [f"{before}\n{program}", *([HONEST] if number % EVERY == 0 else [])]
+        for number, name in enumerate(names):
+            programs.append(f"{header}\n{PROGRAMS[name]}")
+            if number % HOSTILE_PER_HONEST == 0:
+                programs.append(HONEST)
         outcomes = run_all(programs, limits=LIMITS)
         hostile = [outcome for outcome, program in zip(outcomes, programs, strict=True) if program is not HONEST]
         honest = [outcome for outcome, program in zip(outcomes, programs, strict=True) if program is HONEST]
-        yield Aftermath(
-            dict(zip(PROGRAMS, hostile, strict=True)), honest, secret.read_text(), sum(map(_accepted, servers))
-        )
+        connections = sum(map(_accepted, servers))
+        yield Aftermath(dict(zip(names, hostile, strict=True)), honest, secret.read_text(), connections)
 
 
 def _accepted(server: socket.socket) -> int:
@@ -98,65 +102,81 @@ def _accepted(server: socket.socket) -> int:
     return 1
 
 
-def running(marker: str) -> int:
-    """How many processes of this machine go by a name."""
+def count_running(marker: str) -> int:
+    """Return how many processes of this machine have a command line that starts with `marker`."""
     commands = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the process has ended meanwhile
             commands.append(file.read_bytes())
     return sum(command.startswith(marker.encode()) for command in commands)
 
 
-def all_gone(marker: str) -> bool:
-    """Nobody goes by that name any more, or in half a second."""
+def all_ended(marker: str) -> bool:
+    """Return whether no such process exists, now or within half a second."""
     deadline = time.monotonic() + 0.5
-    while running(marker) and time.monotonic() < deadline:
+    while count_running(marker) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return not running(marker)
+    return not count_running(marker)
+
+
+def test_every_target_is_attacked_in_the_fast_tests() -> None:
+    """The representative programs are 40 of over 200, and each group of attacks has one."""
+    assert len(PROGRAMS) == 211
+    assert len(REPRESENTATIVE) == 40
+    assert set(REPRESENTATIVE) <= set(PROGRAMS)
+    assert {name.partition(":")[0] for name in REPRESENTATIVE} == set(KINDS)
 
 
 @confined
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_hostile_program_gets_nothing(name: str, aftermath: Aftermath) -> None:
-    """It would have passed, had it got what it was after."""
-    outcome = aftermath.outcomes[name]
+def test_no_attack_succeeds(aftermath: Aftermath) -> None:
+    """No hostile program passes, and each failure has a short printable reason."""
+    passed = [name for name, outcome in aftermath.outcomes.items() if outcome.passed]
+    reasons = {name: outcome.reason for name, outcome in aftermath.outcomes.items()}
+    unclear = {name: text for name, text in reasons.items() if not 0 < len(text) < 100 or not text.isprintable()}
 
-    assert not outcome.passed
-    assert outcome.reason
-    assert len(outcome.reason) < 100
-    assert outcome.reason.isprintable()
+    assert passed == []
+    assert unclear == {}
 
 
 @confined
-def test_hostile_programs_fail_for_what_they_are_after(aftermath: Aftermath) -> None:
-    """Not because they are badly written: none fails by a name, a syntax or a type that it did not mean."""
-    slips = {"NameError", "SyntaxError", "TypeError", "AttributeError", "ImportError", "IndentationError", "ValueError"}
-    found = {name: o.reason for name, o in aftermath.outcomes.items() if o.reason in slips}
-
-    assert found == {
+def test_attacks_fail_by_the_sandbox_and_not_by_mistakes_of_the_program(aftermath: Aftermath) -> None:
+    """No program fails by an unintended name, syntax, type or import error."""
+    mistakes = {
+        "NameError",
+        "SyntaxError",
+        "TypeError",
+        "AttributeError",
+        "ImportError",
+        "IndentationError",
+        "ValueError",
+    }
+    found = {name: o.reason for name, o in aftermath.outcomes.items() if o.reason in mistakes}
+    intended = {
         "exhausts: a deep expression": "SyntaxError",
         "forges: exit": "NameError",
         "forges: quit": "NameError",
         "forges: syntax": "SyntaxError",
         "forges: indentation": "IndentationError",
-        "forges: no text": "SyntaxError",
+        "forges: a null byte": "SyntaxError",
         "forges: a return": "SyntaxError",
     }
 
+    assert found == {name: reason for name, reason in intended.items() if name in aftermath.outcomes}
+
 
 @confined
-def test_honest_programs_pass_beside_them(aftermath: Aftermath) -> None:
-    """A fork bomb, a full disk or a loop costs its own item only, and nobody finds another's files."""
-    assert len(PROGRAMS) >= 60
+def test_honest_programs_pass_beside_hostile_ones(aftermath: Aftermath) -> None:
+    """A fork bomb, a full disk or an endless loop fails only its own program, and scratch folders are separate."""
+    assert len(aftermath.honest) == -(-len(aftermath.outcomes) // HOSTILE_PER_HONEST)
     assert set(aftermath.honest) == {Outcome(True)}
 
 
 @confined
-def test_nothing_outside_was_touched(aftermath: Aftermath) -> None:
-    """The file is as it was; no server was connected to; no process is left."""
+def test_nothing_outside_the_sandbox_changes(aftermath: Aftermath) -> None:
+    """The secret file is unchanged, no server got a connection, and no process is left."""
     assert aftermath.secret == SECRET
     assert aftermath.connections == 0
-    assert all_gone(MARKER)
+    assert all_ended(MARKER)
     assert not Path("/usr/mtbench_hostile").exists()
     assert not (Path.home() / "mtbench_hostile").exists()
 
@@ -171,17 +191,17 @@ def test_nothing_outside_was_touched(aftermath: Aftermath) -> None:
         ("exhausts: forks, counted", "BlockingIOError"),
         ("exhausts: one large file", "OSError"),
         ("exhausts: a broken pointer", "killed by SIGSEGV"),
-        ("exhausts: output to every file", "wrote to its judge"),
+        ("exhausts: output to every file", "wrote to the result pipe"),
         ("forges: os._exit", "ended before its last line"),
         ("forges: sys.exit", "SystemExit"),
-        ("forges: an exception that lies", "ended before its last line"),
+        ("forges: an exception without a readable name", "ended before its last line"),
         ("reads: passwd", "FileNotFoundError"),
         ("writes: system folder", "OSError"),
         ("connects: loopback", "PermissionError"),
     ],
 )
-def test_a_failure_says_why(name: str, reason: str, aftermath: Aftermath) -> None:
-    """The limit, the exception or the signal that ended it."""
+def test_a_failure_has_its_reason(name: str, reason: str, aftermath: Aftermath) -> None:
+    """The reason is the limit, the exception or the signal that ended the program."""
     assert aftermath.outcomes[name].reason == reason
 
 
@@ -203,56 +223,56 @@ def test_a_failure_says_why(name: str, reason: str, aftermath: Aftermath) -> Non
     ],
     ids=["empty", "numpy", "asyncio", "threads", "child", "input", "name", "text", "argv", "files", "fork"],
 )
-def test_what_an_honest_program_needs_is_there(program: str) -> None:
-    """Packages, threads, children, files of its own; no input; and it is no main program, as for `code_eval`."""
+def test_an_honest_program_has_what_it_needs(program: str) -> None:
+    """It has packages, threads, children and its own files; no input; and, as in `code_eval`, it is not `__main__`."""
     assert run_all([program]) == [Outcome(True)]
 
 
 @confined
-def test_an_older_bubblewrap_gives_no_folder_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before 0.8 it cannot limit a folder's size: programs run all the same, and can write nothing."""
-    monkeypatch.setattr(sandbox, "_knows", lambda option: False)
+def test_an_older_bubblewrap_gives_no_writable_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 0.8 it cannot limit a folder's size: programs run, and cannot write files."""
+    monkeypatch.setattr(sandbox, "_bwrap_supports", lambda option: False)
 
     assert run_all(["x = 1", "open('x', 'w')"]) == [Outcome(True), Outcome(False, "OSError")]
 
 
 @confined
 def test_programs_run_at_the_same_time_and_in_order() -> None:
-    """Four that wait for half a second take less than two; outcomes come in the order of the programs."""
-    began = time.monotonic()
+    """Four programs of half a second take less than two seconds more; outcomes have the order of the programs."""
+    started_at = time.monotonic()
     outcomes = run_all(["import time\ntime.sleep(0.5)", "import time\ntime.sleep(0.5)\nraise KeyError"] * 2)
 
     assert [outcome.reason for outcome in outcomes] == ["", "KeyError", "", "KeyError"]
     if (os.cpu_count() or 1) > 1:
-        assert time.monotonic() - began < 2.0 + 2.0
+        assert time.monotonic() - started_at < 2.0 + 2.0
 
 
 @confined
-def test_programs_die_with_us() -> None:
-    """Killed outright, the judge takes its programs with it."""
+def test_programs_die_with_their_parent() -> None:
+    """Killing the process that runs the sandbox kills its programs."""
     marker = f"mtbench-orphan-{os.getpid()}"
     program = f"import os\nos.execv('/usr/bin/sleep', [{marker!r}, '60'])"
     code = (
         f"from mtbench.evaluation.sandbox import run_all, Limits\nrun_all([{program!r}] * 2, limits=Limits(wall_s=60))"
     )
-    judge = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    parent = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
         deadline = time.monotonic() + 20
-        while not running(marker) and time.monotonic() < deadline:
+        while not count_running(marker) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert running(marker)
+        assert count_running(marker)
     finally:
-        judge.send_signal(signal.SIGKILL)
-        judge.wait()
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
 
-    assert all_gone(marker)
+    assert all_ended(marker)
 
 
 # --- Without a sandbox --------------------------------------------------------------------------------------------
 
 
-def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line with the package and the flag; nothing runs."""
+def test_without_bubblewrap_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line names the package and the option that runs without a sandbox; no program runs."""
     monkeypatch.setenv("PATH", "")
     unavailable.cache_clear()
     try:
@@ -263,8 +283,8 @@ def test_without_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 @confined
-def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What bubblewrap complains of is passed on, with what to allow."""
+def test_a_sandbox_that_cannot_start_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The error quotes bubblewrap and says what to allow."""
     real = subprocess.run(["sh", "-c", "command -v bwrap"], capture_output=True, text=True).stdout.strip()
     fake = tmp_path / "bwrap"
     fake.write_text(f'#!/bin/sh\n[ "$1" = --help ] && exec {real} --help\necho "bwrap: No permissions" >&2\nexit 1\n')
@@ -279,8 +299,8 @@ def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, t
         unavailable.cache_clear()
 
 
-def test_unsandboxed_programs_are_judged_alike(tmp_path: Path) -> None:
-    """When told to: limits on time and memory, no environment, a folder of their own, and nothing left behind."""
+def test_unsandboxed_programs_have_the_same_outcomes(tmp_path: Path) -> None:
+    """They have limits on time and memory, no environment, a folder of their own, and leave no process behind."""
     marker = f"mtbench-unconfined-{os.getpid()}"
     programs = {
         "x = 1": "",
@@ -296,12 +316,12 @@ def test_unsandboxed_programs_are_judged_alike(tmp_path: Path) -> None:
     outcomes = run_all(list(programs), unsandboxed=True, limits=LIMITS)
 
     assert [outcome.reason for outcome in outcomes] == list(programs.values())
-    assert all_gone(marker)
+    assert all_ended(marker)
 
 
 @pytest.mark.parametrize(("machine", "known"), [("x86_64", True), ("aarch64", True), ("riscv64", False)])
-def test_the_filter_is_for_machines_whose_numbers_are_known(machine: str, known: bool) -> None:
-    """Elsewhere there is none, rather than one that refuses other calls."""
+def test_only_known_machines_get_a_filter(machine: str, known: bool) -> None:
+    """A filter with the wrong numbers would refuse other system calls."""
     code = filter_for(machine)
 
     assert (code is not None) == known

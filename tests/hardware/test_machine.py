@@ -1,4 +1,4 @@
-"""What the GPU went through in a timed window: read rightly, judged rightly, and never needed."""
+"""The GPU's state in timed windows: how it is read, when a window is dropped, and runs without a GPU."""
 
 import os
 import shutil
@@ -11,6 +11,7 @@ from driver import Driver, processes
 
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Sample
+from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 
@@ -19,14 +20,14 @@ POWER_NS = [50_000_000, 0]
 
 
 def over(seconds: float, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The window between two states of the driver, `seconds` long."""
+    """Return the window between two states of the driver, `seconds` long."""
     samples = [Driver(**state).gpu.sample() for state in (before, after)]
     start, end = ({name: getattr(s, name) for name in Sample.__slots__} for s in samples)
     return machine.window(Sample(**start | {"at_s": 0.0}), Sample(**end | {"at_s": seconds}))
 
 
-def test_the_driver_library_has_what_is_asked_of_it() -> None:
-    """Names and bits are those of the library, and the stand-in has no other."""
+def test_names_and_bits_are_those_of_the_driver_library() -> None:
+    """The test double has no others."""
     assert pynvml.nvmlClocksEventReasonSwPowerCap == machine.POWER_CAP
     assert pynvml.nvmlClocksEventReasonHwSlowdown | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown == machine.HARDWARE
     thermal = pynvml.nvmlClocksEventReasonSwThermalSlowdown | pynvml.nvmlClocksEventReasonHwThermalSlowdown
@@ -36,8 +37,8 @@ def test_the_driver_library_has_what_is_asked_of_it() -> None:
     assert all(hasattr(pynvml, query) for query in Driver().state)
 
 
-def test_an_undisturbed_window_counts() -> None:
-    """Clock and temperature at its end, power the mean of the counter, no reason to drop it."""
+def test_an_undisturbed_window_is_valid() -> None:
+    """It has the clock and temperature at its end and the mean power of the energy counter."""
     end = {"nvmlDeviceGetTotalEnergyConsumption": 1_300_000, "nvmlDeviceGetClockInfo": 1755}
     assert over(2.0, {}, end) == {
         "clock_mhz": 1755,
@@ -47,7 +48,7 @@ def test_an_undisturbed_window_counts() -> None:
         "shared": False,
         "dropped": None,
     }
-    assert over(0.5, {}, end)["power_w"] == 400.0  # too short for the counter: the driver's own mean
+    assert over(0.5, {}, end)["power_w"] == 400.0  # too short for the counter: the driver's mean
 
 
 @pytest.mark.parametrize(
@@ -74,18 +75,18 @@ def test_an_undisturbed_window_counts() -> None:
 def test_a_disturbed_window_is_dropped_with_its_reason(
     before: dict[str, Any], after: dict[str, Any], dropped: str | None
 ) -> None:
-    """Heat, hardware or another process at either end, and heat that came and went in between."""
+    """Heat, hardware or another process at either end, and heat only in between."""
     assert over(2.0, before, after)["dropped"] == dropped
 
 
-def test_the_power_cap_is_noted_even_when_it_is_over() -> None:
-    """It only flags: the cap is how the machine is set."""
+def test_the_power_cap_inside_a_window_is_recorded() -> None:
+    """It drops no window: the cap is a setting of the machine."""
     window = over(2.0, {}, {"nvmlDeviceGetViolationStatus": POWER_NS})
     assert (window["throttle"], window["dropped"]) == (machine.POWER_CAP, None)
 
 
-def test_a_lone_process_is_not_company_whatever_its_id() -> None:
-    """A container may be told ids of another namespace, one process twice, or nobody; nobody says nothing."""
+def test_a_single_process_is_not_sharing_whatever_its_id() -> None:
+    """In a container the driver may report ids of another namespace, one process twice, or none: None."""
     shared = [
         over(1.0, {}, {"nvmlDeviceGetComputeRunningProcesses": found, "nvmlDeviceGetClockInfo": 1})["shared"]
         for found in (processes(os.getpid()), processes(99_999), processes(7, 7))
@@ -95,8 +96,8 @@ def test_a_lone_process_is_not_company_whatever_its_id() -> None:
     assert over(1.0, hidden, hidden)["shared"] is None
 
 
-def test_a_driver_that_answers_nothing_costs_nothing() -> None:
-    """Every figure is null, and the sample counts."""
+def test_a_driver_that_supports_no_query_gives_null() -> None:
+    """Every value is null, and the window is valid."""
     mute = dict.fromkeys(Driver().state)
     window = over(1.0, mute, mute)
     assert set(window.values()) == {None}
@@ -104,8 +105,8 @@ def test_a_driver_that_answers_nothing_costs_nothing() -> None:
     assert over(1.0, {}, old)["dropped"] == "thermal slowdown"
 
 
-def test_a_run_on_the_processor_does_not_mind_what_the_gpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is the GPU asked; and where there is none, all is null."""
+def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU all values are null."""
     monkeypatch.setattr(machine, "gpu", lambda: Driver(nvmlDeviceGetComputeRunningProcesses=processes(1, 2)).gpu)
     assert machine.sample("cuda").processes == 2
     assert machine.sample("cpu").processes is None
@@ -113,8 +114,8 @@ def test_a_run_on_the_processor_does_not_mind_what_the_gpu_does(monkeypatch: pyt
     assert set(machine.window(machine.sample("cuda"), machine.sample("cuda")).values()) == {None}
 
 
-def test_the_gpu_of_the_run_is_the_one_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its id; the first of several is not taken for another that the driver does not know by its id."""
+def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the driver does not know the id, the first GPU is used only if it is the only one."""
 
     class Several(Driver):
         known, count = True, 2
@@ -140,15 +141,15 @@ def test_the_gpu_of_the_run_is_the_one_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert handles == ["GPU-1", None, 0]
 
 
-def test_a_dropped_window_is_left_out_for_all_arms_and_counted(small_run: RunDirectory, tmp_path: Path) -> None:
-    """Its block and round count for no arm of the group; under 80 % left, the cells are void."""
+def test_a_dropped_window_is_excluded_for_all_arms(small_run: RunDirectory, tmp_path: Path) -> None:
+    """Its block and round are excluded for all arms of the group; with under 80 % left, the cells are void."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
     names = next(g["cells"] for g in run.read_json("plan.json")["groups"])
     lines = run.lines(f"timings/{names[0]}.jsonl")
     for line in lines[::3]:
         line["dropped"] = "thermal slowdown"
     run.keep_lines(f"timings/{names[0]}.jsonl", lines)
-    cells = {cell["cell"]: cell for cell in assemble(run)["cells"]}
+    cells = {cell["cell"]: cell for cell in dump(assemble(run))["cells"]}
     dropped = len(lines[::3])
     for name in names:
         assert cells[name]["samples"] == {"used": len(lines) - dropped, "dropped": dropped}

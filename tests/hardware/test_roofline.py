@@ -1,4 +1,4 @@
-"""The share of the roofline: shapes counted right, floors as computed by hand, nothing where it would mean nothing."""
+"""The share of the roofline: counts of shapes, floors computed by hand, and null with a reason if undefined."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from made_records import generation_line, timing_line
 from small import small_checkpoint, small_config
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, MistralConfig, MixtralConfig
 
@@ -15,6 +16,7 @@ from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.random_shapes import SHAPES
 from mtbench.results.roofline import fraction
 from mtbench.runs.plan import Cell
+from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 
 H200 = Probe(
     bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, copy_bytes=1 << 31, matmul_size=8192, cache_bytes=50 << 20
@@ -22,14 +24,14 @@ H200 = Probe(
 
 
 def empty(config: Any) -> Any:
-    """A model that is only a shape, in bfloat16."""
+    """Return a model without weights, in bfloat16."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
 def qwen() -> dict[str, Shape]:
-    """Two shapes of Qwen2.5: 0.5B ties its embeddings, 7B does not."""
+    """Two shapes of Qwen2.5: 0.5B has tied embeddings, 7B does not."""
     names = ("qwen2.5-0.5b", "qwen2.5-7b")
     return {name: count(empty(AutoConfig.for_model(**SHAPES[name]))) for name in names}
 
@@ -38,10 +40,10 @@ def qwen() -> dict[str, Shape]:
     ("name", "body", "head", "kv"),
     [("qwen2.5-0.5b", 357_898_112, 136_134_656, 12_288), ("qwen2.5-7b", 6_525_621_760, 544_997_376, 57_344)],
 )
-def test_a_forward_reads_body_and_head_but_no_input_embedding(
+def test_a_forward_pass_reads_body_and_head_but_not_the_input_embedding(
     name: str, body: int, head: int, kv: int, qwen: dict[str, Shape]
 ) -> None:
-    """Parameters and bytes of the published shapes, tied and untied."""
+    """Parameters and bytes of the published shapes, with tied and untied embeddings."""
     shape = qwen[name]
     assert (shape.body, shape.head, shape.kv_bytes_per_token) == (body, head, kv)
     assert shape.bytes == 2 * (body + head)
@@ -60,16 +62,19 @@ def test_a_forward_reads_body_and_head_but_no_input_embedding(
         ("qwen2.5-7b", 64, 32, 38.048),
     ],
 )
-def test_the_floor_of_a_forward(name: str, rows: int, positions: int, floor_ms: float, qwen: dict[str, Shape]) -> None:
-    """As a table made by other means has it (1,024 tokens of context, every position judged), on either side of the
-    balance of bytes and FLOPs.
+def test_the_floor_of_a_forward_pass(
+    name: str, rows: int, positions: int, floor_ms: float, qwen: dict[str, Shape]
+) -> None:
+    """As in a table computed independently, with 1,024 tokens of context and logits at every position.
+
+    Some are bound by bytes, some by FLOPs.
     """
     floor = floor_s(qwen[name], H200, rows=rows, positions=positions, judged=positions, context=1024)
     assert 1e3 * floor == pytest.approx(floor_ms, abs=6e-4)
 
 
-def test_sliding_layers_read_no_more_than_their_window() -> None:
-    """Some layers, all layers, and a window longer than the context."""
+def test_sliding_layers_read_at_most_their_window() -> None:
+    """With some or all layers sliding, and a window longer than the context."""
     sizes = {"head_dim": 8, "sliding_window": 10, "num_hidden_layers": 4}
     some = count(empty(small_config(Gemma2Config, **sizes)))
     every = count(empty(small_config(MistralConfig, **sizes)))
@@ -78,38 +83,36 @@ def test_sliding_layers_read_no_more_than_their_window() -> None:
     assert [shape.seen(4) for shape in (some, every, none)] == [4, 4, 4]
 
 
-def test_a_mixture_of_experts_has_no_one_shape() -> None:
-    """It is said, not guessed."""
+def test_a_mixture_of_experts_is_rejected() -> None:
+    """Its reads depend on the tokens."""
     with pytest.raises(ValueError, match="mixture of experts"):
         count(empty(small_config(MixtralConfig)))
 
 
-def line(block: int, **changes: Any) -> dict[str, Any]:
-    """An answer of 40 tokens to a prompt of 1,001, one forward each."""
-    ids = {"prompt_ids": [1] * 1001, "token_ids": [1] * 40}
-    return {**ids, "forwards": 40, "positions_fed": 40, "draft_forwards": 0, "block": block, **changes}
+def line(block: int, **changes: Any) -> GenerationLine:
+    """Return an answer of 40 tokens to a prompt of 1,001, one forward pass each."""
+    counts: dict[str, Any] = {"prompt_tokens": 1001, "token_ids": [1] * 40, "forwards": 40, "positions_fed": 40}
+    return generation_line(**counts | {"draft_forwards": 0, "block": block} | changes)
 
 
-def sample(block: int, round_: int = 1, **changes: Any) -> dict[str, Any]:
-    return {"session": 1, "block": block, "round": round_, "batch_forwards": 40, "decode_s": 0.5, **changes}
+def sample(block: int, round_: int = 1, **changes: Any) -> TimingLine:
+    return timing_line(**{"block": block, "round": round_, "batch_forwards": 40, "decode_s": 0.5, **changes})
 
 
 @pytest.fixture
-def session(qwen: dict[str, Shape]) -> dict[str, Any]:
+def session(qwen: dict[str, Shape]) -> SessionRecord:
     shapes = {"target": asdict(qwen["qwen2.5-7b"]), "small": asdict(qwen["qwen2.5-0.5b"])}
-    return {"probe": asdict(H200), "probe_reason": None, "shapes": shapes}
+    return SessionRecord.model_validate({"probe": asdict(H200), "probe_reason": None, "shapes": shapes})
 
 
 def cell(**checkpoints: str) -> Cell:
     return cast("Cell", SimpleNamespace(on="ar", checkpoints={"ar": "target", **checkpoints}))
 
 
-def test_the_fraction_is_the_floor_of_its_forwards_over_decode_time(
-    qwen: dict[str, Shape], session: dict[str, Any]
-) -> None:
-    """Two rows of 40 and 20 tokens: 40 forwards of 1.5 rows on average; the mean over a block's rounds."""
+def test_the_fraction_is_the_floor_over_decode_time(qwen: dict[str, Shape], session: SessionRecord) -> None:
+    """Two rows of 40 and 20 tokens: 40 forward passes of 1.5 rows on average; block times are means over rounds."""
     shorter = line(0, token_ids=[1] * 20, forwards=20, positions_fed=20)
-    context = (40 * (1001 + 20) + 20 * (1001 + 10)) / 60 - 1  # the last known token is fed, not read
+    context = (40 * (1001 + 20) + 20 * (1001 + 10)) / 60 - 1  # the last known token is fed, not cached
     floor = floor_s(qwen["qwen2.5-7b"], H200, rows=1.5, positions=1, judged=1, context=context)
     samples = [sample(0, 1, decode_s=0.4), sample(0, 2, decode_s=0.6), sample(1, decode_s=0.5)]
     lines = [line(0), shorter, line(1), line(1, token_ids=[1] * 20, forwards=20, positions_fed=20)]
@@ -118,35 +121,35 @@ def test_the_fraction_is_the_floor_of_its_forwards_over_decode_time(
     assert reason is None
 
 
-def test_cached_tokens_are_those_before_what_is_fed(qwen: dict[str, Shape], session: dict[str, Any]) -> None:
-    """Of 7 positions fed with 3 guesses among them, 4 are known tokens not yet cached."""
+def test_cached_tokens_are_those_before_the_tokens_fed(qwen: dict[str, Shape], session: SessionRecord) -> None:
+    """Of 7 positions fed, 3 are draft tokens and 4 are known tokens not yet cached."""
     floor = floor_s(qwen["qwen2.5-7b"], H200, rows=1, positions=7, judged=4, context=1021 - 4)
     value, _ = fraction(cell(), 4, [line(0, positions_fed=280)], [sample(0)], [session])
     assert value == pytest.approx(40 * floor / 0.5, rel=1e-12)
 
 
-def test_a_draft_model_has_its_floor_too(qwen: dict[str, Shape], session: dict[str, Any]) -> None:
-    """Four forwards of the draft for each of the target's."""
+def test_a_draft_model_adds_its_floor(qwen: dict[str, Shape], session: SessionRecord) -> None:
+    """Four forward passes of the draft for each of the target's."""
     draft = floor_s(qwen["qwen2.5-0.5b"], H200, rows=1, positions=1, judged=1, context=1021)
     alone, _ = fraction(cell(), 1, [line(0)], [sample(0)], [session])
     both, _ = fraction(cell(draft="small"), 1, [line(0, draft_forwards=160)], [sample(0)], [session])
     assert both == pytest.approx((alone or 0) + 160 * draft / 0.5)
 
 
-def test_every_sample_is_held_against_the_probe_of_its_session(session: dict[str, Any]) -> None:
-    """A run gone on with on a GPU of half the speed: the floor is higher there."""
+def test_every_sample_uses_the_probe_of_its_session(session: SessionRecord) -> None:
+    """If a run continues on a GPU of half the speed, the floor there is higher."""
     half = asdict(H200) | {"bandwidth_bytes_per_s": 4.3e12 / 2, "matmul_flop_per_s": 790e12 / 2}
-    sessions = [session, session | {"probe": half}]
+    sessions = [session, session.changed(probe=half)]
     once, _ = fraction(cell(), 1, [line(0)], [sample(0)], sessions)
     again, _ = fraction(cell(), 1, [line(0)], [sample(0, session=2)], sessions)
     assert again == pytest.approx(2 * (once or 0))
 
 
-def test_where_a_fraction_means_nothing_it_is_null_with_a_reason(session: dict[str, Any]) -> None:
-    """No probe, hidden forwards, no sample, weights that fit the cache, a shape that could not be counted."""
+def test_an_undefined_fraction_is_null_with_a_reason(session: SessionRecord) -> None:
+    """No probe, unknown forward passes, no sample, weights that fit the cache, a shape that cannot be counted."""
 
-    def reason(samples: list[dict[str, Any]], **changes: Any) -> str:
-        value, why = fraction(cell(), 1, [line(0)], samples, [session | changes])
+    def reason(samples: list[TimingLine], **changes: Any) -> str:
+        value, why = fraction(cell(), 1, [line(0)], samples, [session.changed(**changes)])
         assert value is None
         return why or ""
 
@@ -159,16 +162,16 @@ def test_where_a_fraction_means_nothing_it_is_null_with_a_reason(session: dict[s
     assert "experts" in reason([sample(0)], shapes={"target": {"reason": "a mixture of experts"}})
 
 
-def test_a_session_on_a_processor_says_why_it_has_no_probe() -> None:
-    """In no time, with the shapes all the same."""
+def test_a_session_on_a_cpu_says_why_it_has_no_probe() -> None:
+    """It stores the shapes nevertheless."""
     checkpoint = small_checkpoint()
-    said = probe.describe("cpu", torch.float64, {"here": checkpoint})
-    assert (said["probe"], said["probe_reason"]) == (None, probe.NO_GPU)
-    assert Shape(**said["shapes"]["here"]) == count(checkpoint.model)
+    entries = probe.describe("cpu", torch.float64, {"here": checkpoint})
+    assert (entries["probe"], entries["probe_reason"]) == (None, probe.NO_GPU)
+    assert Shape(**entries["shapes"]["here"]) == count(checkpoint.model)
 
 
 def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy reads and writes every byte; a product of n³ takes 2n³ FLOPs, of the largest n that fits."""
+    """A copy reads and writes every byte; a product of size n takes 2n³ FLOPs; the largest n that fits is used."""
 
     def half_a_second(device: torch.device, action: Callable[[], object]) -> float:
         action()
@@ -181,8 +184,8 @@ def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.Monke
     assert probe.matmul_rate(cpu, torch.bfloat16, memory=4 * 4 * 32**2, size=8) == (2 * 32**3 / 0.5, 32)
 
 
-def test_the_probe_takes_the_median_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One slow repetition does not move it."""
+def test_the_probe_uses_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slow repetition does not change it."""
     monkeypatch.setattr(probe, "WARM_UP_S", 0.0)
 
     class Clock:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,14 @@ def tokens_and_commits(generations: Sequence[Generation]) -> list[tuple[list[int
     return [(g.token_ids, g.commits) for g in generations]
 
 
+@cache
 def naive_logits(runner: ModelRunner, size: int) -> naive.Logits:
     """The model's own eager attention over the whole sequence, block-causal by a mask."""
     model = runner.model
 
+    @cache
     @torch.no_grad()
-    def logits(ids: list[int]) -> Tensor:
+    def logits(ids: tuple[int, ...]) -> Tensor:
         block = torch.arange(len(ids)) // size
         hidden = block[None, :] > block[:, None]
         bias = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, float("-inf"))
@@ -76,7 +78,7 @@ def naive_logits(runner: ModelRunner, size: int) -> naive.Logits:
         model.set_attn_implementation("mtbench")
         return out.index_fill(-1, runner.checkpoint.suppressed, float("-inf"))
 
-    return logits
+    return lambda ids: logits(tuple(ids))
 
 
 def recomputed(
@@ -106,8 +108,10 @@ def test_it_equals_a_recomputation(runner: ModelRunner, size: int, options: dict
         fast = ENGINES[engine]().runner(runner.checkpoint)
         for make in (None, LATE):
             assert tokens_and_commits(run(chosen, fast, asked, make=make)) == want
-            assert tokens_and_commits(run(chosen, fast, asked, make=make, rows=2)) == want
-            assert [tokens_and_commits(run(chosen, fast, [p], make=make))[0] for p in asked] == want
+            if (engine == "eager") == (make is LATE):
+                assert tokens_and_commits(run(chosen, fast, asked, make=make, rows=2)) == want
+            else:
+                assert [tokens_and_commits(run(chosen, fast, [p], make=make))[0] for p in asked] == want
 
 
 def test_what_is_compared_covers_what_can_happen(runner: ModelRunner) -> None:

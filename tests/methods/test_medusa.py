@@ -173,7 +173,7 @@ def test_a_script_is_followed_whatever_the_heads_say(headed: ModelRunner, tree: 
     [
         ({"method": ["medusa:on=ar"]}, r"/ar' has no medusa.safetensors.*mtbench train medusa --base"),
         (RANDOM, r"'random:qwen2.5-0.5b' has no medusa.safetensors"),
-        ({"method": ["medusa:heads=5"]}, r"heads=5.*has 4; say `heads=4`"),
+        ({"method": ["medusa:heads=5"]}, r"heads=5.*has 4; use `heads=4`"),
         ({"method": ["medusa:tree=2x"]}, r"tree='2x' is not allowed"),
         ({"method": ["medusa:tree=0x2"]}, r"tree='0x2' is not allowed"),
         ({"method": ["medusa:heads=1,tree=2x2"]}, r"up to 1 heads"),

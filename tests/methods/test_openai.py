@@ -296,7 +296,7 @@ def finish(folder: Path, request: RunRequest) -> tuple[RunDirectory, dict[str, A
     with RunProgress(Console(quiet=True)) as progress:
         generate(run, progress)
     score(run)
-    return run, assemble(run)
+    return run, dump(assemble(run))
 
 
 def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -102,11 +102,12 @@ class Scene(NamedTuple):
         return (weight @ value).transpose(1, 2)
 
 
+GROUP = 3 if INTERPRETING else 7  # query heads per key head
 SCENES = {
-    "decoding, a group of 7": Scene.make([40, 97, 3], 1, 97),
+    "decoding, a group": Scene.make([40, 97, 3], 1, 97, heads=GROUP),
     "a window, lengths that end inside and on the edge of blocks": Scene.make([64, 150], 4, 150, heads=2, size=128),
-    "no groups, more queries than a tile": Scene.make([50], 18, 50, heads=2, key_heads=2, size=16),
-    "pairs, half precision": Scene.make([300, 128], 4, 300, heads=4, key_heads=2, dtype=torch.float16),
+    "no groups, more queries than a tile": Scene.make([50], 17, 50, heads=2, key_heads=2, size=16),
+    "pairs, half precision": Scene.make([130, 64], 4, 130, heads=4, key_heads=2, dtype=torch.float16),
     "softcap": Scene.make([70], 7, 80, heads=4, key_heads=2, size=32, softcap=3.0),
 }
 if DEVICE == "cuda":
@@ -149,8 +150,10 @@ def test_slots_beyond_the_length_are_never_read(split: bool) -> None:
 
 
 @of_kernels
-@settings(deadline=None, max_examples=10)
-@given(st.integers(0, 1000), st.integers(1, 150), st.integers(0, 40), st.integers(1, 3), st.booleans())
+@settings(deadline=None, max_examples=3 if INTERPRETING else 10)
+@example(seed=0, length=64, more=1, width=3, split=True)  # on the edge of a block
+@example(seed=1, length=65, more=0, width=2, split=False)  # behind it
+@given(st.integers(0, 1000), st.integers(1, 70), st.integers(0, 40), st.integers(1, 3), st.booleans())
 def test_attention_is_batch_invariant(seed: int, length: int, more: int, width: int, split: bool) -> None:
     """A query gets the same bits alone, in a batch and in a window, with any view, as lossless verification needs."""
     if DEVICE == "cpu":
@@ -193,7 +196,7 @@ def test_argmax_and_logsumexp_equal_those_of_float64(argmax: ArgmaxLogsumexp, dt
 
 
 @each_argmax
-@settings(deadline=None)
+@settings(deadline=None, max_examples=20 if INTERPRETING else 100)
 @given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 80.0, float("-inf")]), min_size=1, max_size=20), st.integers(1, 9000))
 def test_of_equal_logits_the_lowest_id_is_chosen(argmax: ArgmaxLogsumexp, values: list[float], vocabulary: int) -> None:
     """Ties are common in bfloat16. A row of −∞ only gives id 0 and a logsumexp of −∞."""
@@ -303,14 +306,13 @@ run, JITFunction.run = JITFunction.run, compile_only
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 from mtbench.models import triton_kernels as kernels
 like = torch.empty(0, dtype=torch.bfloat16)
-for rows, width in ((1, 1), (1, 7), (32, 7)):
+for rows, width in ((1, 1), (32, 7)):
     cache = like.new_empty(rows, 1024, 4, 128).transpose(1, 2)
     mask = torch.ones(rows, width, 1024, dtype=torch.bool)
     query = like.new_empty(rows, width, 28, 128).transpose(1, 2)
     kernels.attend(query, cache, cache, mask, torch.ones(rows, dtype=torch.int64), 0.1)
 kernels.argmax_logsumexp(like.new_empty(4, 152064))
 kernels.linear(like.new_empty(7, 3584), like.new_empty(3584, 3584), like.new_empty(3584))
-kernels.linear(like.new_empty(7, 3584), like.new_empty(18944, 3584))
 kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
 

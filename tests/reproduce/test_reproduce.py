@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.report.terminal import DEMONSTRATION
+from mtbench.report.phrases import DEMONSTRATION
 from mtbench.reproduce import page
 from mtbench.reproduce import published as reproduction
 from mtbench.reproduce.agreement import WORDS
@@ -360,7 +360,6 @@ def test_from_the_command_line(
     assert "jacobi:ahead=256" in said
     assert "tiny: about 0:" in said
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr("mtbench.runs.peak_memory.measure", lambda *_: None)  # a process for each cell
     assert mtbench(*command, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == f"{out}/reproduction.html"
@@ -378,7 +377,7 @@ def test_from_the_command_line(
     assert mtbench(*command, monkeypatch=monkeypatch) == 2
     assert "go on with `mtbench reproduce -o" in capsys.readouterr().err
     assert mtbench("-o", out, "--resume", "--limit", "3", monkeypatch=monkeypatch) == 2
-    assert "was begun with limit=2, not 3" in capsys.readouterr().err
+    assert "has limit=2, not 3; resume it with" in capsys.readouterr().err
     assert mtbench("mars-table-2", "-o", out, "--resume", monkeypatch=monkeypatch) == 2
     assert "holds 'mars-table-9'" in capsys.readouterr().err
 
@@ -427,4 +426,4 @@ def test_an_interruption_names_the_reproduction_to_go_on_with(
     monkeypatch.setattr(reproduction, "run", interrupted)
     out = str(tmp_path / "run")
     assert mtbench("mars-table-9", *SMALL, "-o", out, monkeypatch=monkeypatch) == 130
-    assert f"`mtbench reproduce -o {out} --resume` goes on" in capsys.readouterr().err
+    assert f"resume with `mtbench reproduce -o {out} --resume`" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The field's words for acceptance: one handful of commits, every owner's figure worked out by hand."""
+"""Acceptance: some commits, and every owner's figure of them computed by hand."""
 
 from fractions import Fraction
 from typing import Any
@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import cell_data, generation_line, timing_line
 
+from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.samples import Measured
-from mtbench.runs.plan import Cell
+from mtbench.results.record import AcceptanceFigures, DerivedAcceptance
+from mtbench.runs.records import GenerationLine
 
 # Three answers of 11, 4 and 1 tokens; the second waited once. 9 forwards, of which 8 committed: 4 3 1 3, 2 1 1, 1.
 COMMITS = [[4, 3, 1, 3], [2, 0, 1, 1], [1]]
-OFFERED = 8 * 3  # three guesses whenever anything was judged
+OFFERED = 8 * 3  # three guesses in every forward that committed
 BATCH_FORWARDS = 5  # the first two answers in one batch of 4 forwards, the third alone
 
 
@@ -37,18 +39,19 @@ BATCH_FORWARDS = 5  # the first two answers in one batch of 4 forwards, the thir
         ("mars_cached", Fraction(16, 5)),
     ],
 )
-def test_a_figure_is_its_owners(owner: str, by_hand: Fraction) -> None:
-    """Each formula, from the same commits, as its owner has it."""
-    assert acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS)[owner] == pytest.approx(float(by_hand), abs=1e-12)
+def test_a_figure_follows_its_owners_formula(owner: str, by_hand: Fraction) -> None:
+    """Each formula, from the same commits, as its owner defines it."""
+    figures = acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS)
+    assert getattr(figures, owner) == pytest.approx(float(by_hand), abs=1e-12)
 
 
 def test_every_owner_has_a_name_and_a_figure() -> None:
-    """What is computed is what is shown, in the same order."""
-    assert list(acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS)) == list(acceptance.OWNERS)
+    """The figures computed are those shown, in the same order."""
+    assert list(DerivedAcceptance.model_fields) == list(acceptance.OWNERS)
 
 
-def test_our_own_words() -> None:
-    """Length and rate leave the forward that committed nothing out; the histogram has it."""
+def test_our_own_figures() -> None:
+    """Length and rate leave out the forward that committed nothing; the histogram has it."""
     assert acceptance.length(COMMITS) == 2
     assert acceptance.rate(COMMITS, OFFERED) == pytest.approx(8 / 24)
     assert acceptance.per_position(COMMITS) == [4 / 8, 3 / 8, 1 / 8]
@@ -56,23 +59,23 @@ def test_our_own_words() -> None:
 
 
 def test_where_nothing_is_offered_there_is_no_rate() -> None:
-    """One token per forward has a length, and no figure of those who count drafts; unknown offers, no rate."""
+    """One token per forward has a length, but no figure of owners that count drafts. Unknown offers have no rate."""
     plain = [[1, 1], [1]]
     assert acceptance.rate(plain, 0) is None
     assert (acceptance.length(plain), acceptance.per_position(plain)) == (1, [])
-    of_drafts = ("vllm", "aiperf", "aiperf_token_weighted")
-    assert [acceptance.derived(plain, 0, 2)[owner] for owner in of_drafts] == [None] * 3
+    figures = acceptance.derived(plain, 0, 2)
+    assert (figures.vllm, figures.aiperf, figures.aiperf_token_weighted) == (None, None, None)
     assert acceptance.rate(COMMITS, None) is None
-    assert None not in acceptance.derived(COMMITS, None, BATCH_FORWARDS).values()
-    assert acceptance.derived(COMMITS, OFFERED, None)["mars_cached"] is None
+    assert None not in dump(acceptance.derived(COMMITS, None, BATCH_FORWARDS)).values()
+    assert acceptance.derived(COMMITS, OFFERED, None).mars_cached is None
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=5))
 def test_no_commits_break_a_figure(commits: list[list[int]]) -> None:
-    """Empty answers and rows that only waited included: a number or None, and positions add up to the length."""
+    """A number or None, also for empty answers and rows that only waited. Positions add up to the length."""
     steps = [step for answer in commits for step in answer if step]
     figures = acceptance.derived(commits, sum(step - 1 for step in steps), sum(map(len, commits)))
-    assert all(figure is None or figure >= 0 for figure in figures.values())
+    assert all(figure is None or figure >= 0 for figure in dump(figures).values())
     if steps:
         assert 1 + sum(acceptance.per_position(commits)) == pytest.approx(acceptance.length(commits))
         assert acceptance.per_position(commits) == sorted(acceptance.per_position(commits), reverse=True)
@@ -80,66 +83,65 @@ def test_no_commits_break_a_figure(commits: list[list[int]]) -> None:
         assert (acceptance.length(commits), acceptance.per_position(commits)) == (None, [])
 
 
-def measured(lines: list[dict[str, Any]], timings: list[dict[str, Any]]) -> Measured:
-    nothing: dict[str, Any] = dict.fromkeys(Cell.model_fields)  # no field of the cell is read here
-    by_item = {str(number): line for number, line in enumerate(lines)}
-    return Measured(
-        Cell.model_construct(**nothing), by_item, timings, {(t["round"], t["block"]) for t in timings}, {}, None
+def answers(*commits: list[int] | None, **given: Any) -> list[GenerationLine]:
+    """A line per answer, all in block 0 unless `given` says otherwise."""
+    lines = []
+    for number, of_answer in enumerate(commits):
+        counts: dict[str, Any] = {"commits": of_answer}
+        if of_answer is not None:
+            counts |= {"forwards": len(of_answer), "token_ids": [1] * sum(of_answer)}
+        lines.append(generation_line(item=f"a/{number}/0", **counts | given))
+    return lines
+
+
+def test_a_cell_has_the_figures_of_its_lines() -> None:
+    """Offered tokens of all answers, and forwards of round 1's batches only."""
+    first = answers(*COMMITS[:2], drafted=OFFERED - 3)
+    lines = [first[0], first[1].changed(drafted=0), answers(COMMITS[2])[0].changed(item="a/2/0", drafted=3, block=1)]
+    batches = ((1, 0, 4), (1, 1, 1), (2, 0, 4))
+    timings = [timing_line(round=r, block=b, batch_forwards=n) for r, b, n in batches]
+    assert acceptance.of_cell(cell_data(lines, timings)) == AcceptanceFigures(
+        length=2,
+        rate=8 / 24,
+        per_position=[0.5, 0.375, 0.125],
+        offered=24,
+        derived=acceptance.derived(COMMITS, 24, 5),
     )
 
 
-def test_a_cell_tells_what_its_lines_tell() -> None:
-    """Offers of all answers, the batches' forwards of round 1 alone."""
-    places = zip(COMMITS, (0, 0, 1), strict=True)
-    lines = [{"commits": c, "drafted": 3 * sum(n > 0 for n in c), "block": block} for c, block in places]
-    timings = [{"round": r, "block": b, "batch_forwards": n} for r, b, n in ((1, 0, 4), (1, 1, 1), (2, 0, 4))]
-    told = acceptance.of_cell(measured(lines, timings))
-    assert told == {
-        "length": 2,
-        "rate": pytest.approx(1 / 3),
-        "per_position": [0.5, 0.375, 0.125],
-        "offered": 24,
-        "derived": acceptance.derived(COMMITS, 24, 5),
-    }
+def test_without_the_number_of_offered_tokens_there_is_no_rate() -> None:
+    """Neither a rate nor a guess at one, and no figure per batch without its forwards."""
+    found = acceptance.of_cell(cell_data(answers([2, 1]), []))
+    assert found is not None
+    assert (found.length, found.rate, found.offered) == (1.5, None, None)
+    assert found.derived.mars_cached is None
 
 
-def test_lines_from_before_offers_were_stored_are_read() -> None:
-    """No rate, and no guess at one."""
-    told = acceptance.of_cell(measured([{"commits": [2, 1], "block": 0}], []))
-    assert told is not None
-    assert (told["length"], told["rate"], told["offered"]) == (1.5, None, None)
-    assert told["derived"]["mars_cached"] is None
-
-
-def test_an_engine_that_reports_its_acceptance_is_taken_at_its_word() -> None:
-    """Its totals of round 1, and no figure but those made of them."""
-    hidden = [{"commits": None, "drafted": None, "block": 0}]
+def test_the_acceptance_that_an_engine_reports_is_used() -> None:
+    """Its totals of round 1, and only the figures that follow from them."""
     timings = [
-        {"round": 1, "block": 0, "accepted": 30, "drafted": 80, "drafts": 20},
-        {"round": 1, "block": 1, "accepted": 6, "drafted": 16, "drafts": 4},
-        {"round": 2, "block": 0, "accepted": 99, "drafted": 99, "drafts": 9},
+        timing_line(round=1, block=0, accepted=30, drafted=80, drafts=20),
+        timing_line(round=1, block=1, accepted=6, drafted=16, drafts=4),
+        timing_line(round=2, block=0, accepted=99, drafted=99, drafts=9),
     ]
-    told = acceptance.of_cell(measured(hidden, timings))
-    assert told is not None
-    assert (told["length"], told["rate"], told["offered"]) == (1 + 36 / 24, 36 / 96, 96)
-    assert told["per_position"] is None
-    known = {owner for owner, figure in told["derived"].items() if figure is not None}
+    found = acceptance.of_cell(cell_data(answers(None), timings))
+    assert found is not None
+    assert (found.length, found.rate, found.offered) == (1 + 36 / 24, 36 / 96, 96)
+    assert found.per_position is None
+    known = {owner for owner, figure in dump(found.derived).items() if figure is not None}
     assert known == {"vllm", "aiperf_token_weighted"}
 
 
 def test_an_engine_that_hides_its_acceptance_has_none() -> None:
-    """Not 0, and not a part of it: one silent block is silence."""
-    hidden = [{"commits": None, "drafted": None, "block": 0}]
-    told = {"round": 1, "block": 0, "accepted": 3, "drafted": 8, "drafts": 2}
-    silent = {"round": 1, "block": 1, "accepted": None, "drafted": None, "drafts": None}
-    assert acceptance.of_cell(measured(hidden, [{"round": 1, "block": 0}])) is None
-    assert acceptance.of_cell(measured(hidden, [told, silent])) is None
-    assert acceptance.of_cell(measured([], [])) is None
-    nothing_drafted = told | {"accepted": 0, "drafted": 0, "drafts": 0}
-    assert acceptance.reported([nothing_drafted]) == {
-        "length": None,
-        "rate": None,
-        "per_position": None,
-        "offered": 0,
-        "derived": dict.fromkeys(acceptance.OWNERS),
-    }
+    """Null, not 0 and not a part of it: one block without counts is enough."""
+    reported = timing_line(accepted=3, drafted=8, drafts=2)
+    assert acceptance.of_cell(cell_data(answers(None), [timing_line()])) is None
+    assert acceptance.of_cell(cell_data(answers(None), [reported, timing_line(block=1)])) is None
+    assert acceptance.of_cell(cell_data([], [])) is None
+    assert acceptance.reported([reported.changed(accepted=0, drafted=0, drafts=0)]) == AcceptanceFigures(
+        length=None,
+        rate=None,
+        per_position=None,
+        offered=0,
+        derived=DerivedAcceptance(**dict.fromkeys(acceptance.OWNERS)),
+    )

@@ -1,13 +1,13 @@
-"""Arms by several engines, batched in two ways, over several batch sizes: compared with their like, shown apart."""
+"""Arms by several engines, with two ways of batching and several batch sizes: only alike cells are compared."""
 
 import json
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from made_records import cell_data, generation_line, result_cell, speedup
 from rich.console import Console
 from small import save_small
 
@@ -19,11 +19,12 @@ from mtbench.report.terminal import results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
-from mtbench.results.samples import Measured, read
+from mtbench.results.record import Floor, Percentiles, ResultCell, Results, StopsPaying
+from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Cell, RunRequest, read_plan
+from mtbench.runs.plan import RunRequest, read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
@@ -52,7 +53,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
 
 @pytest.fixture(scope="module")
 def run(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The whole of it, but for the pass for peak memory."""
+    """A whole run and its report, without the pass for peak memory."""
     plan = make_plan(request_)
     run = RunDirectory.create(tmp_path_factory.mktemp("runs") / "run")
     run.write_json("environment.json", {"command": ["mtbench", "run"]})
@@ -66,17 +67,19 @@ def run(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDi
 
 
 @pytest.fixture(scope="module")
-def results(run: RunDirectory) -> Any:
-    return run.read_json("results.json")
+def results(run: RunDirectory) -> Results:
+    return run.read("results.json", Results)
 
 
-def cells_of(results: Any, batch_size: int, batching: str = "static") -> dict[str, Any]:
-    found = (c for c in results["cells"] if (c["batch_size"], c["batching"]) == (batch_size, batching))
-    return {c["arm"]: c for c in found}
+def cells_of(results: Results, batch_size: int, batching: str = "static") -> dict[str, ResultCell]:
+    found = (c for c in results.cells if (c.batch_size, c.batching) == (batch_size, batching))
+    return {c.arm: c for c in found}
 
 
 def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: RunRequest) -> None:
-    """All items once, blocks alike in size, none under 8R; no such group for one slot, nor for a loop not ours."""
+    """Blocks hold all items once, are alike in size and have at least 8R items. One slot has no refilled group, and
+    an outside engine has no refilled cell.
+    """
     groups = make_plan(request_).groups
     assert [(g.batch_size, g.batching) for g in groups] == [
         (1, "static"),
@@ -92,15 +95,15 @@ def test_a_refilled_block_has_eight_prompts_for_every_slot(request_: RunRequest)
     assert groups[4].cells[2] == "arithmetic.mars-tau0.3.mars.graph.refill.b3"
 
 
-def test_too_few_items_are_told_beforehand_with_how_many_are_needed(request_: RunRequest) -> None:
-    """6 blocks of 8R; and that an outside engine has no refill."""
-    said = make_plan(request_).warnings()
+def test_the_plan_warns_of_too_few_items(request_: RunRequest) -> None:
+    """The warning gives the items for 6 blocks of 8R. Another one says that an outside engine has no refill."""
+    warnings = make_plan(request_).warnings()
     assert (
         "arithmetic at batch size 2, refill: inconclusive: 2 blocks, 6 needed for an interval, which takes 96"
-        in said[0]
+        in warnings[0]
     )
-    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in said[1]
-    assert said[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
+    assert "batch size 3, refill: inconclusive: 1 block, 6 needed for an interval, which takes 144 items" in warnings[1]
+    assert warnings[-1] == "hf-generate: static batches only, since the loop is not ours; no refill"
 
 
 def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
@@ -111,81 +114,78 @@ def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
         make_plan(request_.changed(batching=("refil",)))
 
 
-def test_all_that_was_planned_is_measured(results: Any) -> None:
-    """Every cell ok, none void, whatever its engine and batching; items are requests, not slots."""
-    assert [(c["status"], c["void"], c["repeated_identical"]) for c in results["cells"]] == [("ok", [], 1)] * 21
+def test_all_that_was_planned_is_measured(results: Results) -> None:
+    """Every cell is ok and none is void, with any engine and batching. Items are requests, not slots."""
+    assert [(c.status, c.void, c.repeated_identical) for c in results.cells] == [("ok", [], 1)] * 21
     refilled = cells_of(results, 3, "refill")["mars:tau=0.3@mars/graph"]
-    assert (refilled["items"], refilled["blocks"]) == (33, 1)
-    assert 0.5 < refilled["parts"]["utilisation"] <= 1
-    assert refilled["parts"]["rows"] == 3
-    assert refilled["commit_latency_s"] == {"p50": None, "p95": None}
+    assert (refilled.items, refilled.blocks) == (33, 1)
+    assert refilled.parts is not None
+    assert 0.5 < refilled.parts.utilisation <= 1
+    assert refilled.parts.rows == 3
+    assert refilled.commit_latency_s == Percentiles(p50=None, p95=None)
 
 
-def test_what_an_outside_engine_hides_is_null(results: Any) -> None:
-    """Never 0, and nothing derived from it; tokens, wall-clock and accuracy are there."""
+def test_the_values_that_an_outside_engine_hides_are_null(results: Results) -> None:
+    """They are never 0, and nothing is derived from them. Tokens, wall time and accuracy are known."""
     for arm in OUTSIDE:
         cell = cells_of(results, 3)[arm]
-        assert [cell[name] for name in HIDDEN] == [None] * len(HIDDEN)
-        assert (cell["tokens_per_forward"], cell["tokens_per_forward_ci"], cell["commit_histogram"]) == (None, None, {})
-        assert (cell["positions_fed_per_token"], cell["ttft_s"]["p50"], cell["engine"]) == (None, None, None)
-        assert cell["tokens_per_s"]["value"] > 0
-        assert cell["accuracy"]["n"] == 33
+        assert [getattr(cell, name) for name in HIDDEN] == [None] * len(HIDDEN)
+        assert (cell.tokens_per_forward, cell.tokens_per_forward_ci, cell.commit_histogram) == (None, None, {})
+        assert (cell.positions_fed_per_token, cell.ttft_s.p50, cell.engine) == (None, None, None)
+        assert (cell.tokens_per_s.value or 0) > 0
+        assert cell.accuracy is not None
+        assert cell.accuracy.n == 33
 
 
-def test_an_outside_engine_is_held_to_ar(results: Any) -> None:
-    """The very tokens, by both caches."""
+def test_an_outside_engine_is_compared_with_ar(results: Results) -> None:
+    """It has the same tokens, with both caches."""
     for arm in OUTSIDE:
-        graded = cells_of(results, 3)[arm]["lossless"]
-        assert (graded["against"], graded["grade"], graded["identical"]) == ("ar@ar/graph", "exact", 33)
+        graded = cells_of(results, 3)[arm].lossless
+        assert graded is not None
+        assert (graded.against, graded.grade, graded.identical) == ("ar@ar/graph", "exact", 33)
 
 
-def test_the_floor_beside_a_grade_is_the_promised_arm_against_itself(run: RunDirectory, results: Any) -> None:
-    """Smallest batch against largest, static ones even where slots are refilled; recounted from the answers."""
-    graded = [c for c in results["cells"] if c["lossless"]]
-    assert {c["batching"] for c in graded} == {"static"}
+def test_the_floor_next_to_a_grade_is_the_reference_arm_against_itself(run: RunDirectory, results: Results) -> None:
+    """The smallest batch size against the largest, static ones also for refilled cells; recounted from the answers."""
+    graded = [c for c in results.cells if c.lossless]
+    assert {c.batching for c in graded} == {"static"}
     for cell in graded:
-        floor, against = cell["lossless"]["floor"], cell["lossless"]["against"]
+        assert cell.lossless is not None
+        against = cell.lossless.against
         small, large = (
-            {
-                g["item"]: g["token_ids"]
-                for g in run.lines(f"generations/{cells_of(results, size)[against]['cell']}.jsonl")
-            }
+            {g["item"]: g["token_ids"] for g in run.lines(f"generations/{cells_of(results, size)[against].cell}.jsonl")}
             for size in (1, 3)
         )
-        assert floor == {
-            "arm": against,
-            "batch_sizes": [1, 3],
-            "items": len(small.keys() & large.keys()),
-            "identical": sum(small[item] == large[item] for item in small.keys() & large.keys()),
-        }
+        common = small.keys() & large.keys()
+        assert cell.lossless.floor == Floor(
+            arm=against,
+            batch_sizes=[1, 3],
+            items=len(common),
+            identical=sum(small[item] == large[item] for item in common),
+        )
 
 
 def sized(
     batch_size: int, answers: dict[str, list[int]], batching: str = "static", error: str | None = None
-) -> Measured:
+) -> CellData:
     """A cell of `ar` with nothing but answers."""
-    fields: dict[str, Any] = dict.fromkeys(Cell.model_fields)
-    fields |= {"arm": "ar", "batch_size": batch_size, "batching": batching}
-    lines = {item: {"token_ids": token_ids} for item, token_ids in answers.items()}
-    return Measured(Cell.model_construct(**fields), lines, [], set(), {}, error)
+    lines = [generation_line(item=item, token_ids=token_ids) for item, token_ids in answers.items()]
+    return cell_data(lines, [], arm="ar", batch_size=batch_size, batching=batching, error=error)
 
 
 def test_the_floor_counts_common_items_of_the_outermost_sizes() -> None:
-    """Sizes between do not matter, nor cells that failed; static batches come before refilled ones."""
+    """Sizes between do not count, nor do failed cells. Static batches come before refilled ones."""
     one, four, eight = sized(1, {"a": [1], "b": [2]}), sized(4, {"a": [9]}), sized(8, {"a": [1], "b": [3], "c": [4]})
-    said = {"arm": "ar", "batch_sizes": [1, 8], "items": 2, "identical": 1}
-    assert floor([four, eight, one]) == said
-    assert floor([eight, one, sized(16, {}), sized(32, {"a": [1]}, error="out of memory")]) == said
-    assert floor([eight, one, sized(8, {"a": [1], "b": [2]}, "refill")]) == said
-    assert floor([sized(2, {"a": [1]}, "refill"), sized(4, {"a": [1]}, "refill")]) == {
-        **said,
-        "batch_sizes": [2, 4],
-        "items": 1,
-    }
+    expected = Floor(arm="ar", batch_sizes=[1, 8], items=2, identical=1)
+    assert floor([four, eight, one]) == expected
+    assert floor([eight, one, sized(16, {}), sized(32, {"a": [1]}, error="out of memory")]) == expected
+    assert floor([eight, one, sized(8, {"a": [1], "b": [2]}, "refill")]) == expected
+    refilled = [sized(2, {"a": [1]}, "refill"), sized(4, {"a": [1]}, "refill")]
+    assert floor(refilled) == expected.changed(batch_sizes=[2, 4], items=1)
 
 
 def test_there_is_no_floor_of_one_batch_size() -> None:
-    """None, and never a share of no items."""
+    """The floor is None, and never a share of no items."""
     one = sized(1, {"a": [1]})
     assert floor([one]) is None
     assert floor([one, sized(1, {"a": [1]}, "refill")]) is None
@@ -193,28 +193,29 @@ def test_there_is_no_floor_of_one_batch_size() -> None:
     assert floor([]) is None
 
 
-def test_a_ratio_over_another_engine_has_the_engines_part_beside_it(results: Any) -> None:
-    """Marked, without factors, and equal to the plain ratio times what is gained over plain by the same engine."""
+def test_a_ratio_over_another_engine_has_the_engines_part_with_it(results: Results) -> None:
+    """It is marked, has no factors, and equals the plain ratio times the gain over plain by the same engine."""
     cells = cells_of(results, 3)
     mars = cells["mars:tau=0.3@mars/graph"]
-    assert [(s["baseline"], s.get("includes_engine", False)) for s in mars["speedup"]] == [
-        ("ar@mars/graph", False),
-        ("ar@ar/graph", False),
+    assert [(s.baseline, s.includes_engine) for s in mars.speedup] == [
+        ("ar@mars/graph", None),
+        ("ar@ar/graph", None),
         (OUTSIDE[0], True),
         (OUTSIDE[1], True),
     ]
-    over_plain = mars["speedup"][1]["value"]
-    for entry in mars["speedup"][2:]:
-        assert entry["factors"] is None
-        assert entry["plain"]["arm"] == "ar@ar/graph"
-        assert entry["value"] == pytest.approx(entry["plain"]["value"] * over_plain)
-    assert [s["plain"] for s in cells["ar@ar/graph"]["speedup"]] == [None, None]
-    assert {a["baseline"] for a in mars["accuracy_vs"]} == {"ar@mars/graph", "ar@ar/graph"}
-    assert not any(s.get("includes_engine") for c in cells_of(results, 3, "refill").values() for s in c["speedup"])
+    over_plain = mars.speedup[1].value or 0
+    for entry in mars.speedup[2:]:
+        assert entry.factors is None
+        assert entry.plain is not None
+        assert entry.plain.arm == "ar@ar/graph"
+        assert entry.value == pytest.approx((entry.plain.value or 0) * over_plain)
+    assert [s.plain for s in cells["ar@ar/graph"].speedup] == [None, None]
+    assert {a.baseline for a in mars.accuracy_vs} == {"ar@mars/graph", "ar@ar/graph"}
+    assert not any(s.includes_engine for c in cells_of(results, 3, "refill").values() for s in c.speedup)
 
 
 def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> None:
-    """Another engine's part would be read as the method's: a task's table has no place to say so."""
+    """A task's table cannot mark the part of another engine, so it would be read as the method's."""
     plan = read_plan(run)
     group = plan.groups[0]
     of_group = {one.cell.arm: one for name, one in read(run, plan).items() if name in group.cells}
@@ -222,15 +223,15 @@ def test_a_task_is_compared_with_the_same_engine_alone(run: RunDirectory) -> Non
     for i in group.blocks[0]:
         items[i] = items[i].changed(item=f"other/{i}/0")
     apart = by_task(of_group, items, group.blocks, None, 0.0, 0.02)
-    compared = [entry for tasks in apart.values() for task in tasks for entry in task["speedup"]]
-    assert {entry["baseline"] for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}
-    assert {task["task"] for task in apart["mars:tau=0.3@mars/graph"]} == {"other", "arithmetic"}
+    compared = [entry for tasks in apart.values() for task in tasks for entry in task.speedup]
+    assert {entry.baseline for entry in compared} == {"ar@mars/graph", "ar@ar/graph"}
+    assert {task.task for task in apart["mars:tau=0.3@mars/graph"]} == {"other", "arithmetic"}
 
 
-def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -> None:
-    """One entry for each arm, baseline and batching that ran at several sizes, with its verdicts."""
-    entries = results["stops_paying"]
-    assert {(e["arm"], e["baseline"], e["batching"], tuple(e["swept"])) for e in entries} == {
+def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Results) -> None:
+    """There is one entry for each arm, baseline and batching that ran at several sizes, with its verdicts."""
+    entries = results.stops_paying
+    assert {(e.arm, e.baseline, e.batching, tuple(e.swept)) for e in entries} == {
         (arm, baseline, batching, sizes)
         for arm, baseline in (
             ("ar@mars/graph", "ar@ar/graph"),
@@ -239,8 +240,8 @@ def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -
         )
         for batching, sizes in (("static", (1, 2, 3)), ("refill", (2, 3)))
     }
-    assert {e["batch_size"] for e in entries} == {None}
-    assert all(e["reason"].endswith("needed at batch size 3") for e in entries)
+    assert {e.batch_size for e in entries} == {None}
+    assert all((e.reason or "").endswith("needed at batch size 3") for e in entries)
 
 
 @pytest.mark.parametrize(
@@ -256,17 +257,17 @@ def test_where_arms_stop_paying_is_told_of_the_same_engine_alone(results: Any) -
         (("same", UNMEASURED, "same"), 16, None),
     ],
 )
-def test_too_little_measured_says_nothing_of_where_it_stops(
+def test_too_few_measurements_do_not_decide_where_an_arm_stops_paying(
     words: tuple[str, ...], stops: int | None, reason: str | None
 ) -> None:
-    """A size without a measurement is neither paid nor unpaid; what is larger than it may still tell."""
+    """A size with too few measurements decides nothing; larger sizes may still decide."""
     cells = [
-        {"suite": "s", "arm": arm, "batching": "static", "batch_size": size, "void": [], "speedup": speedup}
+        result_cell(arm=arm, batch_size=size, speedup=speedups)
         for size, word in zip((1, 4, 16), words, strict=True)
-        for arm, speedup in (("ar", []), ("mars", [{"baseline": "ar", "verdict": word}]))
+        for arm, speedups in (("ar", []), ("mars", [speedup(baseline="ar", verdict=word)]))
     ]
     (entry,) = stops_paying(cells)
-    assert (entry["batch_size"], entry["reason"]) == (stops, reason)
+    assert (entry.batch_size, entry.reason) == (stops, reason)
 
 
 @pytest.mark.parametrize(
@@ -288,15 +289,23 @@ def test_too_little_measured_says_nothing_of_where_it_stops(
         ),
     ],
 )
-def test_a_sentence_says_where_it_stops(stops: int | None, last: str, says: str) -> None:
-    """No more than the verdicts hold."""
-    entry = {"swept": [1, 4, 16], "verdicts": ["faster", "faster", last], "batch_size": stops}
-    entry["reason"] = "3 blocks, 6 needed at batch size 16" if last == UNMEASURED else None
-    assert says in sentence({"arm": "mars", "baseline": "ar", **entry})
+def test_a_sentence_says_where_an_arm_stops_paying(stops: int | None, last: str, says: str) -> None:
+    """It claims no more than the verdicts."""
+    entry = StopsPaying(
+        suite="arithmetic",
+        arm="mars",
+        baseline="ar",
+        batching="static",
+        swept=[1, 4, 16],
+        verdicts=["faster", "faster", last],
+        batch_size=stops,
+        reason="3 blocks, 6 needed at batch size 16" if last == UNMEASURED else None,
+    )
+    assert says in sentence(entry)
 
 
-def test_the_report_shows_them_apart(run: RunDirectory) -> None:
-    """A section each for static and refilled batches, the engines in a column of their own, the sweep with a figure."""
+def test_the_report_separates_batchings_and_engines(run: RunDirectory) -> None:
+    """Static and refilled batches have sections, other engines have a column, and a sweep has a figure."""
     markdown, page = ((run.path / name).read_text() for name in ("report.md", "report.html"))
     headings = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
     assert headings[1:3] == ["arithmetic, batch size 2", "arithmetic, batch size 2, refill"]
@@ -320,8 +329,8 @@ def test_the_report_shows_them_apart(run: RunDirectory) -> None:
         assert not re.search(r"\b(None|nan|NaN)\b", text)
 
 
-def test_the_terminal_shows_them_apart(results: Any) -> None:
-    """Five tables; a wide one has the engines in a column of their own, a narrow one says below what they come to."""
+def test_the_terminal_separates_batchings_and_engines(results: Results) -> None:
+    """A wide table has a column for other engines; a narrow one gives their ratios below."""
     text = printed(results, 140)
     assert text.count("refill") == 2
     assert "vs hf-generate" in text
@@ -332,8 +341,8 @@ def test_the_terminal_shows_them_apart(results: Any) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
-def test_a_terminal_breaks_no_word_and_no_number(results: Any, width: int) -> None:
-    """Columns go, the least important first, until arms and values are whole; why nothing is concluded stands once."""
+def test_a_terminal_breaks_no_word_and_no_number(results: Results, width: int) -> None:
+    """Columns are dropped, the least important first, until arms and values fit. Each reason is given once."""
     text = printed(results, width)
     tables = text.split("arithmetic, batch size ")[1:]
     assert all(len(line.rstrip()) <= width for line in text.splitlines())
@@ -347,7 +356,7 @@ def test_a_terminal_breaks_no_word_and_no_number(results: Any, width: int) -> No
     assert ("tokens/s" in text, "speedup," in text, "lossless" in text) == (width >= 80, True, True)
 
 
-def printed(results: Any, width: int) -> str:
+def printed(results: Results, width: int) -> str:
     console = Console(width=width, record=True)
     for table in results_tables(results, width):
         console.print(table)
@@ -355,8 +364,8 @@ def printed(results: Any, width: int) -> str:
 
 
 @pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])
-def test_the_schemas_know_all_of_it(run: RunDirectory, kind: str) -> None:
-    """What is null or refilled is as the schemas say."""
+def test_the_files_follow_their_schemas(run: RunDirectory, kind: str) -> None:
+    """Also the values that an engine hides, and refilled cells."""
     schema = json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text())
     validator = Draft202012Validator(schema)
     found = sorted(run.path.glob(f"{kind}.json")) or sorted((run.path / f"{kind}s").glob("*.jsonl"))

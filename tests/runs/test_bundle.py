@@ -1,4 +1,4 @@
-"""Bundles: what is carried comes out as it went in, or not at all; and a run on one is a run on what was carried."""
+"""Bundles: unpacked files equal the packed ones, damaged bundles are refused, and a run on a bundle uses its files."""
 
 import hashlib
 import inspect
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import write_lines
 from small import save_small
 
 from mtbench.cli import main
@@ -20,7 +21,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.models import families
 from mtbench.models.families import FAMILIES, RECORD, Family
-from mtbench.runs.bundle import LIST, SCHEMA_VERSION, open_bundle, write_bundle
+from mtbench.runs.bundle import MANIFEST, SCHEMA_VERSION, open_bundle, write_bundle
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
@@ -35,7 +36,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint as they lie about: with pickles, notes and folders beside what is needed."""
+    """Return a checkpoint's folder that also has pickled files, notes and folders."""
     folder = save_small(tmp_path_factory.mktemp("checkpoints") / "small", 1)
     (folder / "optimizer.pt").write_bytes(b"pickled")
     (folder / "notes.md").write_text("mine")
@@ -46,20 +47,18 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    file = tmp_path / "data" / "mt_bench" / "question.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "Why?"}\n')
+    write_lines(tmp_path / "data/mt_bench/question.jsonl", QUESTIONS)
+    write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
     return tmp_path / "data"
 
 
 def opened(*specs: str, data_dir: Path | None = None) -> dict[str, Suite]:
-    asked = RunRequest(suite=list(specs), data_dir=None if data_dir is None else str(data_dir), offline=True)
-    return {spec: open_suite(spec, asked) for spec in specs}
+    request = RunRequest(suite=list(specs), data_dir=None if data_dir is None else str(data_dir), offline=True)
+    return {spec: open_suite(spec, request) for spec in specs}
 
 
 def bundle(path: Path, data: Path, weights: Path) -> Path:
-    """Two suites, one checkpoint in two roles."""
+    """Write a bundle of two suites and one checkpoint in two roles."""
     family = Family("small", {"ar": str(weights), "mars": str(weights)})
     write_bundle(path, opened("mt-bench", "arithmetic", data_dir=data), family, family.roles)
     return path
@@ -71,86 +70,88 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 def pack(path: Path, members: Sequence[tuple[str, bytes]], links: Sequence[tuple[str, str]] = ()) -> Path:
-    """A tar as anyone can make one."""
+    """Write a tar with any members."""
     with tarfile.open(path, "w") as tar:
-        for name, inside in members:
+        for name, content in members:
             info = tarfile.TarInfo(name)
-            info.size = len(inside)
-            tar.addfile(info, io.BytesIO(inside))
-        for name, where in links:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+        for name, target in links:
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, where
+            info.type, info.linkname = tarfile.SYMTYPE, target
             tar.addfile(info)
     return path
 
 
-def listing(inside: dict[str, bytes], **changes: Any) -> bytes:
-    entries = {name: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for name, d in inside.items()}
-    listed = {"schema_version": SCHEMA_VERSION, "mtbench": "0", "suites": [], "family": None, "model": None}
-    return json.dumps({**listed, "checkpoints": {}, "files": entries, **changes}).encode()
+def manifest(contents: dict[str, bytes], **changes: Any) -> bytes:
+    entries = {name: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for name, d in contents.items()}
+    content = {"schema_version": SCHEMA_VERSION, "mtbench": "0", "suites": [], "family": None, "model": None}
+    return json.dumps({**content, "checkpoints": {}, "files": entries, **changes}).encode()
 
 
-# --- There and back -----------------------------------------------------------------------------------------------
+# --- Round trips ---------------------------------------------------------------------------------------------------
 
 
-def test_what_is_opened_is_what_was_carried(tmp_path: Path, data: Path, weights: Path) -> None:
-    """Data in the layout of a data folder; of a checkpoint what runs no code and is needed, once for both roles."""
-    there = open_bundle(bundle(tmp_path / "x.tar", data, weights))
+def test_unpacked_files_equal_the_packed_ones(tmp_path: Path, data: Path, weights: Path) -> None:
+    """Data have the layout of a data folder; a checkpoint of two roles is stored once, without pickled files."""
+    unpacked = open_bundle(bundle(tmp_path / "x.tar", data, weights))
 
-    assert (there.data_dir / "mt_bench/question.jsonl").read_bytes() == (data / "mt_bench/question.jsonl").read_bytes()
-    assert there.checkpoints["ar"] == there.checkpoints["mars"] == there.model
-    carried = {path.name for path in Path(there.checkpoints["ar"]).iterdir()}
-    assert {path.name for path in weights.iterdir()} - carried == {"optimizer.pt", "notes.md", "runs"}
-    for name in carried:
-        assert (Path(there.checkpoints["ar"]) / name).read_bytes() == (weights / name).read_bytes()
-    assert (there.family, Path(there.checkpoints["ar"]).name) == (None, "small")
+    assert (unpacked.data_dir / "mt_bench/question.jsonl").read_bytes() == (
+        data / "mt_bench/question.jsonl"
+    ).read_bytes()
+    assert unpacked.checkpoints["ar"] == unpacked.checkpoints["mars"] == unpacked.model
+    bundled = {path.name for path in Path(unpacked.checkpoints["ar"]).iterdir()}
+    assert {path.name for path in weights.iterdir()} - bundled == {"optimizer.pt", "notes.md", "runs"}
+    for name in bundled:
+        assert (Path(unpacked.checkpoints["ar"]) / name).read_bytes() == (weights / name).read_bytes()
+    assert (unpacked.family, Path(unpacked.checkpoints["ar"]).name) == (None, "small")
 
 
 def test_the_same_content_is_the_same_bundle(tmp_path: Path, data: Path, weights: Path) -> None:
-    """Byte for byte, whenever it is made; and it is opened into the same folder."""
-    one, two = (bundle(tmp_path / name, data, weights) for name in ("one.tar", "two.tar"))
+    """Two bundles of the same content are equal byte for byte and are unpacked into the same folder."""
+    first, second = (bundle(tmp_path / name, data, weights) for name in ("first.tar", "second.tar"))
 
-    assert one.read_bytes() == two.read_bytes()
-    assert open_bundle(one) == open_bundle(two)
+    assert first.read_bytes() == second.read_bytes()
+    assert open_bundle(first) == open_bundle(second)
     assert len(list((tmp_path / "cache/mtbench/bundles").iterdir())) == 1
 
 
-def test_what_was_opened_is_used_again_and_mended(tmp_path: Path, data: Path, weights: Path) -> None:
-    """A second opening writes nothing; a file that is cut or gone since is taken from the bundle again."""
+def test_an_unpacked_bundle_is_reused_and_repaired(tmp_path: Path, data: Path, weights: Path) -> None:
+    """Opening it again writes nothing; a truncated or missing file is unpacked again."""
     path = bundle(tmp_path / "x.tar", data, weights)
-    kept = open_bundle(path).data_dir / "mt_bench/question.jsonl"
-    before = kept.stat().st_mtime_ns
+    file = open_bundle(path).data_dir / "mt_bench/question.jsonl"
+    written_at = file.stat().st_mtime_ns
     open_bundle(path)
-    assert kept.stat().st_mtime_ns == before
+    assert file.stat().st_mtime_ns == written_at
 
-    whole = kept.read_bytes()
-    kept.write_bytes(whole[:-9])
+    content = file.read_bytes()
+    file.write_bytes(content[:-9])
     open_bundle(path)
-    assert kept.read_bytes() == whole
-    shutil.rmtree(kept.parent)
+    assert file.read_bytes() == content
+    shutil.rmtree(file.parent)
     open_bundle(path)
-    assert kept.read_bytes() == whole
+    assert file.read_bytes() == content
 
 
-def test_what_is_known_of_a_released_checkpoint_goes_along(
+def test_training_options_known_by_name_are_bundled(
     tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks of 4, which are known by its name alone, are those of the folder; the family keeps its name."""
+    """A released checkpoint's block size, which mtbench knows by its name, is in the folder's record."""
     shutil.copytree(weights, tmp_path / "blk4")
     known = Family("known", {"ar": str(weights), "mars": str(tmp_path / "blk4")}, {"mars": {"block_size": 4}})
     monkeypatch.setattr(families, "FAMILIES", {"known": known})
     monkeypatch.setattr("mtbench.runs.bundle.FAMILIES", {"known": known})
     write_bundle(tmp_path / "x.tar", {}, known, known.roles)
-    there = open_bundle(tmp_path / "x.tar")
+    unpacked = open_bundle(tmp_path / "x.tar")
 
-    assert (there.family, there.model) == ("known", None)
-    assert families.family("known", checkpoints=there.checkpoints).training("mars") == {"block_size": 4}
+    assert (unpacked.family, unpacked.model) == ("known", None)
+    assert families.family("known", checkpoints=unpacked.checkpoints).training("mars") == {"block_size": 4}
     assert not (tmp_path / "blk4" / RECORD).exists()
 
 
 @pytest.fixture
 def hub(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The hub's cache with one checkpoint in it, `owner/small`, as its client lays it out: links to blobs."""
+    """Create the hub's cache with the checkpoint `owner/small`, whose files are links to blobs."""
     snapshot = tmp_path / "hub/models--owner--small/snapshots" / ("0" * 40)
     blobs = tmp_path / "hub/models--owner--small/blobs"
     shutil.copytree(weights, blobs)
@@ -163,8 +164,8 @@ def hub(tmp_path: Path, weights: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return snapshot
 
 
-def test_a_checkpoint_of_the_hub_is_carried_as_files(tmp_path: Path, hub: Path) -> None:
-    """Not as links; by its own name."""
+def test_a_checkpoint_of_the_hub_is_bundled_as_files(tmp_path: Path, hub: Path) -> None:
+    """The folder has the checkpoint's name and no links."""
     write_bundle(tmp_path / "x.tar", {}, Family("mine", {"ar": "owner/small"}), ["ar"], offline=True)
     (folder,) = open_bundle(tmp_path / "x.tar").checkpoints.values()
 
@@ -175,24 +176,24 @@ def test_a_checkpoint_of_the_hub_is_carried_as_files(tmp_path: Path, hub: Path) 
     assert not (Path(folder) / "optimizer.pt").exists()
 
 
-def test_a_checkpoint_that_cannot_be_had_says_what_to_do(tmp_path: Path, hub: Path) -> None:
-    """In one line."""
+def test_an_unavailable_checkpoint_has_a_remedy(tmp_path: Path, hub: Path) -> None:
+    """The error is one line with the options to use."""
     with pytest.raises(UserError, match=r"^'owner/other' is not in the local cache [^\n]*`--no-checkpoints`\.$"):
         write_bundle(tmp_path / "x.tar", {}, Family("mine", {"ar": "owner/other"}), ["ar"], offline=True)
 
 
-def test_embedded_and_random_checkpoints_are_not_carried(tmp_path: Path) -> None:
-    """The other machine's mtbench has them; the family's name is enough."""
+def test_embedded_and_random_checkpoints_are_not_bundled(tmp_path: Path) -> None:
+    """Every installation has them; the family's name is enough."""
     write_bundle(tmp_path / "x.tar", opened("arithmetic"), FAMILIES["tiny"], FAMILIES["tiny"].roles)
 
-    assert list(contents(tmp_path / "x.tar")) == [LIST]
-    there = open_bundle(tmp_path / "x.tar")
-    assert (there.family, there.model, there.checkpoints) == ("tiny", None, {})
-    assert there.data_dir.is_dir()
+    assert list(contents(tmp_path / "x.tar")) == [MANIFEST]
+    unpacked = open_bundle(tmp_path / "x.tar")
+    assert (unpacked.family, unpacked.model, unpacked.checkpoints) == ("tiny", None, {})
+    assert unpacked.data_dir.is_dir()
 
 
-def test_a_checkpoint_without_safetensors_is_refused_before_it_is_carried(tmp_path: Path, weights: Path) -> None:
-    """The machine it would be carried to could not use it. Nothing is left behind."""
+def test_a_checkpoint_without_safetensors_is_refused(tmp_path: Path, weights: Path) -> None:
+    """Another machine could not use it. No file is left."""
     folder = tmp_path / "pickled"
     shutil.copytree(weights, folder)
     (folder / "model.safetensors").unlink()
@@ -202,8 +203,8 @@ def test_a_checkpoint_without_safetensors_is_refused_before_it_is_carried(tmp_pa
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
-    """Whatever it is."""
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    """Also a file that is not a bundle."""
     (tmp_path / "x.tar").write_text("mine")
     with pytest.raises(UserError, match=r"x\.tar' exists and is never overwritten"):
         write_bundle(tmp_path / "x.tar", opened("arithmetic"), None)
@@ -211,35 +212,34 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "x.tar").read_text() == "mine"
 
 
-def test_a_suite_that_says_nothing_of_its_data_is_refused(tmp_path: Path) -> None:
-    """A bundle that lacks what a run needs would be found out too late."""
+def test_a_suite_without_write_data_is_refused(tmp_path: Path) -> None:
+    """Otherwise the missing data would show only on the other machine."""
 
-    class Silent(Suite):
-        name = "silent"
+    class NoData(Suite):
+        name = "no-data"
 
         def __init__(self) -> None: ...
 
-    with pytest.raises(UserError, match="suite 'silent' does not say how its data are carried"):
-        write_bundle(tmp_path / "x.tar", {"silent": Silent()}, None)
+    with pytest.raises(UserError, match="suite 'no-data' does not implement `write_data`"):
+        write_bundle(tmp_path / "x.tar", {"no-data": NoData()}, None)
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
-    """One would stand for both."""
+    """A bundle stores the user's prompt files by name."""
     for folder, text in (("a", "Why?"), ("b", "How?")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.jsonl").write_text(json.dumps({"prompt": text}) + "\n")
+        write_lines(tmp_path / folder / "mine.jsonl", [{"prompt": text}])
     with pytest.raises(UserError, match=r"two files are called mine\.jsonl"):
         write_bundle(tmp_path / "x.tar", opened(*(f"prompts:{tmp_path}/{f}/mine.jsonl" for f in "ab")), None)
 
 
-# --- What is no bundle --------------------------------------------------------------------------------------------
+# --- Damaged bundles ----------------------------------------------------------------------------------------------
 
-FINE = {"data/a/b.jsonl": b"{}\n"}
+FILES = {"data/a/b.jsonl": b"{}\n"}
 
 
-def test_the_forgery_would_be_taken_if_it_were_none(tmp_path: Path) -> None:
-    """What the cases below start from is a bundle."""
-    path = pack(tmp_path / "x.tar", [(LIST, listing(FINE)), *FINE.items()])
+def test_a_handmade_bundle_is_accepted(tmp_path: Path) -> None:
+    """The damaged bundles below differ from this one."""
+    path = pack(tmp_path / "x.tar", [(MANIFEST, manifest(FILES)), *FILES.items()])
 
     assert (open_bundle(path).data_dir / "a/b.jsonl").read_bytes() == b"{}\n"
 
@@ -248,60 +248,60 @@ def test_the_forgery_would_be_taken_if_it_were_none(tmp_path: Path) -> None:
     ("members", "links", "reason"),
     [
         ([], [], r"bundle\.json: JSONDecodeError"),
-        ([*FINE.items(), (LIST, listing(FINE))], [], r"bundle\.json: JSONDecodeError"),
-        ([(LIST, b"[]")], [], "TypeError"),
-        ([(LIST, b"{}")], [], "KeyError: 'schema_version'"),
-        ([(LIST, listing(FINE, schema_version="1"))], [], "'schema_version' is no whole number"),
-        ([(LIST, listing(FINE))], [], r"'data/a/b\.jsonl' is missing"),
-        ([(LIST, listing(FINE)), ("data/a/b.jsonl", b"[]\n")], [], r"'data/a/b\.jsonl' has another hash"),
-        ([(LIST, listing(FINE)), *FINE.items(), *FINE.items()], [], "is not what was put in"),
-        ([(LIST, listing(FINE)), *FINE.items(), ("data/more", b"")], [], "'data/more' is not what was put in"),
-        ([(LIST, listing(FINE)), ("../../a", b"")], [], r"'\.\./\.\./a' is not what was put in"),
-        ([(LIST, listing(FINE))], [("data/a/b.jsonl", "/etc/passwd")], "is not what was put in"),
-        ([(LIST, listing(FINE))], [("data/a", "/tmp")], "'data/a' is not what was put in"),
-        ([(LIST, listing({"data/../../a": b""}))], [], "leads elsewhere"),
-        ([(LIST, listing({"/etc/a": b""}))], [], "'/etc/a' leads elsewhere"),
-        ([(LIST, listing({"data//a": b""}))], [], "leads elsewhere"),
-        ([(LIST, listing({"data": b""}))], [], "'data' leads elsewhere"),
-        ([(LIST, listing({"elsewhere/a": b""}))], [], "leads elsewhere"),
-        ([(LIST, listing({}, checkpoints={"ar": "../../models"}))], [], "leads elsewhere"),
-        ([(LIST, listing({}, model="/models"))], [], "leads elsewhere"),
-        ([(LIST, listing({}, family="nobody's"))], [], 'family "nobody\'s" is none of'),
-        ([(LIST, listing({}, files={"data/a": 3}))], [], "TypeError"),
+        ([*FILES.items(), (MANIFEST, manifest(FILES))], [], r"bundle\.json: JSONDecodeError"),
+        ([(MANIFEST, b"[]")], [], "TypeError"),
+        ([(MANIFEST, b"{}")], [], "KeyError: 'schema_version'"),
+        ([(MANIFEST, manifest(FILES, schema_version="1"))], [], "'schema_version' is not an integer"),
+        ([(MANIFEST, manifest(FILES))], [], r"'data/a/b\.jsonl' is missing"),
+        ([(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", b"[]\n")], [], r"'data/a/b\.jsonl' has another hash"),
+        ([(MANIFEST, manifest(FILES)), *FILES.items(), *FILES.items()], [], "is an unexpected member"),
+        ([(MANIFEST, manifest(FILES)), *FILES.items(), ("data/more", b"")], [], "'data/more' is an unexpected member"),
+        ([(MANIFEST, manifest(FILES)), ("../../a", b"")], [], r"'\.\./\.\./a' is an unexpected member"),
+        ([(MANIFEST, manifest(FILES))], [("data/a/b.jsonl", "/etc/passwd")], "is an unexpected member"),
+        ([(MANIFEST, manifest(FILES))], [("data/a", "/tmp")], "'data/a' is an unexpected member"),
+        ([(MANIFEST, manifest({"data/../../a": b""}))], [], "is a path outside the bundle"),
+        ([(MANIFEST, manifest({"/etc/a": b""}))], [], "'/etc/a' is a path outside the bundle"),
+        ([(MANIFEST, manifest({"data//a": b""}))], [], "is a path outside the bundle"),
+        ([(MANIFEST, manifest({"data": b""}))], [], "'data' is a path outside the bundle"),
+        ([(MANIFEST, manifest({"elsewhere/a": b""}))], [], "is a path outside the bundle"),
+        ([(MANIFEST, manifest({}, checkpoints={"ar": "../../models"}))], [], "is a path outside the bundle"),
+        ([(MANIFEST, manifest({}, model="/models"))], [], "is a path outside the bundle"),
+        ([(MANIFEST, manifest({}, family="nobody's"))], [], 'family "nobody\'s" is not one of'),
+        ([(MANIFEST, manifest({}, files={"data/a": 3}))], [], "TypeError"),
     ],
     ids=[
-        *("empty", "list not first", "list", "no keys", "version", "missing", "hash", "twice", "more", "outside"),
+        *("empty", "manifest not first", "list", "no keys", "version", "missing", "hash", "twice", "more", "outside"),
         *("link", "linked folder", "up", "absolute", "slashes", "folder", "elsewhere", "checkpoint", "model"),
         *("family", "entry"),
     ],
 )
-def test_what_is_no_bundle_is_refused_and_leaves_nothing(
+def test_a_damaged_bundle_is_refused_and_leaves_no_file(
     members: list[Any], links: list[Any], reason: str, tmp_path: Path
 ) -> None:
-    """One line that names the file; no file is written, in the cache or out of it."""
+    """The error is one line that names the file; nothing is written, inside or outside the cache."""
     path = pack(tmp_path / "x.tar", members, links)
     with pytest.raises(UserError, match=reason) as caught:
         open_bundle(path)
 
-    assert str(caught.value).startswith(f"{path} is damaged, or no bundle (")
+    assert str(caught.value).startswith(f"{path} is damaged or not a bundle (")
     assert "\n" not in str(caught.value)
     assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.9])
-def test_a_bundle_that_was_cut_is_refused(share: float, tmp_path: Path, data: Path, weights: Path) -> None:
-    """As by a copy that was broken off; nothing of it is used."""
+def test_a_truncated_bundle_is_refused(share: float, tmp_path: Path, data: Path, weights: Path) -> None:
+    """An interrupted copy leaves no file in the cache."""
     path = bundle(tmp_path / "x.tar", data, weights)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match="is damaged, or no bundle"):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match="is damaged or not a bundle"):
         open_bundle(path)
 
     assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
 
 
 def test_one_flipped_bit_is_found(tmp_path: Path, data: Path, weights: Path) -> None:
-    """In the weights, which nothing else would notice."""
+    """The hash finds it in the weights."""
     path = bundle(tmp_path / "x.tar", data, weights)
     raw = bytearray(path.read_bytes())
     raw[raw.index((weights / "model.safetensors").read_bytes()[1000:1200])] ^= 1
@@ -310,18 +310,18 @@ def test_one_flipped_bit_is_found(tmp_path: Path, data: Path, weights: Path) -> 
         open_bundle(path)
 
 
-def test_a_file_that_is_not_there_or_no_tar_is_named(tmp_path: Path) -> None:
-    """In one line."""
+def test_a_missing_file_and_a_file_that_is_not_a_tar_are_named(tmp_path: Path) -> None:
+    """The error has the path and the reason."""
     with pytest.raises(UserError, match=r"cannot open the bundle .*nothing\.tar: No such file"):
         open_bundle(tmp_path / "nothing.tar")
     (tmp_path / "page.tar").write_text("<html>not found</html>")
-    with pytest.raises(UserError, match=r"page\.tar is damaged, or no bundle"):
+    with pytest.raises(UserError, match=r"page\.tar is damaged or not a bundle"):
         open_bundle(tmp_path / "page.tar")
 
 
 def test_a_newer_bundle_asks_for_a_newer_mtbench(tmp_path: Path) -> None:
-    """Who made it, and what to do."""
-    path = pack(tmp_path / "x.tar", [(LIST, listing({}, schema_version=SCHEMA_VERSION + 1, mtbench="9.1"))])
+    """The error has the version that made it, and says to update."""
+    path = pack(tmp_path / "x.tar", [(MANIFEST, manifest({}, schema_version=SCHEMA_VERSION + 1, mtbench="9.1"))])
     with pytest.raises(UserError, match=r"was made by mtbench 9\.1, .*; update mtbench"):
         open_bundle(path)
 
@@ -329,17 +329,19 @@ def test_a_newer_bundle_asks_for_a_newer_mtbench(tmp_path: Path) -> None:
 # --- On the command line ------------------------------------------------------------------------------------------
 
 
-def ask(**said: Any) -> RunRequest:
-    """A request as the command line makes it."""
+def request(**given: Any) -> RunRequest:
+    """Return the command line's request for the given options."""
     defaults = {name: p.default for name, p in inspect.signature(options).parameters.items()}
-    return request_of({**defaults, **said})
+    return request_of({**defaults, **given})
 
 
 def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data: Path, weights: Path) -> None:
-    """Plans alike, but for where things lie, with what was carried and with what it was carried from."""
+    """A plan with the bundle equals a plan with the original files, except for their paths."""
     path = bundle(tmp_path / "x.tar", data, weights)
-    carried = make_plan(ask(suite=["mt-bench"], bundle=path, offline=True, method=["ar", "mars"], max_new_tokens=8))
-    own = RunRequest(
+    from_bundle = make_plan(
+        request(suite=["mt-bench"], bundle=path, offline=True, method=["ar", "mars"], max_new_tokens=8)
+    )
+    original = RunRequest(
         suite=["mt-bench"],
         data_dir=str(data),
         offline=True,
@@ -349,52 +351,52 @@ def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data
         max_new_tokens=8,
     )
 
-    assert carried.suites == make_plan(own).suites
-    assert {c.checkpoints["mars"] for c in carried.cells if "mars" in c.checkpoints} == {carried.request.model}
+    assert from_bundle.suites == make_plan(original).suites
+    assert {c.checkpoints["mars"] for c in from_bundle.cells if "mars" in c.checkpoints} == {from_bundle.request.model}
 
 
-def test_checkpoints_named_beside_a_bundle_come_first(tmp_path: Path, data: Path, weights: Path) -> None:
-    """A role's; or all, by another family or model."""
+def test_named_checkpoints_replace_those_of_the_bundle(tmp_path: Path, data: Path, weights: Path) -> None:
+    """One role's checkpoint, or all of them by a family, a model or random weights."""
     path = bundle(tmp_path / "x.tar", data, weights)
-    there = open_bundle(path)
+    unpacked = open_bundle(path)
 
-    asked = ask(bundle=path, checkpoint=["mars=./else"])
-    assert asked.checkpoint == {"ar": there.checkpoints["ar"], "mars": "./else"}
+    changed = request(bundle=path, checkpoint=["mars=./else"])
+    assert changed.checkpoint == {"ar": unpacked.checkpoints["ar"], "mars": "./else"}
     for named in ({"family": "tiny"}, {"model": "./else"}, {"weights": "random:qwen2.5-7b"}):
-        asked = ask(bundle=path, **named)
-        assert (asked.checkpoint, asked.data_dir) == ({}, str(there.data_dir))
-        assert {name: getattr(asked, name) for name in named} == named
+        changed = request(bundle=path, **named)
+        assert (changed.checkpoint, changed.data_dir) == ({}, str(unpacked.data_dir))
+        assert {name: getattr(changed, name) for name in named} == named
 
 
 def test_a_bundle_and_a_data_folder_are_refused_together(tmp_path: Path) -> None:
-    """They say the same thing."""
-    with pytest.raises(UserError, match="--bundle and --data-dir both say where the data are"):
-        ask(bundle=tmp_path / "x.tar", data_dir=tmp_path)
+    """Both name the data."""
+    with pytest.raises(UserError, match="--bundle and --data-dir both name the data"):
+        request(bundle=tmp_path / "x.tar", data_dir=tmp_path)
 
 
-def test_files_of_prompts_are_found_where_they_were_carried_to(tmp_path: Path, data: Path) -> None:
-    """By the name they had; a file that is here is taken instead."""
+def test_a_bundled_prompt_file_is_found_by_its_name(tmp_path: Path, data: Path) -> None:
+    """An existing file at the given path has priority."""
     mine = tmp_path / "mine.jsonl"
     write_bundle(tmp_path / "x.tar", opened(f"prompts:{mine}"), None)
-    assert ask(bundle=tmp_path / "x.tar", suite=[f"prompts:{mine}"]).suite == [f"prompts:{mine}"]
+    assert request(bundle=tmp_path / "x.tar", suite=[f"prompts:{mine}"]).suite == [f"prompts:{mine}"]
 
     mine.rename(tmp_path / "away")
-    there = open_bundle(tmp_path / "x.tar").data_dir / "prompts" / "mine.jsonl"
+    bundled = open_bundle(tmp_path / "x.tar").data_dir / "prompts" / "mine.jsonl"
     for spec in (f"prompts:{mine}", "prompts:mine.jsonl"):
-        assert ask(bundle=tmp_path / "x.tar", suite=[spec]).suite == [f"prompts:{there}"]
+        assert request(bundle=tmp_path / "x.tar", suite=[spec]).suite == [f"prompts:{bundled}"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *said: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["mtbench", *said])
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["mtbench", *arguments])
     with pytest.raises(SystemExit) as ended:
         main.main()
     return int(ended.value.code or 0)
 
 
-def test_fetch_makes_what_run_takes(
+def test_plan_uses_a_bundle_of_fetch(
     tmp_path: Path, data: Path, weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From one command to the other, with the sources gone in between; the last line is the bundle's path."""
+    """The original files are deleted in between; the last line that `fetch` prints is the bundle's path."""
     path = tmp_path / "x.tar"
     mine = tmp_path / "small"
     shutil.copytree(weights, mine)
@@ -404,17 +406,17 @@ def test_fetch_makes_what_run_takes(
     shutil.rmtree(mine)
     shutil.rmtree(data)
 
-    wanted = ["--suite", "mt-bench", "--method", "ar", "--max-new-tokens", "4", "--batch-size", "2"]
-    assert run(monkeypatch, "plan", "--bundle", str(path), "--offline", *wanted, "-o", str(tmp_path / "run")) == 0
+    plan_options = ["--suite", "mt-bench", "--method", "ar", "--max-new-tokens", "4", "--batch-size", "2"]
+    assert run(monkeypatch, "plan", "--bundle", str(path), "--offline", *plan_options, "-o", str(tmp_path / "run")) == 0
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert [item["item"] for item in plan["suites"][0]["items"]][:2] == ["math/0/0", "math/0/1"]
     assert plan["suites"][0]["family"] == "small"
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("arguments", "reason"),
     [
-        (["--suite", "mt-bench", "--suite", "arithmetic"], "run on different checkpoints when none are named"),
+        (["--suite", "mt-bench", "--suite", "arithmetic"], "use different checkpoints by default"),
         (["--suite", "arithmetic", "--role", "ar", "--no-checkpoints"], "give one of them"),
         (["--suite", "arithmetic", "--role", "nobody"], "has no checkpoint in the role 'nobody'"),
         (["--suite", "arithmetic", "--checkpoint", "here"], "is not ROLE=PATH_OR_ID"),
@@ -422,17 +424,17 @@ def test_fetch_makes_what_run_takes(
     ],
 )
 def test_fetch_refuses_in_one_line(
-    said: list[str],
+    arguments: list[str],
     reason: str,
     tmp_path: Path,
     data: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The value, the choices, what to do; exit code 2, and no file."""
+    """One line with the value, the choices and a remedy; exit code 2; no file."""
     path = tmp_path / "x.tar"
-    assert run(monkeypatch, "fetch", *said, "--data-dir", str(data), "--offline", "--bundle", str(path)) == 2
-    complaint = capsys.readouterr().err
-    assert reason in complaint
-    assert complaint.count("\n") == 1
+    assert run(monkeypatch, "fetch", *arguments, "--data-dir", str(data), "--offline", "--bundle", str(path)) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert error.count("\n") == 1
     assert not path.exists()

@@ -1,7 +1,7 @@
-"""`--offline`: every suite whose data are in a folder runs with the network forbidden.
+"""`--offline`: every suite whose data are in a folder runs without network access.
 
-Forbidden: in the process and all Python processes it starts, an audit hook fails and writes down whatever would look up
-a name or reach out of the machine. It does not see into libraries that open sockets without Python.
+An audit hook, in the process and in all Python processes that it starts, records and refuses every DNS request and
+every connection to another machine. It does not see libraries that open sockets without Python.
 """
 
 import json
@@ -19,15 +19,15 @@ from mtbench.evaluation.registry import SUITES
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with the suites' data")
 
-# What no folder here has, or what is a file of the user's.
-NOT_HERE = {
-    "gpqa": "its authors' archive is the user's own",
-    "gpqa-paper": "its authors' archive is the user's own",
-    "speed-bench": "made by NVIDIA's script, under NVIDIA's licence",
-    "prompts": "a file of the user's",
-    "synthetic": "needs no data, and exact lengths of no template",
+# Suites without data in MTBENCH_DATA_DIR, and why.
+WITHOUT_DATA = {
+    "gpqa": "the user must get the authors' archive",
+    "gpqa-paper": "the user must get the authors' archive",
+    "speed-bench": "the user must run NVIDIA's script, under NVIDIA's licence",
+    "prompts": "the user's own file",
+    "synthetic": "needs no data and no chat template",
 }
-HERE = [name for name in SUITES if name not in NOT_HERE]
+WITH_DATA = [name for name in SUITES if name not in WITHOUT_DATA]
 
 GUARD = '''
 import sys
@@ -37,7 +37,7 @@ LOOPBACK = {{None, "", "localhost", "127.0.0.1", "::1", b"localhost", b"127.0.0.
 
 
 def host_of(event, args):
-    """Whom the event would reach; None: nobody beyond this machine."""
+    """Return the host of the event; None if it stays on this machine."""
     if event in ("socket.connect", "socket.sendto", "socket.bind", "socket.sendmsg"):
         address = args[1]
         return address[0] if isinstance(address, tuple) else None
@@ -57,12 +57,12 @@ sys.addaudithook(forbid)
 '''
 
 
-class Forbidden:
-    """Runs Python without a network, and knows what was tried all the same."""
+class OfflinePython:
+    """Runs Python without network access, and records every attempt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder / "tried"
+        self.log = folder / "attempts"
         guard = folder / "guard"
         guard.mkdir()
         (guard / "sitecustomize.py").write_text(GUARD.format(log=str(self.log)))
@@ -73,9 +73,9 @@ class Forbidden:
             "HF_HOME": str(folder / "hub"),
         }
 
-    def run(self, said: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    def run(self, arguments: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, *said],
+            [sys.executable, *arguments],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -84,17 +84,17 @@ class Forbidden:
         )
 
     @property
-    def tried(self) -> str:
+    def attempts(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
 
 @pytest.fixture
-def forbidden(tmp_path: Path) -> Forbidden:
-    return Forbidden(tmp_path)
+def offline(tmp_path: Path) -> OfflinePython:
+    return OfflinePython(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("code", "tried"),
+    ("code", "attempts"),
     [
         ("import urllib.request as u; u.urlopen('http://example.org')", "socket.getaddrinfo example.org\n"),
         ("import socket; socket.create_connection(('192.0.2.1', 80))", "socket.getaddrinfo 192.0.2.1\n"),
@@ -111,24 +111,24 @@ def forbidden(tmp_path: Path) -> Forbidden:
     ],
     ids=["url", "connection", "connect", "datagram", "child"],
 )
-def test_whoever_reached_out_would_be_found(code: str, tried: str, forbidden: Forbidden) -> None:
-    """It fails, and it is written down even where the failure is swallowed."""
-    assert forbidden.run(["-c", code], 60).returncode == 1
-    assert forbidden.tried == tried
+def test_every_network_access_is_recorded(code: str, attempts: str, offline: OfflinePython) -> None:
+    """It fails, and the record exists even if the program catches the error."""
+    assert offline.run(["-c", code], 60).returncode == 1
+    assert offline.attempts == attempts
 
 
-def test_loopback_is_not_the_network(forbidden: Forbidden) -> None:
-    """Processes of one machine may talk to each other."""
+def test_the_loopback_device_is_allowed(offline: OfflinePython) -> None:
+    """Processes of one machine may communicate."""
     code = "import socket; s = socket.create_server(('127.0.0.1', 0)); socket.create_connection(s.getsockname())"
 
-    assert forbidden.run(["-c", code], 60).returncode == 0
-    assert forbidden.tried == ""
+    assert offline.run(["-c", code], 60).returncode == 0
+    assert offline.attempts == ""
 
 
-def test_every_suite_is_here_or_said_not_to_be() -> None:
-    """A new suite is run offline too, or has a reason not to be."""
-    assert set(NOT_HERE) <= set(SUITES)
-    assert HERE
+def test_every_suite_is_tested_or_has_a_reason() -> None:
+    """A new suite also runs offline, or WITHOUT_DATA has a reason."""
+    assert set(WITHOUT_DATA) <= set(SUITES)
+    assert WITH_DATA
 
 
 PLAN_AND_SCORE = """
@@ -139,56 +139,63 @@ from mtbench.runs.planner import make_plan
 from mtbench.evaluation.registry import SUITES
 
 for name in sys.argv[2:]:
-    asked = RunRequest(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,
+    request = RunRequest(suite=[name], family="tiny", method=["ar"], subtask=SUITES[name].subtasks[-1:], limit=1,
                     max_new_tokens=4, data_dir=sys.argv[1], offline=True, skip_unscorable=True)
-    items = [item.item for item in make_plan(asked).suites[0].items]
-    suite = open_suite(name, asked)
+    items = [item.item for item in make_plan(request).suites[0].items]
+    suite = open_suite(name, request)
     scores = suite.score(dict.fromkeys(items, "I do not know.")) if suite.metric else dict.fromkeys(items)
     print(name, *scores.values())
 """
 
 
 @real
-def test_suites_plan_and_score_offline(forbidden: Forbidden) -> None:
-    """Of every suite whose data are here an item (of one subtask) is planned, and a wrong answer scored 0."""
-    ran = forbidden.run(["-c", PLAN_AND_SCORE, str(REAL), *HERE], 300)
+def test_suites_plan_and_score_offline(offline: OfflinePython) -> None:
+    """Each suite with data plans one item (of one subtask) and scores a wrong answer 0."""
+    process = offline.run(["-c", PLAN_AND_SCORE, str(REAL), *WITH_DATA], 300)
 
-    assert ran.returncode == 0, ran.stderr
-    said = {name: rest for name, *rest in map(str.split, ran.stdout.splitlines())}
-    assert list(said) == HERE
-    assert all(set(scores) == {"0.0" if SUITES[name].metric else "None"} for name, scores in said.items())
-    assert forbidden.tried == ""
-
-
-@real
-@pytest.mark.slow
-def test_suites_run_offline(forbidden: Forbidden) -> None:
-    """One command over all of them, from prompts to a page: every cell ok, and nobody was asked."""
-    asked = ["run", *(word for name in HERE for word in ("--suite", name)), "--family", "tiny", "--method", "ar"]
-    asked += ["--limit", "1", "--rounds", "1", "--batch-size", "4", "--max-new-tokens", "4", "--skip-unscorable"]
-    ran = forbidden.run(["-m", "mtbench", *asked, "--offline", "--data-dir", str(REAL), "-o", "run"], 550)
-
-    assert ran.returncode == 0, ran.stderr
-    cells = json.loads((forbidden.folder / "run/results.json").read_text())["cells"]
-    assert {cell["suite"]: cell["status"] for cell in cells} == dict.fromkeys(HERE, "ok")
-    assert (forbidden.folder / "run/report.html").is_file()
-    assert forbidden.tried == ""
+    assert process.returncode == 0, process.stderr
+    scores_of = {name: scores for name, *scores in map(str.split, process.stdout.splitlines())}
+    assert list(scores_of) == WITH_DATA
+    assert all(set(scores) == {"0.0" if SUITES[name].metric else "None"} for name, scores in scores_of.items())
+    assert offline.attempts == ""
 
 
 @real
 @pytest.mark.slow
-def test_a_bundle_of_all_suites_runs_offline(forbidden: Forbidden) -> None:
-    """Fetched into one file from the folder, run from that file alone: the same prompts."""
-    specs = [word for name in HERE for word in ("--suite", name)]
-    asked = [*specs, "--family", "tiny", "--offline", "--skip-unscorable"]
-    fetched = forbidden.run(["-m", "mtbench", "fetch", *asked, "--data-dir", str(REAL), "--bundle", "all.tar"], 300)
+def test_suites_run_offline(offline: OfflinePython) -> None:
+    """One run of all suites, from prompts to the report: every cell is ok, without network access."""
+    arguments = [
+        "run",
+        *(word for name in WITH_DATA for word in ("--suite", name)),
+        "--family",
+        "tiny",
+        "--method",
+        "ar",
+    ]
+    arguments += ["--limit", "1", "--rounds", "1", "--batch-size", "4", "--max-new-tokens", "4", "--skip-unscorable"]
+    process = offline.run(["-m", "mtbench", *arguments, "--offline", "--data-dir", str(REAL), "-o", "run"], 550)
+
+    assert process.returncode == 0, process.stderr
+    cells = json.loads((offline.folder / "run/results.json").read_text())["cells"]
+    assert {cell["suite"]: cell["status"] for cell in cells} == dict.fromkeys(WITH_DATA, "ok")
+    assert (offline.folder / "run/report.html").is_file()
+    assert offline.attempts == ""
+
+
+@real
+@pytest.mark.slow
+def test_a_bundle_of_all_suites_runs_offline(offline: OfflinePython) -> None:
+    """A plan from the bundle alone has the same prompts as a plan from the folder."""
+    specs = [word for name in WITH_DATA for word in ("--suite", name)]
+    options = [*specs, "--family", "tiny", "--offline", "--skip-unscorable"]
+    fetched = offline.run(["-m", "mtbench", "fetch", *options, "--data-dir", str(REAL), "--bundle", "all.tar"], 300)
     assert fetched.returncode == 0, fetched.stderr
     prompts: list[Any] = []
     for place in (["--bundle", "all.tar"], ["--data-dir", str(REAL)]):
-        how = ["--method", "ar", "--limit", "1", "--max-new-tokens", "4", "-o", out := f"plan{len(prompts)}"]
-        planned = forbidden.run(["-m", "mtbench", "plan", *asked, *how, *place], 300)
+        output = ["--method", "ar", "--limit", "1", "--max-new-tokens", "4", "-o", out := f"plan{len(prompts)}"]
+        planned = offline.run(["-m", "mtbench", "plan", *options, *output, *place], 300)
         assert planned.returncode == 0, planned.stderr
-        prompts.append(json.loads((forbidden.folder / out / "plan.json").read_text())["suites"])
+        prompts.append(json.loads((offline.folder / out / "plan.json").read_text())["suites"])
 
     assert prompts[0] == prompts[1]
-    assert forbidden.tried == ""
+    assert offline.attempts == ""

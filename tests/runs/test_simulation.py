@@ -1,4 +1,4 @@
-"""Speed without weights: scripts are followed to the token, and what is simulated cannot pass for measured."""
+"""Speed without trained weights: commits follow the scripts exactly, and results are marked as simulated."""
 
 import json
 import math
@@ -25,7 +25,6 @@ from mtbench.evaluation.suite import Prompt
 from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
-from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Plan, RunRequest, Script, read_plan
@@ -36,8 +35,10 @@ CPU = torch.device("cpu")
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
 
 
-def answers(method: Method, runner: ModelRunner, budgets: Sequence[int], **how: Any) -> list[Generation]:
-    return decode_prompts(method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **how)[0]
+def answers(method: Method, runner: ModelRunner, budgets: Sequence[int], **options: Any) -> list[Generation]:
+    return decode_prompts(
+        method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **options
+    )[0]
 
 
 def commits(generations: Sequence[Generation]) -> list[list[int]]:
@@ -46,7 +47,7 @@ def commits(generations: Sequence[Generation]) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def source() -> ModelRunner:
-    """A model that is sure of six tokens in ten."""
+    """Return a model that is certain of 60 % of its tokens."""
     torch.manual_seed(0)
     return scripted_lane(torch.randint(0, 36, (len(PROMPTS), 80)), torch.rand(len(PROMPTS), 80) < 0.6)
 
@@ -63,54 +64,54 @@ def source() -> ModelRunner:
     ],
     ids=str,
 )
-def test_a_replay_commits_what_the_run_did(
+def test_a_replay_has_the_commits_of_the_run(
     options: dict[str, Any], source: ModelRunner, make_runner: Callable[..., ModelRunner]
 ) -> None:
-    """On another model's weights, forward by forward; a block's fills and waits, dropped from scripts, come back."""
+    """Also with other weights, for each forward pass; passes without commits, which scripts omit, reappear."""
     method = METHODS["mars"](**options)
-    told = answers(method, source, [30, 12, 25, 30, 7])
-    replayed = answers(Scripted(method, commits(told), CPU), make_runner(seed=3), [len(g.token_ids) for g in told])
-    assert commits(replayed) == commits(told)
-    assert max(map(max, commits(told))) > 1 or options["tau"] == 1
-    assert [g.positions_fed for g in replayed] == [g.positions_fed for g in told]
+    original = answers(method, source, [30, 12, 25, 30, 7])
+    replayed = answers(
+        Scripted(method, commits(original), CPU), make_runner(seed=3), [len(g.token_ids) for g in original]
+    )
+    assert commits(replayed) == commits(original)
+    assert max(map(max, commits(original))) > 1 or options["tau"] == 1
+    assert [g.positions_fed for g in replayed] == [g.positions_fed for g in original]
 
 
-def test_a_script_follows_its_item_into_whatever_row(
-    source: ModelRunner, make_runner: Callable[..., ModelRunner]
-) -> None:
-    """Two rows refilled from the queue, items in another order: each request takes its own script from the start."""
+def test_a_script_follows_its_item_into_any_row(source: ModelRunner, make_runner: Callable[..., ModelRunner]) -> None:
+    """With two refilled rows and another order of items, each request uses its own script from the start."""
     method = METHODS["mars"](tau=0.9)
-    told = answers(method, source, [30, 12, 25, 30, 7])
-    replay, order = Scripted(method, commits(told), CPU), [3, 0, 4, 2, 1]
+    original = answers(method, source, [30, 12, 25, 30, 7])
+    replay, order = Scripted(method, commits(original), CPU), [3, 0, 4, 2, 1]
     for _ in range(2):  # the same object serves batch after batch
         replay.serve(order)
-        replayed = answers(replay, make_runner(seed=3), [len(told[i].token_ids) for i in order], rows=2)
-        assert commits(replayed) == [commits(told)[i] for i in order]
+        replayed = answers(replay, make_runner(seed=3), [len(original[i].token_ids) for i in order], rows=2)
+        assert commits(replayed) == [commits(original)[i] for i in order]
 
 
-def test_behind_its_script_a_row_commits_one_at_a_time(make_runner: Callable[..., ModelRunner]) -> None:
-    """And never more than its method could: a 9 is no more than the window."""
+def test_after_its_script_a_row_commits_one_token_at_a_time(make_runner: Callable[..., ModelRunner]) -> None:
+    """A script cannot exceed the method's window: a 9 commits the window's tokens."""
     replay = Scripted(METHODS["mars"](tau=0.5), [[2, 9], [3], [], [0, 2, 0, 2], [1]], CPU)
     expected = [[2, 4, 1, 1], [3, 1, 1, 1, 1, 1], [1] * 8, [2, 2, 1, 1, 1, 1], [1] * 8]
     assert commits(answers(replay, make_runner(), [8] * 5)) == expected
 
 
-def test_being_sure_costs_what_it_costs(
+def test_the_confidence_is_computed_and_discarded(
     make_runner: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The confidence of every forward is computed and thrown away; without that the speed would be too good."""
+    """Otherwise a simulated forward pass would be faster than a real one."""
     from mtbench.decoding.method import TargetOutput
 
-    asked: list[float] = []
+    calls: list[float] = []
     real = TargetOutput.sure
-    monkeypatch.setattr(TargetOutput, "sure", lambda self, *a: asked.append(1) or real(self, *a))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(TargetOutput, "sure", lambda self, *a: calls.append(1) or real(self, *a))  # type: ignore[func-returns-value]
     generations = answers(Scripted(METHODS["mars"](tau=0.5), [[4, 4]] * 5, CPU), make_runner(), [8] * 5)
     assert commits(generations) == [[4, 4]] * 5
-    assert len(asked) == 2
+    assert len(calls) == 2
 
 
-def test_drawn_acceptance_has_the_mean_it_was_asked_for() -> None:
-    """A window of B commits 1 + p₁ + p₁p₂ + …; the last probability goes for deeper masks. Within 4 standard errors."""
+def test_drawn_acceptance_has_the_expected_mean() -> None:
+    """A forward pass commits 1 + p₁ + p₁p₂ + … tokens; the last probability repeats. Within 4 standard errors."""
     probabilities, most, forwards = [0.8, 0.6], 5, 20_000
     counts = draw(probabilities, most, forwards, "0/0")
     reach = [0.8, 0.8 * 0.6, 0.8 * 0.6**2, 0.8 * 0.6**3]  # P(count > d)
@@ -120,8 +121,8 @@ def test_drawn_acceptance_has_the_mean_it_was_asked_for() -> None:
     assert set(counts) == {1, 2, 3, 4, 5}
 
 
-def test_a_draw_depends_on_the_item_alone() -> None:
-    """Not on who sits beside it nor on what was drawn before; another item, another draw."""
+def test_a_draw_depends_only_on_the_item() -> None:
+    """It does not depend on other items or earlier draws; items have different draws."""
     script = Script(source="0.5", lengths=[50, 50], scripts=None, probabilities=[0.5], seed=0)
     both = scripted(METHODS["mars"](tau=0.9), script, CPU)
     alone = scripted(METHODS["mars"](tau=0.9), script.changed(lengths=[50]), CPU)
@@ -132,7 +133,7 @@ def test_a_draw_depends_on_the_item_alone() -> None:
 
 
 def plan(**changes: Any) -> Plan:
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "suite": ["synthetic:8x20"],
         "weights": "random:embedded:tiny/ar",
         "accept": "0.7,0.5",
@@ -140,17 +141,17 @@ def plan(**changes: Any) -> Plan:
         "batch_size": (2,),
         "limit": 5,
     }
-    return make_plan(RunRequest(**(asked | changes)))
+    return make_plan(RunRequest(**(options | changes)))
 
 
 def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[list[int] | None]]) -> str:
-    """A run with cells (arm, engine, batch size, options, commits of each answer), as far as a replay reads one."""
+    """Write the parts of a run that a replay reads; cells are (arm, engine, batch size, options, commits)."""
     run, described, stored = RunDirectory.create(path), [], dump(plan(limit=1))
-    for number, (arm, engine, size, options, told) in enumerate(cells):
+    for number, (arm, engine, size, options, original) in enumerate(cells):
         about = {"suite": "arithmetic", "batch_size": size, "options": options}
         about |= {"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine}
         described.append(stored["cells"][0] | about | {"method": re.split("[:@]", arm)[0]})
-        lines = [{"token_ids": [0] * (9 if c is None else sum(c)), "commits": c} for c in told]
+        lines = [{"token_ids": [0] * (9 if c is None else sum(c)), "commits": c} for c in original]
         run.append(f"generations/{number}.jsonl", lines)
     run.write_json("plan.json", stored | {"cells": described, "groups": []})
     return str(path)
@@ -160,7 +161,7 @@ MARS = {"tau": 0.9, "block_size": 8, "confidence": "probability", "cache": "curs
 
 
 def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
-    """Of the same arm by any engine, from its largest batch; lines go round; lengths end with the budget."""
+    """From the same arm with any engine, at its largest batch size; lines repeat; the budget limits the lengths."""
     source = stored_run(
         tmp_path / "run",
         ("mars:tau=0.9@mars", "graph", 1, MARS, [[1, 1, 1]]),
@@ -178,8 +179,8 @@ def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
     assert "replays the first 9 of 10 tokens" in ((mars.simulated and mars.simulated.note) or "")
 
 
-def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_path: Path) -> None:
-    """Its answers there were of another length than the multi-token arm's."""
+def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Path) -> None:
+    """Its answers may differ in length from those of the multi-token arm."""
     source = stored_run(
         tmp_path / "run",
         ("mars:tau=0.9@mars", "eager", 8, MARS, [[4, 2]]),
@@ -198,7 +199,7 @@ def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_pat
         ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, .*synthetic"),
         (
             {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
-            "--weights random:embedded:tiny/ar can have none",
+            "--weights random:embedded:tiny/ar has none",
         ),
         ({"suite": ["arithmetic"], "weights": None}, "scores accuracy"),
         ({"accept": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
@@ -206,21 +207,21 @@ def test_an_arm_of_one_token_per_forward_takes_its_own_lengths_if_it_ran(tmp_pat
         ({"accept": ""}, "neither the directory of a run nor probabilities"),
         (
             {"method": ["mars"]},
-            "the plain loop's tokens at tau=1, so no --accept makes .*give another tau in `--method`",
+            "the plain loop's tokens at tau=1, so --accept cannot make .*set another tau in `--method`",
         ),
         ({"weights": None}, "none is named; .*add `--weights random:qwen2.5-0.5b`"),
         ({"weights": "random:qwen2.5-8b"}, "are not known; .*See `mtbench ls families`"),
         ({"checkpoint": {"ar": "random:qwen2.5-7b"}}, "--checkpoint and --weights each name the models"),
-        ({"suite": ["gsm8k"]}, "'gsm8k' scores accuracy"),  # said without asking the hub
+        ({"suite": ["gsm8k"]}, "'gsm8k' scores accuracy"),  # before any request to the hub
         ({"suite": ["synthetic:99999"], "limit": 1}, "do not fit .*; shorten the prompts of `--suite synthetic:99999`"),
         ({"family": "tiny"}, "--family and --weights each name the models"),
-        ({"suite": ["synthetic:x20"]}, "is no length; write"),
-        ({"suite": ["synthetic:20-10"]}, "is no length; write"),
+        ({"suite": ["synthetic:x20"]}, "is not a length; write"),
+        ({"suite": ["synthetic:20-10"]}, "is not a length; write"),
     ],
     ids=str,
 )
-def test_what_would_say_nothing_true_is_refused(changes: dict[str, Any], message: str) -> None:
-    """Accuracy of what is made up, speed without a count to go by, scripts that are none."""
+def test_a_meaningless_simulation_is_refused(changes: dict[str, Any], message: str) -> None:
+    """Accuracy of random text, unknown acceptance, and invalid scripts or lengths raise an error."""
     with pytest.raises(UserError, match=message):
         plan(**changes)
 
@@ -231,22 +232,28 @@ def test_what_would_say_nothing_true_is_refused(changes: dict[str, Any], message
         (
             ("mars:tau=0.8@mars", "graph", 8, MARS, [[4]]),
             {},
-            r"no commits of ar@ar or mars:tau=0.9@mars there; it has: mars:tau=0.8@mars\.",
+            r"has no commits of ar@ar or mars:tau=0.9@mars; it has: mars:tau=0.8@mars\.",
         ),
         (("mars:tau=0.9@mars", "graph", 8, MARS, []), {}, "it has: none"),
         (("mars:tau=0.9@mars", "graph", 8, MARS, [None]), {}, "no commits of"),
-        (("mars:tau=0.9@mars", "graph", 8, MARS | {"tau": 0.95}, [[4]]), {}, "ran there with tau=0.95, here .* 0.9"),
+        (
+            ("mars:tau=0.9@mars", "graph", 8, MARS | {"tau": 0.95}, [[4]]),
+            {},
+            "ran there with tau=0.95, and would run now with 0.9",
+        ),
         (("mars:tau=0.9@mars", "graph", 8, MARS, [[4]]), {"fixed_length": True}, "the length of a stored answer"),
     ],
 )
-def test_a_run_that_does_not_say_is_refused(cell: Any, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """With the arms it has; a loop that hides its commits has no script; options must be the same to the last one."""
+def test_a_run_without_matching_commits_is_refused(
+    cell: Any, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """The error lists the arms that have commits; external engines have none; all options must be equal."""
     with pytest.raises(UserError, match=message):
         plan(accept=stored_run(tmp_path / "run", cell), **changes)
 
 
-def test_a_shortened_replay_says_what_it_leaves_out(tmp_path: Path) -> None:
-    """The beginnings of answers may go faster than the whole of them did, whose mean a reader has before them."""
+def test_a_shortened_replay_has_a_note(tmp_path: Path) -> None:
+    """The beginnings of answers may have another acceptance than whole answers."""
     stored: Any = ("mars:tau=0.9@mars", "graph", 8, MARS, [[8, 8, 8, *[1] * 16]])
     ar, mars = plan(accept=stored_run(tmp_path / "run", stored)).cells
     short = "replays the first 20 of 40 tokens on average"
@@ -254,9 +261,9 @@ def test_a_shortened_replay_says_what_it_leaves_out(tmp_path: Path) -> None:
     assert ((mars.simulated and mars.simulated.note) or "") == f"{short}; the source run had 2.11 tokens per forward"
 
 
-def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
-    """A folder without a plan is no run, and a plan made by hand no plan; neither is advised to be planned."""
-    with pytest.raises(UserError, match="there is no run in it; give the directory of a finished run, or prob"):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    """A folder without a plan and a folder with an invalid plan raise an error."""
+    with pytest.raises(UserError, match="the directory holds no run; give the directory of a finished run, or prob"):
         plan(accept=str(tmp_path))
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match=r"^--accept .*plan.json: schema_version is missing"):
@@ -276,10 +283,10 @@ def test_what_is_no_run_is_not_replayed(tmp_path: Path) -> None:
         ("groups", {"cells": ["lost"]}, "not a plan (it has no 'lost')"),
     ],
 )
-def test_a_stored_plan_names_what_is_known_here(
+def test_an_unknown_value_in_a_stored_plan_is_refused(
     part: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """It may come from another version, or from an editor; a user reads why, and no run begins."""
+    """The plan may come from another version or an editor; the error has the value and the known ones."""
     run = RunDirectory.create(tmp_path / "run")
     stored = json.loads(json.dumps(dump(plan())))
     run.write_json("plan.json", stored)
@@ -290,38 +297,37 @@ def test_a_stored_plan_names_what_is_known_here(
         read_plan(run)
 
 
-def test_what_refill_leaves_out_is_said() -> None:
-    """One slot has nothing to refill, and a loop that is not ours cannot be; also where nothing else is left of it."""
+def test_a_warning_names_what_refill_omits() -> None:
+    """Batch size 1 has nothing to refill, and external engines support static batches only."""
     both = plan(method=["ar", "hf-generate"], batch_size=(1, 2), batching=("refill",)).warnings()[-2:]
     assert "batch size 1 has nothing to refill" in both[0]
     assert "hf-generate: static batches only" in both[1]
 
 
 @pytest.mark.parametrize(
-    ("rest", "lengths", "budget"), [("9", {9}, 256), ("9x5", {9}, 5), ("3-9x5", set(range(3, 10)), 5)]
+    ("variant", "lengths", "budget"), [("9", {9}, 256), ("9x5", {9}, 5), ("3-9x5", set(range(3, 10)), 5)]
 )
-def test_synthetic_prompts_have_the_tokens_they_were_asked_to_have(rest: str, lengths: set[int], budget: int) -> None:
-    """To the token; ragged ones take every length between."""
-    [suite] = plan(suite=[f"synthetic:{rest}"], limit=60).suites
+def test_synthetic_prompts_have_the_given_number_of_tokens(variant: str, lengths: set[int], budget: int) -> None:
+    """Exactly; a range gives every length in it."""
+    [suite] = plan(suite=[f"synthetic:{variant}"], limit=60).suites
     assert {len(i.prompt_ids) for i in suite.items} == lengths
     assert suite.max_new_tokens == budget
     assert len({tuple(i.prompt_ids) for i in suite.items}) > 50
 
 
-def test_a_prompt_that_falls_short_of_its_length_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tokenizer that sees fewer tokens in it would be measured at another length than was asked for."""
+def test_a_prompt_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer tokens, the measurement would be at another length."""
     short = [Prompt(item="synthetic/0/0", text="1 2", tokens=9)]
     monkeypatch.setattr(SUITES["synthetic"], "prompts", lambda *_: short)
-    with pytest.raises(UserError, match="synthetic/0/0 is to have 9 tokens, but its text is only 3"):
+    with pytest.raises(UserError, match=r"synthetic/0/0 needs 9 tokens, but the tokenizer of .* makes only 3"):
         plan()
 
 
 def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn acceptance on random weights through the command; then the same commits, replayed from that run."""
+    """A run with drawn acceptance on random weights, then a replay of it, which has the same commits."""
     arms = ("ar", "mars:tau=0.9", "mars:tau=0.9,cache=block,cache_block=8")
     shape, drawn = ("--suite", "synthetic:32x16", "--weights", "random:embedded:tiny/ar"), RunDirectory(tmp_path / "1")
     rest = ("--limit", "12", "--rounds", "1", "--batch-size", "2", "--accept", "0.7,0.5", "-o", str(drawn.path))
-    monkeypatch.setattr(peak_memory, "measure", lambda *_: None)  # a process per cell
     monkeypatch.setattr(sys, "argv", ["mtbench", "run", *shape, *(f"--method={arm}" for arm in arms), *rest])
     with pytest.raises(SystemExit) as stopped:
         main.main()
@@ -341,17 +347,19 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
         validator(kind).validate(drawn.read_json(f"{kind}.json"))
 
     replayed = RunDirectory.create(tmp_path / "2")
-    again = plan(suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), accept=str(drawn.path), rounds=1)
+    replay = plan(suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), accept=str(drawn.path), rounds=1)
     replayed.write_json("environment.json", {})
-    replayed.write_json("plan.json", dump(again))
+    replayed.write_json("plan.json", dump(replay))
     with RunProgress(Console(quiet=True)) as progress:
         generate(replayed, progress)
-    for cell in again.cells:
-        told = [positive(line) for line in drawn.lines(f"generations/{cell.cell.replace('.b3', '.fixed.b2')}.jsonl")]
+    for cell in replay.cells:
+        original = [
+            positive(line) for line in drawn.lines(f"generations/{cell.cell.replace('.b3', '.fixed.b2')}.jsonl")
+        ]
         ours = {line["item"]: positive(line) for line in replayed.lines(f"generations/{cell.cell}.jsonl")}
-        assert [ours[f"synthetic/{i}/0"] for i in range(12)] == told
+        assert [ours[f"synthetic/{i}/0"] for i in range(12)] == original
 
 
 def positive(line: dict[str, Any]) -> list[int]:
-    """What the forwards committed, without those that did not."""
+    """Return the commits without the forward passes that committed nothing."""
     return [n for n in line["commits"] if n]

@@ -20,6 +20,7 @@ from whole import Quiet, figures
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs import executor as generating
 from mtbench.runs.directory import RunDirectory
@@ -66,7 +67,7 @@ def finish(run: RunDirectory, **how: Any) -> Any:
 def summarize(run: RunDirectory) -> Any:
     """What a clock does not decide, nor how many worked."""
     score(run)
-    results = assemble(run)
+    results = dump(assemble(run))
     for cell in results["cells"]:
         cell["flags"] = [flag for flag in cell["flags"] if not flag.startswith(SHARED)]
     return figures(json.loads(json.dumps(results)))
@@ -192,9 +193,9 @@ def test_a_ray_cluster_gives_the_figures_of_one(request_: RunRequest, alone: Any
         ({"workers": 0}, r"--workers 0 is not allowed; it is from 1 to \d+, the cores of this machine"),
         ({"workers": 10_000}, r"--workers 10000 is not allowed; it is from 1 to \d+"),
         pytest.param(
-            {"ray": "local"}, r"has no GPU to count, so say how many workers: `--workers N`", marks=pytest.mark.slow
+            {"ray": "local"}, r"has no GPU to count; give the number of workers: `--workers N`", marks=pytest.mark.slow
         ),
-        ({"ray": "127.0.0.1:1", "workers": 1}, r"--ray '127.0.0.1:1': no cluster \(.*`ray start --head` begins one"),
+        ({"ray": "127.0.0.1:1", "workers": 1}, r"--ray '127.0.0.1:1': no cluster \(.*`ray start --head` starts one"),
     ],
     ids=["none", "too many", "not said", "no cluster"],
 )

@@ -1,4 +1,4 @@
-"""The procedural suite: its problems, its two sides, its scoring."""
+"""The suite `arithmetic`: its problems, its training and test sets, its scoring."""
 
 import importlib
 import re
@@ -15,9 +15,9 @@ from mtbench.evaluation.suite import Messages, Source, Suite
 arithmetic: Any = importlib.import_module("mtbench.suites.arithmetic")
 
 
-def suite(rest: str = "", seed: int = 0) -> Any:
-    made: Suite = SUITES["arithmetic"](rest, Source(seed=seed))
-    return made
+def suite(variant: str = "", seed: int = 0) -> Any:
+    opened: Suite = SUITES["arithmetic"](variant, Source(seed=seed))
+    return opened
 
 
 def plain(messages: Messages) -> str:
@@ -25,7 +25,7 @@ def plain(messages: Messages) -> str:
 
 
 def answer(doc: int, wording: int = 0) -> str:
-    """A right answer to test item `doc`, in one of its wordings."""
+    """Return a right answer to test item `doc`, in one of its wordings."""
     problem, _ = suite()._problem(doc)
     rng = Random(wording)
     text: str = arithmetic.render_answer(problem, arithmetic.draw_story(rng, problem), rng)
@@ -33,7 +33,7 @@ def answer(doc: int, wording: int = 0) -> str:
 
 
 def test_every_wording_of_a_right_answer_scores_one() -> None:
-    """Scoring reads all that the suite can write."""
+    """Scoring recognises every answer that the suite generates."""
     answers = {f"arithmetic/{doc}/0": answer(doc, wording=doc) for doc in range(1000)}
     assert set(suite().score(answers).values()) == {1.0}
 
@@ -52,27 +52,27 @@ def test_every_wording_of_a_right_answer_scores_one() -> None:
         (lambda text, n: "", 0.0),
     ],
 )
-def test_the_last_number_named_as_the_answer_counts(change: Any, score: float) -> None:
-    """A right answer, a wrong one, none, and several: exactly the last "The answer is N" is judged."""
+def test_the_last_answer_sentence_is_scored(change: Any, score: float) -> None:
+    """With one, several or no sentences "The answer is N", only the last one counts."""
     right = suite()._problem(7)[0].amounts[-1]
     assert suite().score({"arithmetic/7/0": change(answer(7), right)}) == {"arithmetic/7/0": score}
 
 
-def test_an_answer_is_true_sentence_by_sentence() -> None:
-    """Every equation holds, starts from what the one before gave, and makes the problem's change."""
+def test_every_sentence_of_an_answer_is_true() -> None:
+    """Every equation holds, starts from the result of the one before, and applies the problem's change."""
     for doc in range(300):
         problem, _ = suite()._problem(doc)
         equations = re.findall(r"(\d+)([-+*])(\d+)=(\d+)", answer(doc))
         amount = problem.start
-        for (before, sign, number, after), made in zip(equations, problem.changes, strict=True):
-            assert (int(before), (sign, int(number))) == (amount, made)
-            amount = {"+": amount + made[1], "-": amount - made[1], "*": amount * made[1]}[sign]
+        for (before, sign, number, after), change in zip(equations, problem.changes, strict=True):
+            assert (int(before), (sign, int(number))) == (amount, change)
+            amount = {"+": amount + change[1], "-": amount - change[1], "*": amount * change[1]}[sign]
             assert int(after) == amount
         assert answer(doc).endswith(f"The answer is {amount}.")
 
 
-def test_no_problem_is_on_both_sides() -> None:
-    """Training and testing differ in numbers or operations, whatever the seeds."""
+def test_no_problem_is_in_both_sets() -> None:
+    """Training and test problems differ in numbers or operations, for all seeds."""
     rng = Random(0)
     train = {arithmetic.draw_problem(rng, for_testing=False) for _ in range(20000)}
     tested = {suite(seed=seed)._problem(doc)[0] for seed in (0, 1) for doc in range(5000)}
@@ -81,22 +81,22 @@ def test_no_problem_is_on_both_sides() -> None:
     assert all(problem.for_testing for problem in tested)
 
 
-def test_problems_are_as_large_as_promised() -> None:
-    """Two to six changes, amounts of two or three digits, and carries in plenty."""
+def test_problems_have_the_documented_size() -> None:
+    """They have two to six changes, amounts of two or three digits, and many carries."""
     problems = [suite()._problem(doc)[0] for doc in range(2000)]
     assert {len(problem.changes) for problem in problems} == {2, 3, 4, 5, 6}
     assert all(10 <= amount <= 999 for problem in problems for amount in problem.amounts)
-    gains = [
+    carries = [
         before % 10 + number % 10 > 9
         for problem in problems
         for before, (sign, number) in zip(problem.amounts, problem.changes, strict=False)
         if sign == "+"
     ]
-    assert 0.3 < sum(gains) / len(gains) < 0.6
+    assert 0.3 < sum(carries) / len(carries) < 0.6
 
 
 def test_items_do_not_change_with_the_limit() -> None:
-    """The first items are the same however many are asked for; None means 4,096."""
+    """The first items are the same for every limit; None means 4,096."""
     prompts = suite().prompts(plain, None)
     assert len(prompts) == 4096
     assert suite().prompts(plain, 100) == prompts[:100]
@@ -104,8 +104,8 @@ def test_items_do_not_change_with_the_limit() -> None:
     assert len({prompt.text for prompt in prompts}) == 4096
 
 
-def test_unseen_asks_the_same_problems_in_other_words() -> None:
-    """The held-out phrasings share no template with training, and the same numbers answer them."""
+def test_unseen_has_the_same_problems_in_other_phrasings() -> None:
+    """The phrasings share no template with the training examples, and the answers are the same."""
     for kind, phrasings in arithmetic.SEEN.items():
         assert not set(phrasings) & set(arithmetic.UNSEEN[kind])
     seen, unseen = suite().prompts(plain, 50), suite("unseen").prompts(plain, 50)
@@ -114,14 +114,14 @@ def test_unseen_asks_the_same_problems_in_other_words() -> None:
     assert suite("unseen").score({"arithmetic-unseen/3/0": answer(3)}) == {"arithmetic-unseen/3/0": 1.0}
 
 
-def test_examples_are_stable_and_drawn_by_seed() -> None:
-    """More examples begin with the same ones; another seed gives others."""
+def test_examples_depend_on_the_seed_only() -> None:
+    """A larger count starts with the same examples; another seed gives others."""
     assert list(suite().examples(50, seed=1)) == list(suite().examples(200, seed=1))[:50]
     assert list(suite().examples(5, seed=1)) != list(suite().examples(5, seed=2))
 
 
-def test_sums_are_the_same_problems_in_figures() -> None:
-    """The held-out sums need the answers of the held-out stories; training ones come with theirs."""
+def test_sums_are_the_same_problems_in_numbers() -> None:
+    """Test sums have the answers of the test stories, and training sums have their own."""
     sums = suite("sums")
     problem, _ = suite()._problem(4)
     assert sums.prompts(plain, 5)[4].text.split()[0] == str(problem.start)
@@ -131,8 +131,8 @@ def test_sums_are_the_same_problems_in_figures() -> None:
     assert answer.startswith(f"{start}{changes[0]}=")
 
 
-def test_wordings_are_drawn_with_their_weights_whatever_the_numbers() -> None:
-    """A uniform word, a comma before 45 % of them, for small and large results alike."""
+def test_wordings_have_their_weights_for_all_numbers() -> None:
+    """One word is uniform and 45 % have a comma before it, for small and for large results."""
     for large in (False, True):
         sentences = [
             match
@@ -146,6 +146,6 @@ def test_wordings_are_drawn_with_their_weights_whatever_the_numbers() -> None:
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    """The error names the value and the choices."""
+    """The error has the value and the choices."""
     with pytest.raises(UserError, match="'hard'; known: arithmetic, arithmetic:unseen, arithmetic:sums"):
         suite("hard")

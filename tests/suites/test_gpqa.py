@@ -1,4 +1,4 @@
-"""GPQA, on made-up questions in its columns: the authors' archive, the order of the choices, what is left behind."""
+"""GPQA with made-up questions in its columns: the authors' archive, the order of the choices, reading answers."""
 
 import json
 import os
@@ -13,22 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import gpqa, right, write_csv
+from made_up import chat, gpqa, right, write_csv
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Source, Suite
+from mtbench.evaluation.suite import Source, Suite
 
 PASSWORD = b"deserted-untie-orchid"
 ROWS = gpqa()
 
 
-def chat(messages: Messages) -> str:
-    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
-
-
 def encrypted(data: bytes, password: bytes) -> bytes:
-    """Traditional PKWARE encryption (APPNOTE.TXT, section 6.1), which Python's zipfile can only undo."""
+    """Apply traditional PKWARE encryption (APPNOTE.TXT, section 6.1), which Python's zipfile can only decrypt."""
     table = [zlib.crc32(bytes([n ^ 0xFF])) ^ 0xFF000000 for n in range(256)]
     keys = [0x12345678, 0x23456789, 0x34567890]
 
@@ -51,7 +47,7 @@ def encrypted(data: bytes, password: bytes) -> bytes:
 
 
 def write_archive(path: Path, files: dict[str, bytes], password: bytes = PASSWORD) -> Path:
-    """A zip whose members are deflated and encrypted, as `zip -e` makes it."""
+    """Write a zip file with deflated and encrypted members, as `zip -e` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
@@ -61,13 +57,17 @@ def write_archive(path: Path, files: dict[str, bytes], password: bytes = PASSWOR
         members = archive.infolist()
     local, central = bytearray(), bytearray()
     for member in members:
-        called = member.filename.encode()
-        start = member.header_offset + 30 + len(called)
+        name_bytes = member.filename.encode()
+        start = member.header_offset + 30 + len(name_bytes)
         check = struct.pack("<I", member.CRC)[3:]
         body = encrypted(b"\0" * 11 + check + raw[start : start + member.compress_size], password)
-        common = struct.pack("<HHHHHIIIHH", 20, 1, 8, 0, 33, member.CRC, len(body), member.file_size, len(called), 0)
-        central += b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, len(local)) + called
-        local += b"PK\3\4" + common + called + body
+        common = struct.pack(
+            "<HHHHHIIIHH", 20, 1, 8, 0, 33, member.CRC, len(body), member.file_size, len(name_bytes), 0
+        )
+        central += (
+            b"PK\1\2" + struct.pack("<H", 20) + common + struct.pack("<HHHII", 0, 0, 0, 0, len(local)) + name_bytes
+        )
+        local += b"PK\3\4" + common + name_bytes + body
     end = struct.pack("<HHHHIIH", 0, 0, len(members), len(members), len(central), len(local), 0)
     path.write_bytes(bytes(local) + bytes(central) + b"PK\5\6" + end)
     return path
@@ -79,7 +79,7 @@ def as_csv(tmp_path: Path, rows: list[dict[str, Any]]) -> bytes:
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """A data folder with the archive, laid out as the authors' is; the plain text is nowhere."""
+    """Return a data folder with an archive like the authors', and without the plain text."""
     plain = as_csv(tmp_path, ROWS)
     (tmp_path / "plain.csv").unlink()
     files = {f"dataset/gpqa_{subset}.csv": plain for subset in ("diamond", "main", "extended", "experts")}
@@ -94,8 +94,8 @@ def unpacked(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, spec: str = "gpqa") -> Suite:
-    name, _, rest = spec.partition(":")
-    suite: Suite = SUITES[name](rest, Source(data_dir=folder, offline=True))
+    name, _, variant = spec.partition(":")
+    suite: Suite = SUITES[name](variant, Source(data_dir=folder, offline=True))
     return suite
 
 
@@ -112,8 +112,8 @@ def opened(folder: Path, spec: str = "gpqa") -> Suite:
         ("gpqa-paper", "gpqa_main_cot_zeroshot"),
     ],
 )
-def test_the_authors_archive_is_read_as_it_is(spec: str, task: str, packed: Path) -> None:
-    """Each subset is found in it; reference answers score 1, another 0; the suite is private."""
+def test_the_authors_archive_is_read(spec: str, task: str, packed: Path) -> None:
+    """It holds each subset; reference answers score 1, others 0; the suite is private."""
     suite = opened(packed, spec)
     prompts = suite.prompts(chat, None)
 
@@ -124,15 +124,15 @@ def test_the_authors_archive_is_read_as_it_is(spec: str, task: str, packed: Path
     assert list(suite.score(answers).values()) == [1.0, 0.0] * (len(ROWS) // 2)
 
 
-def test_a_plain_file_goes_before_the_archive(packed: Path) -> None:
-    """Whoever has unpacked it is served from there."""
+def test_an_unpacked_file_has_priority_over_the_archive(packed: Path) -> None:
+    """If both exist, the suite reads the plain file."""
     write_csv(packed / "gpqa/gpqa_diamond.csv", ROWS[:2])
 
     assert len(opened(packed).prompts(chat, None)) == 2
 
 
-def test_the_questions_are_written_nowhere(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not below the temporary folder, the home, the cache or the data folder, while the suite is open nor after."""
+def test_the_questions_are_never_written(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite opens no file for writing, and afterwards no file holds a question."""
     code = f"""
 import sys
 from pathlib import Path
@@ -149,9 +149,9 @@ print([name for name in written if not name.endswith(".pyc") and "/dev/" not in 
     home = tmp_path / "home"
     home.mkdir()
     places = {name: str(home) for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **places})
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **places})
 
-    assert done.stdout == "[]\n", done.stderr
+    assert process.stdout == "[]\n", process.stderr
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert [path for path in files if b"times ten" in path.read_bytes()] == []
 
@@ -168,8 +168,8 @@ print([name for name in written if not name.endswith(".pyc") and "/dev/" not in 
     ],
     ids=["password", "no archive", "another archive", "torn", "other columns", "empty"],
 )
-def test_an_archive_that_cannot_be_used_says_why(archive: Any, reason: str, tmp_path: Path) -> None:
-    """One line with the file or its folder and the cause."""
+def test_an_unusable_archive_has_its_reason(archive: Any, reason: str, tmp_path: Path) -> None:
+    """The error has the file or its folder and the cause in one line."""
     plain, path = as_csv(tmp_path, ROWS), tmp_path / "data/gpqa/dataset.zip"
     path.parent.mkdir(parents=True)
     archive(path, plain)
@@ -183,13 +183,13 @@ def test_an_archive_that_cannot_be_used_says_why(archive: Any, reason: str, tmp_
 
 
 def test_without_any_file_both_are_named(tmp_path: Path) -> None:
-    """One line: what was looked for, and where the archive is from."""
+    """One line with both paths and the archive's origin."""
     with pytest.raises(UserError, match=r"gpqa/gpqa_diamond\.csv nor .*gpqa/dataset\.zip; .*idavidrein/gpqa"):
         opened(tmp_path)
 
 
-def test_the_papers_form_has_one_subset(packed: Path) -> None:
-    """`gpqa-paper:diamond` is `gpqa:diamond`, and says so."""
+def test_the_papers_suite_has_no_variants(packed: Path) -> None:
+    """For `gpqa-paper:diamond` the error suggests `gpqa:diamond`."""
     with pytest.raises(UserError, match="gpqa:diamond"):
         opened(packed, "gpqa-paper:diamond")
 
@@ -197,9 +197,10 @@ def test_the_papers_form_has_one_subset(packed: Path) -> None:
 # --- The order of the choices -------------------------------------------------------------------------------------
 
 
-def test_the_order_is_that_of_lm_eval_in_a_process_of_its_own(unpacked: Path, tmp_path: Path) -> None:
-    """What `simple_evaluate` asks, with all its defaults and nothing of ours loaded, is what we ask."""
-    rows = [{**row, "Correct Answer": f"{row['Correct Answer']} or so"} for row in ROWS]  # as text: its reader guesses
+def test_the_order_is_that_of_lm_eval_alone(unpacked: Path, tmp_path: Path) -> None:
+    """The prompts equal those of `simple_evaluate` with its defaults, in a process without mtbench."""
+    # "or so" makes them texts: lm-eval's reader of CSV files would read numbers.
+    rows = [{**row, "Correct Answer": f"{row['Correct Answer']} or so"} for row in ROWS]
     for n in (1, 2, 3):
         rows = [{**row, f"Incorrect Answer {n}": f"{row[f'Incorrect Answer {n}']} or so"} for row in rows]
     write_csv(unpacked / "gpqa/gpqa_diamond.csv", rows)
@@ -210,7 +211,7 @@ lm_eval.evaluator.add_env_info = lambda results: None
 class Spy(LM):
     tokenizer_name = "spy"
     def generate_until(self, requests):
-        print("ASKED", json.dumps([r.args[0] for r in requests]))
+        print("PROMPTS", json.dumps([r.args[0] for r in requests]))
         return ["" for _ in requests]
     def apply_chat_template(self, messages, add_generation_prompt=True):
         return "".join(f"<{{turn['role']}}>{{turn['content']}}</>" for turn in messages) + "<assistant>"
@@ -227,40 +228,40 @@ lm_eval.simple_evaluate(
 )
 """
     home = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **home})
-    (asked,) = re.findall(r"^ASKED (.*)$", done.stdout, re.MULTILINE) or [done.stderr]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **home})
+    (prompts,) = re.findall(r"^PROMPTS (.*)$", process.stdout, re.MULTILINE) or [process.stderr]
 
-    assert [p.text for p in opened(unpacked).prompts(chat, None)] == json.loads(asked)
+    assert [p.text for p in opened(unpacked).prompts(chat, None)] == json.loads(prompts)
 
 
 def test_the_order_is_the_same_when_planning_and_when_scoring(packed: Path) -> None:
-    """Whatever the caller drew before, whatever the limit, for a suite opened anew; the letters differ by question."""
+    """It does not depend on the caller's random state, the limit or the instance; letters differ by question."""
     random.seed(7)
     first = opened(packed)
     planned = first.prompts(chat, 5)
     random.seed(8)
     answers = right("gpqa", planned)
-    again = opened(packed)
+    second = opened(packed)
 
-    assert again.score(answers) == first.score(answers) == dict.fromkeys(answers, 1.0)
-    assert again.prompts(chat, None)[:5] == planned
+    assert second.score(answers) == first.score(answers) == dict.fromkeys(answers, 1.0)
+    assert second.prompts(chat, None)[:5] == planned
     assert len(set(answers.values())) > 1
 
 
-def test_the_callers_generator_is_left_alone(packed: Path) -> None:
-    """Opening, asking and scoring draw nothing from it."""
-    before = random.getstate()
+def test_the_callers_random_generator_is_unchanged(packed: Path) -> None:
+    """Opening, prompting and scoring draw nothing from it."""
+    state = random.getstate()
     suite = opened(packed)
     suite.score(right("gpqa", suite.prompts(chat, None)))
 
-    assert random.getstate() == before
+    assert random.getstate() == state
 
 
 # --- Reading answers ----------------------------------------------------------------------------------------------
 
 
 def test_the_last_letter_in_brackets_counts(packed: Path) -> None:
-    """As lm-eval's flexible filter reads it: brackets or a colon before it, whatever stands around."""
+    """lm-eval's flexible filter reads a letter in brackets or behind a colon, anywhere in the answer."""
     expected = {
         "The answer is ({right}).": 1.0,
         "({wrong}) is wrong, so it is ({right})": 1.0,

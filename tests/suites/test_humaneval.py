@@ -1,6 +1,6 @@
-"""HumanEval: what is asked, which answers are right, and that they are run as lm-eval's own metric would judge them.
+"""HumanEval: its prompts, and scores as from lm-eval's own metric.
 
-Made-up questions everywhere; the real ones where MTBENCH_DATA_DIR names a folder with humaneval/HumanEval.jsonl(.gz).
+The questions are made up. Tests of the real ones need MTBENCH_DATA_DIR, a folder with humaneval/HumanEval.jsonl(.gz).
 """
 
 import gzip
@@ -8,15 +8,17 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up import chat, write_lines
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.sandbox import unavailable
-from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
+from mtbench.evaluation.sandbox import Limits, run_all, unavailable
+from mtbench.evaluation.suite import Prompt, Source, Suite
 
 SUITE_NAMES = ("humaneval", "humaneval-paper")
 REAL = os.environ.get("MTBENCH_DATA_DIR")
@@ -39,21 +41,16 @@ ROWS = [
 ]
 
 
-def chat(messages: Messages) -> str:
-    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    (folder / "humaneval").mkdir()
-    (folder / "humaneval/HumanEval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    write_lines(folder / "humaneval/HumanEval.jsonl", ROWS)
     return folder
 
 
 @pytest.fixture(scope="module")
 def made_up(folder: Path) -> Callable[[str], tuple[Suite, list[Prompt]]]:
-    """A suite with the made-up questions."""
+    """Return a function that opens a suite with the made-up questions."""
     suites: dict[str, tuple[Suite, list[Prompt]]] = {}
 
     def make(name: str) -> tuple[Suite, list[Prompt]]:
@@ -65,8 +62,8 @@ def made_up(folder: Path) -> Callable[[str], tuple[Suite, list[Prompt]]]:
     return make
 
 
-def test_the_beginning_of_a_function_is_asked_as_it_is(folder: Path) -> None:
-    """humaneval: no template; what ends an answer is code at the margin, as lm-eval has it."""
+def test_a_prompt_is_the_beginning_of_a_function(folder: Path) -> None:
+    """humaneval has no chat template; code at the margin ends an answer, as in lm-eval."""
     suite = SUITES["humaneval"]("", Source(data_dir=folder, unsandboxed=True))
     prompts = suite.prompts(chat, 2)
 
@@ -78,8 +75,8 @@ def test_the_beginning_of_a_function_is_asked_as_it_is(folder: Path) -> None:
     assert (suite.task["chat_template"], suite.task["metric"], suite.task["sandbox"]) == (False, "pass@1", False)
 
 
-def test_the_paper_begins_the_answer_up_to_its_fence(folder: Path) -> None:
-    """humaneval-paper: a turn of the chat, then the answer's first line; the next fence ends it."""
+def test_the_papers_prompt_includes_the_start_of_the_answer(folder: Path) -> None:
+    """humaneval-paper has a turn of the chat, then the answer's first lines; the next code fence ends the answer."""
     suite = SUITES["humaneval-paper"]("", Source(data_dir=folder, unsandboxed=True))
     (prompt,) = suite.prompts(chat, 1)
 
@@ -129,19 +126,22 @@ WHOLE = "\ndef {name}(x):\n    return x + 1\n"
         ("humaneval-paper", WHOLE + "print({name}(1)\n", 0),
     ],
 )
-def test_an_answer_is_right_if_its_program_comes_to_the_end(
+def test_an_answer_scores_one_if_its_program_reaches_its_end(
     suite: str, answer: str, score: float, made_up: Callable[[str], tuple[Suite, list[Prompt]]]
 ) -> None:
-    """What is run is the question's code, then the answer (in the paper's form up to the fence), then its tests."""
-    made, prompts = made_up(suite)
+    """The program is the question's code, then the answer (for humaneval-paper up to the fence), then the tests."""
+    opened, prompts = made_up(suite)
     item = prompts[1].item
 
-    assert made.score({item: answer.replace("{name}", ROWS[1]["entry_point"])}) == {item: score}
+    assert opened.score({item: answer.replace("{name}", ROWS[1]["entry_point"])}) == {item: score}
 
 
 @confined
-def test_one_wrong_answer_costs_its_own_item(made_up: Callable[[str], tuple[Suite, list[Prompt]]]) -> None:
-    """Each item has the score of its own program, in whatever order they are given."""
+def test_a_wrong_answer_fails_only_its_own_item(
+    made_up: Callable[[str], tuple[Suite, list[Prompt]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each item has the score of its own program, in any order; an endless program fails by its time limit."""
+    monkeypatch.setattr("mtbench.evaluation.code_tasks.run_all", partial(run_all, limits=Limits(cpu_s=1)))
     suite, prompts = made_up("humaneval")
     first, second, third = (prompt.item for prompt in prompts)
 
@@ -150,8 +150,8 @@ def test_one_wrong_answer_costs_its_own_item(made_up: Callable[[str], tuple[Suit
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
-def test_without_a_sandbox_it_refuses(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line that says what to install; `--allow-unsandboxed-code` is the only way past, and is on record."""
+def test_without_a_sandbox_the_suite_refuses(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line names the package; `--allow-unsandboxed-code` runs without a sandbox, which `task` records."""
     monkeypatch.setenv("PATH", "")
     unavailable.cache_clear()
     try:
@@ -167,10 +167,10 @@ def test_without_a_sandbox_it_refuses(name: str, folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
-def test_nothing_is_fetched(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval's metric is not asked for: no name is looked up, with or without --offline."""
+def test_nothing_is_downloaded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening the suite does not load lm-eval's metric: it makes no DNS request, also without --offline."""
     looked_up: list[Any] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **more: looked_up.append(asked))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: looked_up.append(args))
     SUITES[name]("", Source(data_dir=folder, unsandboxed=True)).prompts(chat, 1)
 
     assert looked_up == []
@@ -189,24 +189,39 @@ def rows() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module", params=SUITE_NAMES)
 def replay(request: pytest.FixtureRequest, rows: list[dict[str, str]]) -> Replay:
-    """The scores of answers, by the question's number."""
+    """Return a function that scores answers by the number of their question."""
     suite = SUITES[request.param]("", Source(data_dir=Path(REAL or "")))
     items = [prompt.item for prompt in suite.prompts(chat, None)]
 
     def scores(answers: Mapping[int, str]) -> dict[int, float]:
-        found = suite.score({items[n]: answer for n, answer in answers.items()})
-        return {n: found.pop(items[n]) for n in answers}
+        by_item = suite.score({items[n]: answer for n, answer in answers.items()})
+        return {n: by_item.pop(items[n]) for n in answers}
 
     return scores
 
 
+def solution(rows: list[dict[str, str]], number: int) -> str:
+    """Return a reference solution; every other one repeats the beginning of the function, as some models do."""
+    beginning = f"\n{rows[number]['prompt']}" if number // 2 % 2 else ""
+    return beginning + rows[number]["canonical_solution"]
+
+
 @real
 @confined
-def test_all_reference_solutions_pass(replay: Replay, rows: list[dict[str, str]]) -> None:
-    """164 of 164, in either form; a model that says the whole function again is run alike."""
-    again = [f"\n{row['prompt']}" if number % 2 else "" for number, row in enumerate(rows)]
+@pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 1)], indirect=["replay"])
+def test_every_reference_solution_passes(replay: Replay, first: int, rows: list[dict[str, str]]) -> None:
+    """Each of the 164 runs in one form: the even ones in humaneval, the odd ones in humaneval-paper."""
+    scores = replay({n: solution(rows, n) for n in range(first, len(rows), 2)})
 
-    scores = replay({n: again[n] + row["canonical_solution"] for n, row in enumerate(rows)})
+    assert list(scores.values()) == [1.0] * 82
+
+
+@real
+@confined
+@pytest.mark.slow
+def test_every_reference_solution_passes_in_both_forms(replay: Replay, rows: list[dict[str, str]]) -> None:
+    """164 of 164, in either form."""
+    scores = replay({n: solution(rows, n) for n in range(len(rows))})
 
     assert list(scores.values()) == [1.0] * 164
 
@@ -225,10 +240,11 @@ WRONG: dict[str, Callable[[str], str]] = {
 
 @real
 @confined
-def test_no_wrong_solution_passes(replay: Replay, rows: list[dict[str, str]]) -> None:
-    """Every fourth question, each kind in turn: none of 41."""
-    ways = list(WRONG.values())
-    wrong = {n: ways[n // 4 % len(ways)](row["canonical_solution"]) for n, row in enumerate(rows) if n % 4 == 0}
+@pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 4)], indirect=["replay"])
+def test_some_wrong_solutions_fail(replay: Replay, first: int, rows: list[dict[str, str]]) -> None:
+    """Every fourth question, alternating between the two forms, with each kind of mistake in turn: none of 41 pass."""
+    mistakes = list(WRONG.values())
+    wrong = {n: mistakes[n // 8 % len(mistakes)](rows[n]["canonical_solution"]) for n in range(first, len(rows), 8)}
 
     assert replay(wrong) == dict.fromkeys(wrong, 0.0)
 
@@ -237,8 +253,8 @@ def test_no_wrong_solution_passes(replay: Replay, rows: list[dict[str, str]]) ->
 @confined
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
-def test_no_solution_passes_once_it_is_made_wrong(name: str, replay: Replay, rows: list[dict[str, str]]) -> None:
-    """Every question, every way."""
+def test_every_wrong_solution_fails(name: str, replay: Replay, rows: list[dict[str, str]]) -> None:
+    """Every question, with every kind of mistake."""
     scores = replay({n: WRONG[name](row["canonical_solution"]) for n, row in enumerate(rows)})
 
     assert list(scores.values()) == [0.0] * 164
@@ -247,9 +263,10 @@ def test_no_solution_passes_once_it_is_made_wrong(name: str, replay: Replay, row
 @real
 @confined
 @pytest.mark.slow
-def test_endless_solutions_cost_their_own_items(replay: Replay, rows: list[dict[str, str]]) -> None:
-    """Every tenth never ends; the others are right."""
-    loop = "    while True: pass\n"
-    scores = replay({n: (n % 10 == 0) * loop + row["canonical_solution"] for n, row in enumerate(rows)})
+def test_endless_solutions_fail_only_their_own_items(replay: Replay, rows: list[dict[str, str]]) -> None:
+    """Every tenth never ends; the others pass."""
+    answers = {n: row["canonical_solution"] for n, row in enumerate(rows)}
+    for n in range(0, len(rows), 10):
+        answers[n] = f"    while True: pass\n{answers[n]}"
 
-    assert scores == {n: float(n % 10 != 0) for n in range(164)}
+    assert replay(answers) == {n: float(n % 10 != 0) for n in range(164)}

@@ -1,6 +1,6 @@
-"""IFEval: answers that follow and that violate, for every kind of instruction; and what cannot be scored without NLTK.
+"""IFEval: an answer that follows and one that violates each kind of instruction; prompts that need NLTK's tables.
 
-Kinds that need NLTK's `punkt_tab` are tried where this machine has it.
+Tests of instructions that need NLTK's `punkt_tab` run where this machine has it.
 """
 
 import json
@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import write_lines
+from made_up import chat, write_lines
 
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Messages, Source, Suite
+from mtbench.evaluation.suite import Source, Suite
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 GERMAN = "Der schnelle braune Fuchs springt heute über den faulen Hund, und alle Kinder im Dorf freuen sich darüber."
 ENGLISH = "The quick brown fox jumps over the lazy dog, and all the children in the village are happy about it today."
 
-# kind: settings, an answer that follows, one that does not
+# kind -> settings, an answer that follows, an answer that violates
 KINDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "keywords:existence": ({"keywords": ["apple", "pear"]}, "An Apple and a pear.", "An apple and a plum."),
     "keywords:frequency": (
@@ -91,10 +91,6 @@ NEED_PUNKT = ("change_case:capital_word_frequency", "length_constraints:number_s
 PLAIN = [kind for kind in KINDS if kind not in NEED_PUNKT]
 
 
-def chat(messages: Messages) -> str:
-    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
-
-
 def row(key: int, *kinds: str) -> dict[str, Any]:
     settings = [KINDS[kind][0] for kind in kinds]
     return {"key": key, "prompt": "Say hello to me.", "instruction_id_list": list(kinds), "kwargs": settings}
@@ -107,7 +103,7 @@ def opened(folder: Path, **source: Any) -> Suite:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every kind once, in the order of KINDS, and then two together."""
+    """Return a data folder with each kind once, in the order of KINDS, and then a prompt with two instructions."""
     folder = tmp_path_factory.mktemp("data")
     rows = [row(key, kind) for key, kind in enumerate(KINDS)]
     write_lines(folder / "ifeval/input_data.jsonl", [*rows, row(99, "punctuation:no_comma", "startend:quotation")])
@@ -121,7 +117,7 @@ def suite(folder: Path) -> Suite:
 
 @pytest.fixture
 def no_punkt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NLTK finds no data on this machine."""
+    """Let NLTK find no data on this machine."""
     import nltk
 
     monkeypatch.setattr(nltk.data, "path", [])
@@ -135,16 +131,16 @@ def item(kind: str) -> str:
 
 
 @pytest.mark.usefixtures("suite")
-def test_no_kind_is_missing_here() -> None:
-    """What lm-eval can check is what is tried below."""
+def test_every_kind_of_instruction_is_tested() -> None:
+    """KINDS has all instructions of lm-eval."""
     from lm_eval.tasks.ifeval.instructions_registry import INSTRUCTION_DICT
 
     assert set(INSTRUCTION_DICT) == set(KINDS)
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_an_answer_that_follows_is_right_and_one_that_does_not_is_wrong(kind: str, suite: Suite) -> None:
-    """And no answer at all is wrong, whatever was asked."""
+def test_following_scores_one_and_violating_scores_zero(kind: str, suite: Suite) -> None:
+    """A blank answer also scores 0, for every instruction."""
     _, following, violating = KINDS[kind]
 
     assert suite.score({item(kind): following}) == {item(kind): 1.0}
@@ -153,8 +149,8 @@ def test_an_answer_that_follows_is_right_and_one_that_does_not_is_wrong(kind: st
 
 
 @pytest.mark.parametrize("kind", NEED_PUNKT)
-def test_kinds_that_count_by_nltk_are_scored_where_it_has_its_tables(kind: str, folder: Path) -> None:
-    """An abbreviation ends no sentence: empty tables would not do."""
+def test_instructions_that_need_nltk_are_scored_with_its_tables(kind: str, folder: Path) -> None:
+    """An abbreviation does not end a sentence, which empty tables would get wrong."""
     try:
         suite = opened(folder)
     except UserError:
@@ -166,8 +162,8 @@ def test_kinds_that_count_by_nltk_are_scored_where_it_has_its_tables(kind: str, 
     assert suite.score({item(kind): violating}) == {item(kind): 0.0}
 
 
-def test_all_instructions_must_be_followed_as_the_answer_stands(suite: Suite) -> None:
-    """Strictly: one of two is not enough, and nothing is stripped from the answer first."""
+def test_the_unchanged_answer_must_follow_all_instructions(suite: Suite) -> None:
+    """One of two is not enough, and the metric strips nothing from the answer."""
     both = f"ifeval/{len(KINDS)}/0"
 
     assert suite.task["metric"] == "prompt_level_strict_acc"
@@ -176,13 +172,13 @@ def test_all_instructions_must_be_followed_as_the_answer_stands(suite: Suite) ->
     assert suite.score({both: 'Here it is:\n"Without a comma"'}) == {both: 0.0}
 
 
-def test_scores_do_not_hang_on_dice_or_on_who_is_scored_beside(tmp_path: Path) -> None:
-    """A language that is hard to tell and a letter that lm-eval draws anew score the same at every call."""
-    drawn = row(0, "keywords:letter_frequency")
-    drawn["kwargs"] = [{"letter": "#", "let_relation": "at least", "let_frequency": 4}]
-    hard = row(1, "language:response_language")
-    hard["kwargs"] = [{"language": "en"}]
-    rows = [{**entry, "key": n} for n, entry in enumerate([drawn, hard] * 10)]
+def test_scores_are_deterministic_and_independent_of_other_items(tmp_path: Path) -> None:
+    """An ambiguous language and a letter that lm-eval draws at random score the same at every call."""
+    random_letter = row(0, "keywords:letter_frequency")
+    random_letter["kwargs"] = [{"letter": "#", "let_relation": "at least", "let_frequency": 4}]
+    ambiguous = row(1, "language:response_language")
+    ambiguous["kwargs"] = [{"language": "en"}]
+    rows = [{**entry, "key": n} for n, entry in enumerate([random_letter, ambiguous] * 10)]
     write_lines(tmp_path / "ifeval/input_data.jsonl", rows)
     suite = opened(tmp_path)
     texts = ("ssss aaaa eeee qqqq ffff", "rum land hand")
@@ -190,49 +186,49 @@ def test_scores_do_not_hang_on_dice_or_on_who_is_scored_beside(tmp_path: Path) -
     whole = suite.score(answers)
 
     assert all(len({whole[f"ifeval/{n}/0"] for n in range(start, len(rows), 2)}) == 1 for start in (0, 1))
-    assert {one: suite.score({one: text})[one] for one, text in answers.items()} == whole
+    assert {name: suite.score({name: text})[name] for name, text in answers.items()} == whole
 
 
-# --- What cannot be scored ----------------------------------------------------------------------------------------
+# --- Without the tables -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_punkt")
-def test_without_its_tables_the_suite_refuses_and_says_why(folder: Path) -> None:
-    """One line: how many, which kinds, what is missing, where it goes, and the way past."""
+def test_without_the_tables_the_suite_refuses(folder: Path) -> None:
+    """One line with the number of prompts, the instructions, the missing tables, their folder and the option."""
     with pytest.raises(UserError) as caught:
         opened(folder)
 
     message = str(caught.value)
     assert "\n" not in message
-    said = (f"2 of {len(KINDS) + 1} prompts", *NEED_PUNKT, "punkt_tab", f"{folder}/nltk_data", "--skip-unscorable")
-    for part in said:
+    parts = (f"2 of {len(KINDS) + 1} prompts", *NEED_PUNKT, "punkt_tab", f"{folder}/nltk_data", "--skip-unscorable")
+    for part in parts:
         assert part in message
 
 
 @pytest.mark.usefixtures("no_punkt")
-def test_what_cannot_be_scored_is_left_out_and_counted(folder: Path) -> None:
-    """The others keep their items and texts, under any limit; `task` says how many are missing, and why."""
+def test_unscorable_prompts_are_left_out_and_counted(folder: Path) -> None:
+    """The others keep their ids, under any limit; `task` has the number of prompts left out and the reason."""
     suite = opened(folder, skip_unscorable=True)
-    left = [n for n, kind in enumerate(KINDS) if kind not in NEED_PUNKT] + [len(KINDS)]
+    remaining = [n for n, kind in enumerate(KINDS) if kind not in NEED_PUNKT] + [len(KINDS)]
     items = [p.item for p in suite.prompts(chat, None)]
 
-    assert items == [f"ifeval/{n}/0" for n in left]
+    assert items == [f"ifeval/{n}/0" for n in remaining]
     assert [p.item for p in suite.prompts(chat, 9)] == items[:9]
     assert suite.task["left_out"] == {"items": 2, "needing": "punkt_tab", "instructions": list(NEED_PUNKT)}
     assert json.loads(json.dumps(suite.task)) == suite.task
 
 
 @pytest.mark.usefixtures("no_punkt")
-def test_a_file_that_needs_no_tables_is_scored_whole(tmp_path: Path) -> None:
-    """Nothing is refused that can be scored."""
+def test_a_file_that_needs_no_tables_is_accepted(tmp_path: Path) -> None:
+    """All its prompts are used."""
     write_lines(tmp_path / "ifeval/input_data.jsonl", [row(0, "punctuation:no_comma")])
 
     assert "left_out" not in opened(tmp_path).task
 
 
 @pytest.mark.usefixtures("no_punkt")
-def test_empty_tables_are_none(folder: Path, tmp_path: Path) -> None:
-    """Files of that name that tell "Mr." from no end of a sentence would give scores of their own."""
+def test_empty_tables_count_as_missing(folder: Path, tmp_path: Path) -> None:
+    """With empty files in their place, NLTK would end a sentence after "Mr." and give wrong scores."""
     tables = tmp_path / "nltk_data/tokenizers/punkt_tab/english"
     tables.mkdir(parents=True)
     for name in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
@@ -242,43 +238,44 @@ def test_empty_tables_are_none(folder: Path, tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_where_there_is_a_network_the_tables_are_asked_for(
+def test_with_a_network_the_tables_are_requested(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """NLTK's own download is tried, and what it could not get is said, once."""
+    """The suite uses NLTK's download, and reports its failure once."""
     with suppress(UserError):
         opened(folder)
-        pytest.skip("NLTK's punkt_tab is on this machine: nothing to fetch")
-    asked: list[str] = []
+        pytest.skip("NLTK's punkt_tab is on this machine: nothing to download")
+    requested: list[str] = []
 
-    def nowhere(host: str, *args: Any, **kwargs: Any) -> None:
-        asked.append(host)
+    def unreachable(host: str, *args: Any, **kwargs: Any) -> None:
+        requested.append(host)
         raise socket.gaierror("no such host")
 
-    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
-    with pytest.raises(UserError, match="and cannot be fetched"):
+    monkeypatch.setattr(socket, "getaddrinfo", unreachable)
+    with pytest.raises(UserError, match="and cannot be downloaded"):
         SUITES["ifeval"]("", Source(data_dir=folder))
 
-    assert asked
+    assert requested
     assert capfd.readouterr() == ("", "")
 
 
-def test_offline_nobody_is_asked(folder: Path) -> None:
-    """In a process of its own, where lm-eval's checkers are imported for the first time: no name is looked up."""
+def test_offline_nothing_is_requested(folder: Path) -> None:
+    """Importing lm-eval's checkers for the first time, in a new process, makes no DNS request and no connection."""
     code = f"""
 import socket, sys
 from pathlib import Path
-asked = []
-sys.addaudithook(lambda event, args: asked.append(args) if event in ("socket.getaddrinfo", "socket.connect") else None)
+requested = []
+events = ("socket.getaddrinfo", "socket.connect")
+sys.addaudithook(lambda event, args: requested.append(args) if event in events else None)
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source
 suite = SUITES["ifeval"]("", Source(data_dir=Path({str(folder)!r}), offline=True, skip_unscorable=True))
 suite.prompts(lambda messages: messages[-1]["content"], 3)
-print(asked)
+print(requested)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert (process.stdout, process.stderr) == ("[]\n", "")
 
 
 @pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with ifeval/input_data.jsonl")

@@ -1,7 +1,7 @@
-"""What every suite owes its caller, and what the questions and scores of lm-eval's tasks must be.
+"""The contract of every suite, and prompts and scores of lm-eval's tasks.
 
-The contract runs on made-up questions (tests/made_up.py); GSM8K itself is read where MTBENCH_DATA_DIR names a folder
-that holds gsm8k/train.jsonl and gsm8k/test.jsonl (or .gz).
+The data are made up (tests/made_up.py). Tests of GSM8K itself need MTBENCH_DATA_DIR, a folder with gsm8k/train.jsonl
+and gsm8k/test.jsonl (or .gz).
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import pytest
 from jinja2 import TemplateError
-from made_up import COUNT, GSM8K, WRONG, answerable, right, write_all, write_lines
+from made_up import COUNT, GSM8K, WRONG, answerable, chat, right, write_all, write_lines
 
 from mtbench.errors import UserError
 from mtbench.evaluation.lm_eval import HarnessSuite
@@ -29,21 +29,17 @@ from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
 NAMES = list(SUITES)
 SCORED = [name for name in NAMES if SUITES[name].metric]
 HARNESS = [name for name in NAMES if issubclass(SUITES[name], HarnessSuite)]
-OWN = [name for name in HARNESS if not name.endswith("-paper")]  # the others differ from these in values alone
+OWN = [name for name in HARNESS if not name.endswith("-paper")]  # the -paper suites differ only in settings
 ANSWERED = list(answerable([*OWN, "gsm8k-paper", "mmlu-pro-paper"]))
+SAME_TASKS = ("bbh-paper", "ifeval-paper", "mmlu-pro-paper")  # load the same tasks as the suite without -paper
 GROUPS = [name for name in HARNESS if SUITES[name].subtasks]
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with gsm8k/test.jsonl")
 
 
-def chat(messages: Messages) -> str:
-    """A chat template as plain as can be."""
-    return "".join(f"<{turn['role']}>{turn['content']}</>" for turn in messages) + "<assistant>"
-
-
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of our own for datasets; whoever goes offline comes back at the end."""
+    """Use a separate cache for datasets, and restore the online settings at the end."""
     import datasets.config
     import huggingface_hub.constants
 
@@ -58,25 +54,25 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder with made-up questions. Its name would be a pattern, were it read as one."""
+    """Return a data folder whose name contains characters of file patterns."""
     return write_all(tmp_path_factory.mktemp("data") / "a [b] *")
 
 
 def make(name: str, folder: Path, subtasks: tuple[str, ...] = ()) -> Suite:
     if SUITES[name].metric == "pass@1" and (reason := unavailable()):
         pytest.skip(reason)
-    rest = str(folder / "mine.jsonl") if name == "prompts" else ""
+    variant = str(folder / "mine.jsonl") if name == "prompts" else ""
     source = Source(data_dir=folder, offline=True, subtasks=subtasks, skip_unscorable=True)
-    suite: Suite = SUITES[name](rest, source)
+    suite: Suite = SUITES[name](variant, source)
     return suite
 
 
-opened = cache(make)  # for whom it is all the same that somebody asked it before
+opened = cache(make)  # for tests that may share a suite with others
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_limit_takes_the_first_items_of_each_subtask_and_changes_none(name: str, folder: Path) -> None:
-    """Item ids, texts and stop strings are the same whatever the limit, and for a suite made anew."""
+def test_a_limit_selects_the_first_items_of_each_subtask_unchanged(name: str, folder: Path) -> None:
+    """Item ids, texts and stop strings do not depend on the limit, and a new instance gives the same ones."""
     suite = opened(name, folder)
     some = suite.prompts(chat, 7)
     fewer = suite.prompts(chat, 3)
@@ -86,12 +82,13 @@ def test_a_limit_takes_the_first_items_of_each_subtask_and_changes_none(name: st
     assert set(conversations) <= set(suite.subtasks) or (len(conversations) == 1 and not suite.subtasks)
     assert fewer == some[: len(fewer)]
     assert len(fewer) * 7 == len(some) * 3
-    assert make(name, folder).prompts(chat, 7) == some
+    if name not in SAME_TASKS:
+        assert make(name, folder).prompts(chat, 7) == some
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_items_are_named_once_and_written_by_the_template(name: str, folder: Path) -> None:
-    """Ids are unique and read `<task>/<doc id>/<turn>`; the text the template's if `task` says so; no stop is empty."""
+def test_item_ids_are_unique_and_prompts_use_the_template(name: str, folder: Path) -> None:
+    """Ids are `<task>/<doc id>/<turn>`; prompts use the template if `task` says so; no stop string is empty."""
     suite = opened(name, folder)
     prompts = suite.prompts(chat, COUNT)
 
@@ -106,8 +103,8 @@ def test_items_are_named_once_and_written_by_the_template(name: str, folder: Pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_suite_says_what_it_asked(name: str, folder: Path) -> None:
-    """`task` has a name and goes into JSON; the budget is positive; the file opens with a docstring."""
+def test_a_suite_describes_its_task(name: str, folder: Path) -> None:
+    """`task` has a name and is valid JSON; the budget is positive; the module has a docstring."""
     suite = opened(name, folder)
 
     assert SUITES[name].name == name
@@ -118,8 +115,8 @@ def test_a_suite_says_what_it_asked(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_only_what_was_answered_is_scored(name: str, folder: Path) -> None:
-    """`score` returns exactly the items it was given, in any order; none given, none returned; empty answers get 0."""
+def test_exactly_the_given_answers_are_scored(name: str, folder: Path) -> None:
+    """`score` returns the items that it was given, in any order, also none; an empty answer scores 0."""
     suite = opened(name, folder)
     items = [p.item for p in suite.prompts(chat, 6)]
 
@@ -128,27 +125,28 @@ def test_only_what_was_answered_is_scored(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "prompts"])
-def test_what_stands_behind_a_colon_is_never_ignored(name: str, folder: Path) -> None:
-    """Where there is nothing to choose, or nothing of that name, it is refused."""
+def test_an_unknown_variant_is_refused(name: str, folder: Path) -> None:
+    """A suite without variants refuses any text behind the colon, the others refuse unknown ones."""
     with pytest.raises(UserError, match="nonsense"):
         SUITES[name]("nonsense", Source(data_dir=folder, offline=True))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if SUITES[n].subtasks and not n.endswith("-paper")])
-def test_a_subtask_is_asked_as_it_is_among_the_others(name: str, folder: Path) -> None:
-    """Chosen subtasks have the same items and texts, in the same order, as with all of them; the rest is not there."""
+def test_a_subtask_alone_has_the_same_prompts(name: str, folder: Path) -> None:
+    """Selected subtasks have the same items and texts, in the same order, as among all; the others are absent."""
     whole = opened(name, folder).prompts(chat, 2)
     chosen = tuple(dict.fromkeys(p.item.split("/")[0] for p in whole))[1:3]
 
     assert opened(name, folder, chosen).prompts(chat, 2) == [p for p in whole if p.item.split("/")[0] in chosen]
 
 
-def test_suites_are_listed_without_the_libraries_that_serve_them() -> None:
-    """Finding every suite imports neither lm-eval nor datasets nor torch: generation runs without the first two."""
-    code = "import sys; from mtbench.registry import SUITES; list(SUITES)\n"
+def test_listing_suites_imports_none_of_their_libraries() -> None:
+    """It imports neither lm-eval nor datasets nor torch: generation runs without the first two."""
+    code = "import sys; from mtbench.evaluation.registry import SUITES; print(len(list(SUITES)))\n"
     code += "print({'lm_eval', 'datasets', 'torch', 'transformers'} & set(sys.modules))"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert (process.stdout, process.stderr) == (f"{len(NAMES)}\nset()\n", "")
 
 
 # --- lm-eval's tasks ----------------------------------------------------------------------------------------------
@@ -158,11 +156,11 @@ def test_suites_are_listed_without_the_libraries_that_serve_them() -> None:
 def test_prompts_and_scores_are_those_of_lm_eval_itself(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts, stop strings and scores are what `simple_evaluate` uses with a chat template and all else default."""
+    """Texts, stop strings and scores equal those of `simple_evaluate` with a chat template and default settings."""
     import lm_eval.evaluator
     from lm_eval.api.model import LM
 
-    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # seconds of asking pip
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # it runs pip, which takes seconds
     monkeypatch.setattr(lm_eval.evaluator, "get_git_commit_hash", lambda: None)
     suite = opened(name, folder)
     assert isinstance(suite, HarnessSuite)
@@ -206,25 +204,23 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_nothing_is_printed_drawn_or_written_beside_the_data(
-    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """No progress bar, no log line, no number of the caller's generator, no file in the user's folder or cache."""
+def test_a_suite_has_no_side_effects(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It prints nothing, draws nothing from the caller's generator and writes no file to the data folder or cache."""
     import datasets.config
 
-    before, drawn = sorted(folder.rglob("*")), random.getstate()
+    files, state = sorted(folder.rglob("*")), random.getstate()
     suite = make(name, folder)
     suite.score({p.item: "18" for p in suite.prompts(chat, 2)})
 
     assert capfd.readouterr() == ("", "")
-    assert sorted(folder.rglob("*")) == before
+    assert sorted(folder.rglob("*")) == files
     assert [path for path in Path(datasets.config.HF_DATASETS_CACHE).rglob("*") if path.is_file()] == []
-    assert random.getstate() == drawn
+    assert random.getstate() == state
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_the_usual_form_is_lm_evals_own(name: str) -> None:
-    """The number of examples is the task's, the budget too where it names one, and the mean that of its group."""
+def test_settings_are_those_of_lm_evals_task(name: str) -> None:
+    """The number of few-shot examples, the budget if the task names one, and the mean of the group are lm-eval's."""
     import lm_eval
     from lm_eval.tasks import TaskManager
     from lm_eval.tasks._yaml_loader import load_yaml
@@ -233,9 +229,9 @@ def test_the_usual_form_is_lm_evals_own(name: str) -> None:
     folder = Path(lm_eval.__file__).parent / "tasks" / suite.folder
     index = TaskManager(include_defaults=False, include_path=folder).task_index
     for task in suite.tasks:
-        said = load_yaml(index[task].yaml_path, resolve_func=False)
-        assert said.get("num_fewshot", 0) == suite.num_fewshot
-        assert said["generation_kwargs"].get("max_gen_toks", suite.max_new_tokens) == suite.max_new_tokens
+        config = load_yaml(index[task].yaml_path, resolve_func=False)
+        assert config.get("num_fewshot", 0) == suite.num_fewshot
+        assert config["generation_kwargs"].get("max_gen_toks", suite.max_new_tokens) == suite.max_new_tokens
     if suite.subtasks:
         group = load_yaml(index[suite.group].yaml_path, resolve_func=False)
         assert group["task"] == list(suite.tasks)
@@ -254,8 +250,8 @@ def test_the_usual_form_is_lm_evals_own(name: str) -> None:
         ("mmlu-pro-paper", "mmlu_pro", 0, ["</s>", "Q:", "<|im_end|>", "Question:"]),
     ],
 )
-def test_the_papers_form_is_the_papers(name: str, task: str, shots: int, stop: list[str], folder: Path) -> None:
-    """256 tokens, the paper's number of examples as turns of the chat, its stop strings."""
+def test_paper_suites_have_the_papers_settings(name: str, task: str, shots: int, stop: list[str], folder: Path) -> None:
+    """256 tokens, the paper's number of examples as turns of the chat, and its stop strings."""
     suite = opened(name, folder)
     (prompt, *_) = suite.prompts(chat, 1)
 
@@ -265,8 +261,8 @@ def test_the_papers_form_is_the_papers(name: str, task: str, shots: int, stop: l
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_group_is_its_tasks_in_turn(name: str, folder: Path) -> None:
-    """Items are named by their subtask; the first of each comes before the second of any; `task` says which mean."""
+def test_the_subtasks_of_a_group_are_interleaved(name: str, folder: Path) -> None:
+    """The first item of each subtask comes before the second of any; ids have the subtask; `task` names the mean."""
     suite = opened(name, folder)
     items = [p.item for p in suite.prompts(chat, 2)]
 
@@ -275,8 +271,8 @@ def test_a_group_is_its_tasks_in_turn(name: str, folder: Path) -> None:
     assert opened(name, folder, suite.subtasks[:2]).task["subtasks"] == list(suite.subtasks[:2])
 
 
-def test_only_the_files_of_the_chosen_subtasks_are_needed(tmp_path: Path) -> None:
-    """A folder with one file of BBH's 27 serves that subtask; the others are named when they are asked for."""
+def test_only_the_files_of_selected_subtasks_are_needed(tmp_path: Path) -> None:
+    """One file of BBH's 27 is enough for its subtask; for another subtask the error names the missing file."""
     (tmp_path / "bbh/bbh").mkdir(parents=True)
     (tmp_path / "bbh/bbh/snarks.json").write_text(json.dumps({"examples": [{"input": "?", "target": "(A)"}]}))
 
@@ -286,7 +282,7 @@ def test_only_the_files_of_the_chosen_subtasks_are_needed(tmp_path: Path) -> Non
 
 
 def test_a_task_that_compares_likelihoods_is_refused(folder: Path) -> None:
-    """It generates nothing, so there is nothing to speed up; one line says so."""
+    """It generates nothing to speed up; the error says so in one line."""
 
     class Compared(HarnessSuite):
         name = "compared"
@@ -295,27 +291,27 @@ def test_a_task_that_compares_likelihoods_is_refused(folder: Path) -> None:
         filter = "none"
         metric = "acc"
 
-    with pytest.raises(UserError, match=r"^[^\n]*gpqa_main_zeroshot is of the type multiple_choice[^\n]*nothing to"):
+    with pytest.raises(UserError, match=r"^[^\n]*gpqa_main_zeroshot is of type multiple_choice[^\n]*nothing to"):
         Compared("", Source(data_dir=folder, offline=True))
 
 
 @pytest.mark.parametrize("name", [n for n in OWN if n != "gsm8k"] + ["gsm8k-paper"])
-def test_what_is_asked_is_not_trained_on(name: str, folder: Path) -> None:
-    """Suites without training data of their own say so; GPQA among them, whose questions are in a split called so."""
+def test_test_items_are_not_training_examples(name: str, folder: Path) -> None:
+    """Suites without a training split raise an error; also GPQA, whose questions are in a split named "train"."""
     with pytest.raises(UserError, match="no training split"):
         opened(name, folder).examples(1, seed=0)
 
 
-def test_examples_are_turns_of_their_own(folder: Path) -> None:
-    """gsm8k shows five question-and-answer turns before the question; gsm8k-paper asks the question alone."""
-    shown, bare = (opened(name, folder).prompts(chat, 1)[0].text for name in ("gsm8k", "gsm8k-paper"))
+def test_fewshot_examples_are_turns_of_the_chat(folder: Path) -> None:
+    """gsm8k has five question-and-answer turns before the question; gsm8k-paper has the question alone."""
+    with_examples, zero_shot = (opened(name, folder).prompts(chat, 1)[0].text for name in ("gsm8k", "gsm8k-paper"))
 
-    assert (shown.count("<user>"), shown.count("<assistant>"), shown.count("####")) == (6, 6, 5)
-    assert bare == "<user>Q: Ann has 1 pens and buys 1. How many?\nA:</><assistant>"
+    assert [with_examples.count(text) for text in ("<user>", "<assistant>", "####")] == [6, 6, 5]
+    assert zero_shot == "<user>Q: Ann has 1 pens and buys 1. How many?\nA:</><assistant>"
 
 
-def test_a_data_folder_without_the_file_names_it(tmp_path: Path) -> None:
-    """The error has the path that was looked for."""
+def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
+    """The error contains the expected path."""
     write_lines(tmp_path / "gsm8k/train.jsonl", GSM8K)
     with pytest.raises(UserError) as caught:
         SUITES["gsm8k"]("", Source(data_dir=tmp_path, offline=True))
@@ -328,10 +324,10 @@ def test_a_data_folder_without_the_file_names_it(tmp_path: Path) -> None:
     [("", ""), ('{"question": ', "JSON"), ('{"Q": "?", "A": "!"}\n', "question")],
     ids=["empty", "torn", "other columns"],
 )
-def test_a_data_file_that_cannot_be_used_says_why(
+def test_an_unusable_data_file_has_its_reason(
     content: str, reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One line with the folder and the cause; nothing else is printed."""
+    """One line with the folder and the cause; mtbench prints nothing else."""
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "test.jsonl").write_text(content)
     with pytest.raises(UserError) as caught:
@@ -344,8 +340,8 @@ def test_a_data_file_that_cannot_be_used_says_why(
     assert capfd.readouterr() == ("", "")
 
 
-def test_offline_asks_the_cache_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a copy in the cache, `--offline` fails in one line that names `--data-dir`; no name is looked up."""
+def test_offline_uses_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a copy in the cache, `--offline` fails in one line that names `--data-dir`, without any DNS request."""
     looked_up = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: looked_up.append(args))
     with pytest.raises(UserError, match=r"^[^\n]*--data-dir DIR with gsm8k/test.jsonl[^\n]*without --offline$"):
@@ -354,8 +350,8 @@ def test_offline_asks_the_cache_and_nobody_else(monkeypatch: pytest.MonkeyPatch)
     assert looked_up == []
 
 
-def test_an_unreachable_hub_says_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line with the cause and the three ways out."""
+def test_an_unreachable_hub_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the cause and the three remedies."""
     import datasets
 
     def unreachable(*args: Any, **kwargs: Any) -> None:
@@ -376,14 +372,14 @@ def test_an_unreachable_hub_says_what_to_pass(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(scope="module")
 def gold() -> list[str]:
-    """The reference answers, in order. The first three end in 18, 3 and 70000."""
+    """Return the reference answers, in order. The first three end in 18, 3 and 70000."""
     lines = Path(REAL or "", "gsm8k", "test.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["answer"] for line in lines]
 
 
 @pytest.fixture(scope="module")
-def asked() -> dict[str, tuple[Suite, list[Prompt]]]:
-    """Both protocols with their first twenty questions."""
+def planned() -> dict[str, tuple[Suite, list[Prompt]]]:
+    """Return both forms of the suite with their first twenty questions."""
     suites = {name: make(name, Path(REAL or "")) for name in ("gsm8k", "gsm8k-paper")}
     return {name: (suite, suite.prompts(chat, 20)) for name, suite in suites.items()}
 
@@ -391,10 +387,10 @@ def asked() -> dict[str, tuple[Suite, list[Prompt]]]:
 @real
 @pytest.mark.parametrize("name", ["gsm8k", "gsm8k-paper"])
 def test_reference_answers_are_right_and_shifted_ones_wrong(
-    name: str, asked: dict[str, tuple[Suite, list[Prompt]]], gold: list[str]
+    name: str, planned: dict[str, tuple[Suite, list[Prompt]]], gold: list[str]
 ) -> None:
     """Each question's own reference scores 1, the next question's scores 0."""
-    suite, prompts = asked[name]
+    suite, prompts = planned[name]
 
     assert set(suite.score({p.item: gold[n] for n, p in enumerate(prompts)}).values()) == {1.0}
     assert set(suite.score({p.item: gold[n + 1] for n, p in enumerate(prompts)}).values()) == {0.0}
@@ -423,10 +419,10 @@ def test_reference_answers_are_right_and_shifted_ones_wrong(
     ],
 )
 def test_answers_are_read_as_lm_eval_reads_them(
-    name: str, doc: int, answer: str, score: float, asked: dict[str, tuple[Suite, list[Prompt]]]
+    name: str, doc: int, answer: str, score: float, planned: dict[str, tuple[Suite, list[Prompt]]]
 ) -> None:
-    """gsm8k wants the first number behind `#### `; gsm8k-paper takes the last number wherever it stands."""
-    suite, prompts = asked[name]
+    """gsm8k reads the first number behind `#### `; gsm8k-paper reads the last number anywhere."""
+    suite, prompts = planned[name]
 
     assert suite.score({prompts[doc].item: answer}) == {prompts[doc].item: score}
 
@@ -435,7 +431,7 @@ def test_answers_are_read_as_lm_eval_reads_them(
 
 
 def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
-    """A prompt is one user turn; ids are the file's or the line's; blank lines and other keys are left alone."""
+    """A prompt is one user turn; an id defaults to the line number; blank lines and other keys are ignored."""
     lines = [
         {"prompt": "Why?\u2028Really?", "category": "x"},
         {"id": "sky", "messages": [{"role": "system", "content": "Brief."}, {"role": "user", "content": "Why?"}]},
@@ -472,12 +468,12 @@ def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
         ('{"prompt": "Why?", "id": "a/b"}', "id 'a/b'"),
         ('{"prompt": "Why?", "id": null}', "id None"),
         ('{"prompt": "Why?", "id": true}', "id True"),
-        ('{"prompt": "Why?", "id": 1}', "id 1 is that of line 1"),
+        ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
     ],
 )
-def test_a_bad_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
-    """File, line number and reason in one line."""
+def test_an_invalid_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
+    """The error has file, line number and reason in one line."""
     file = tmp_path / "mine.jsonl"
     file.write_text('{"prompt": "fine"}\n\n' + line + "\n", encoding="utf-8")
     with pytest.raises(UserError) as caught:
@@ -489,8 +485,8 @@ def test_a_bad_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    """A file in another encoding is refused at the line where that shows."""
+def test_another_encoding_is_refused(tmp_path: Path) -> None:
+    """The error names the first line that is not UTF-8."""
     file = tmp_path / "latin.jsonl"
     file.write_bytes(b'{"prompt": "fine"}\n{"prompt": "caf\xe9"}\n')
     with pytest.raises(UserError, match="line 2: not JSON"):
@@ -498,42 +494,42 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rest", "reason"),
+    ("variant", "reason"),
     [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "Is a directory")],
 )
-def test_a_file_that_is_not_there_is_said_so(rest: str, reason: str, tmp_path: Path) -> None:
-    """No file, a wrong path, a folder: one line each, from the suite and from the cell's name alike."""
-    rest = rest.format(tmp_path)
+def test_a_file_that_cannot_be_read_is_refused(variant: str, reason: str, tmp_path: Path) -> None:
+    """No path, a wrong path and a folder raise the same one-line error from the suite and from its cell id."""
+    variant = variant.format(tmp_path)
     with pytest.raises(UserError, match=reason):
-        SUITES["prompts"](rest, Source())
+        SUITES["prompts"](variant, Source())
     with pytest.raises(UserError, match=reason):
-        SUITES["prompts"].stem(rest)
+        SUITES["prompts"].cell_prefix(variant)
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
-    """Blank lines are no prompts."""
+    """A file of blank lines has no prompts."""
     file = tmp_path / "mine.jsonl"
     file.write_text("\n \n")
     with pytest.raises(UserError, match=r"mine\.jsonl has no prompts"):
         SUITES["prompts"](str(file), Source())
 
 
-def test_a_template_that_refuses_is_named_with_the_line(tmp_path: Path) -> None:
-    """Some checkpoints take no system turn; the user hears which line has one."""
+def test_a_conversation_that_the_template_rejects_is_named(tmp_path: Path) -> None:
+    """Some chat templates accept no system turn; the error names the line that has one."""
 
-    def picky(messages: Messages) -> str:
+    def reject(messages: Messages) -> str:
         raise TemplateError("System role not supported")
 
     suite = SUITES["prompts"](str(write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])), Source())
-    with pytest.raises(UserError, match="line 1: the checkpoint's chat template refuses it"):
-        suite.prompts(picky, None)
+    with pytest.raises(UserError, match="line 1: the checkpoint's chat template rejects it"):
+        suite.prompts(reject, None)
 
 
-def test_an_edited_file_gets_cells_of_its_own(tmp_path: Path) -> None:
-    """The cell's name holds the file's stem and a hash of its content."""
+def test_an_edited_file_gets_other_cell_ids(tmp_path: Path) -> None:
+    """The cell id contains the file's stem and a hash of its content."""
     file = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
-    before = SUITES["prompts"].stem(str(file))
+    before = SUITES["prompts"].cell_prefix(str(file))
     write_lines(file, [{"prompt": "How?"}])
 
     assert before.startswith("prompts-mine-")
-    assert SUITES["prompts"].stem(str(file)) != before
+    assert SUITES["prompts"].cell_prefix(str(file)) != before

@@ -1,4 +1,4 @@
-"""Conversations to train on: what is read and what is refused, where labels lie, what is kept for the next time.
+"""Conversations to train on: what is read and refused, which tokens are labels, and the token cache.
 
 GSM8K and Self-Instruct themselves are read where MTBENCH_DATA_DIR names a folder that holds gsm8k/ and
 sft_self_instruct/.
@@ -24,7 +24,7 @@ from mtbench.evaluation.suite import Messages, Source
 from mtbench.training.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
 from mtbench.training.init_model import learn_tokenizer
 from mtbench.training.recipes import Stage
-from mtbench.training.token_cache import Counts, lined_up
+from mtbench.training.token_cache import Counts, contiguous_examples
 from mtbench.training.trainer import Settings
 
 CHAT = [
@@ -49,8 +49,8 @@ def write_lines(path: Path, rows: Sequence[Any]) -> str:
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where tokens are kept in this test."""
+def token_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The token cache of this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "mtbench" / "tokens"
 
@@ -63,7 +63,7 @@ def rows(tmp_path: Path) -> str:
 
 @pytest.fixture
 def unconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` with a cache of its own; whoever goes offline comes back at the end."""
+    """`datasets` offline, with a cache of its own; the settings are restored at the end."""
     import datasets.config
     import huggingface_hub.constants
 
@@ -76,19 +76,19 @@ def unconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def learned() -> Any:
-    """Byte-level BPE with single digits and ChatML, one of whose tokens is an empty line."""
+    """Byte-level BPE with single digits and ChatML; one of its tokens is an empty line."""
     return learn_tokenizer([turns("Why is she there?\n\n", "The answer is here.\n\n"), CHAT] * 50, vocab_size=320)
 
 
 @pytest.fixture
 def tokenizer(learned: Any) -> Any:
-    """A copy that a test may change."""
+    """A copy of the tokenizer that a test may change."""
     return copy.deepcopy(learned)
 
 
 @pytest.fixture
 def calls(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many texts the tokenizer has been given, call by call."""
+    """The number of texts of each tokenizer call."""
     seen: list[int] = []
     inner = type(tokenizer).__call__
 
@@ -124,7 +124,7 @@ def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[i
     ],
 )
 def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
-    """Messages, prompt and completion, question and answer, Alpaca's, Self-Instruct's; other columns do not matter."""
+    """Messages, prompt and completion, question and answer, Alpaca's, Self-Instruct's; other columns are ignored."""
     assert as_conversation(row) == turns("Q\n\nI", "A")
 
 
@@ -145,7 +145,7 @@ def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
     ],
 )
 def test_a_row_of_no_schema_is_refused_with_its_number_and_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
-    """One line: which row of what, what is wrong with it, what is known."""
+    """One line with file, row, reason and known schemas."""
     data = write_lines(tmp_path / "mine.jsonl", [*ROWS, row])
     with pytest.raises(UserError, match=rf"^[^\n]*mine\.jsonl, line 9: [^\n]*{reason}[^\n]*$"):
         list(read(data, None, Source()))
@@ -153,7 +153,7 @@ def test_a_row_of_no_schema_is_refused_with_its_number_and_the_reason(tmp_path: 
 
 @pytest.mark.parametrize("content", [None, "", " \n"])
 def test_rows_with_an_empty_turn_are_dropped_and_counted(tmp_path: Path, tokenizer: Any, content: str | None) -> None:
-    """A question or an answer without content teaches nothing; a system turn may be empty."""
+    """A question or an answer without content; a system turn may be empty."""
     system = {"role": "system", "content": ""}
     empty = [{"question": content, "answer": "A"}, {"prompt": "Q", "completion": content}]
     data = write_lines(tmp_path / "mine.jsonl", [*empty, {"messages": [system, *turns("Q", "A")]}])
@@ -163,7 +163,7 @@ def test_rows_with_an_empty_turn_are_dropped_and_counted(tmp_path: Path, tokeniz
     assert prepared.summary == "3 conversations: 2 dropped (a turn without content), 0 cut"
 
 
-# --- Where they come from -----------------------------------------------------------------------------------------
+# --- Sources -----------------------------------------------------------------------------------------
 
 
 def test_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.Mo
     expected = [turns(row["prompt"], row["completion"]) for row in ROWS]
     assert list(read_conversations(str(folder), None, seed=0)) == expected
     assert list(read_conversations(str(folder), 5, seed=0)) == expected[:5]
-    for module in ("datasets", "pyarrow"):  # neither is on a machine that only trains
+    for module in ("datasets", "pyarrow"):  # both are optional
         monkeypatch.setitem(sys.modules, module, None)
     assert list(read_conversations(str(folder / "b.jsonl.gz"), None, seed=0)) == expected[2:4]
 
@@ -192,7 +192,7 @@ def test_files_and_folders_are_read_alike(tmp_path: Path, monkeypatch: pytest.Mo
     "files", [("test", "train-0", "train-1"), ("a/constraints", "train/0", "train/1"), ("a", "b_train_1", "b_train_2")]
 )
 def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, files: Sequence[str]) -> None:
-    """What lies beside it is for testing; splits are told by the names of files or folders."""
+    """The others are test data; the name of a file or folder gives the split."""
     for file, rows in zip(files, (ROWS[:3], ROWS[3:4], ROWS[4:]), strict=True):
         write_lines(tmp_path / "set" / f"{file}.jsonl", rows)
     read = read_conversations(str(tmp_path / "set"), None, seed=0)
@@ -206,13 +206,13 @@ def test_of_a_folder_with_splits_only_the_training_one_is_read(tmp_path: Path, f
         ("latin.jsonl", b'{"prompt": "caf\xe9", "completion": "A"}\n', "latin.jsonl, line 1: not JSON"),
         ("torn.jsonl.gz", gzip.compress(json.dumps(ROWS[0]).encode() + b"\n", mtime=0)[:-6], "beyond line 1"),
         ("not.jsonl.gz", b"plain", r"not\.jsonl\.gz beyond line 0"),
-        ("not.parquet", b"plain", r"not\.parquet beyond row 0"),
-        ("mine.csv", b"plain", r"cannot tell what .*mine\.csv is; known: \.jsonl"),
+        ("not.parquet", b"plain", r"not\.parquet, row 1: not readable as Parquet"),
+        ("mine.csv", b"plain", r"mine\.csv has an unknown file type; known: \.jsonl"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
-    """One line with the file, and the line where there are lines."""
+    """One line with the file, and the number of the line or row."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=rf"^[^\n]*{reason}[^\n]*$"):
         list(read(str(tmp_path / name), None, Source()))
@@ -223,24 +223,24 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
     [
         ("nothing", r"no data 'nothing'; known: a suite \(arithmetic, "),
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
-        ("arithmetic", "say how many with `--examples N`"),
+        ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
     ],
 )
 def test_data_that_is_not_there_is_named_with_the_choices(data: str, reason: str) -> None:
-    """A word that is nothing, a missing file, a suite without end, a suite without examples."""
+    """An unknown name, a missing file, an endless suite, a suite without examples."""
     with pytest.raises(UserError, match=reason):
         list(read(data, None, Source()))
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
-    """With the kinds of files that would do."""
+    """The error has the known file types."""
     with pytest.raises(UserError, match=r"holds no file to train on; known: \.jsonl"):
         list(read(str(tmp_path), None, Source()))
 
 
 @pytest.mark.parametrize(
-    ("data", "count", "asked"),
+    ("data", "count", "arguments"),
     [
         ("allenai/Dolci-Instruct-SFT", None, ("allenai/Dolci-Instruct-SFT", None, "train", False)),
         ("openai/gsm8k@socratic:test", 2, ("openai/gsm8k", "socratic", "test", True)),
@@ -248,13 +248,13 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_data_set_of_the_hub_is_asked_for_by_name(
-    monkeypatch: pytest.MonkeyPatch, data: str, count: int | None, asked: tuple[Any, ...]
+    monkeypatch: pytest.MonkeyPatch, data: str, count: int | None, arguments: tuple[Any, ...]
 ) -> None:
     """OWNER/NAME, @CONFIG, :SPLIT; with a count its rows are streamed."""
     import datasets
 
     def load(path: str, name: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
-        assert (path, name, split, streaming) == asked
+        assert (path, name, split, streaming) == arguments
         yield from ROWS[:3]
         yield {"text": "Q"}
 
@@ -268,7 +268,7 @@ def test_a_data_set_of_the_hub_is_asked_for_by_name(
 
 @pytest.mark.usefixtures("unconnected")
 def test_an_unreachable_hub_is_one_line(tmp_path: Path) -> None:
-    """It names the data set, the cause, and what needs no network."""
+    """It has the data set, the cause, and an alternative that needs no network."""
     with pytest.raises(UserError) as caught:
         list(read("no-one/nothing", None, Source(offline=True)))
     message = str(caught.value)
@@ -278,8 +278,8 @@ def test_an_unreachable_hub_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unconnected")
-def test_a_suites_training_split_is_its_examples_as_it_shows_them(tmp_path: Path) -> None:
-    """gsm8k gives question and answer as they stand in its prompts; without a training file, it says so."""
+def test_a_suites_training_split_has_the_format_of_its_prompts(tmp_path: Path) -> None:
+    """gsm8k writes question and answer as in its prompts; without a training file there is an error."""
     gsm8k = [{"question": f"Has {n}?", "answer": f"{n}.\n#### {n}"} for n in range(6)]
     write_lines(tmp_path / "gsm8k" / "train.jsonl", gsm8k)
     write_lines(tmp_path / "gsm8k" / "test.jsonl", gsm8k[:1])
@@ -291,7 +291,7 @@ def test_a_suites_training_split_is_its_examples_as_it_shows_them(tmp_path: Path
 
 
 def test_several_data_follow_one_another(rows: str, tokenizer: Any) -> None:
-    """`count` is taken of each, so that a suite without end can stand beside a file."""
+    """`count` conversations of each, so that an endless suite can follow a file."""
     prepared = prepare([rows, "arithmetic"], 3, tokenizer, max_length=512, seed=0)
     first, second = (prepare(data, 3, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
     assert prepared.description["data"] == [rows, "arithmetic"]
@@ -305,7 +305,7 @@ def of_sizes(sizes: Sequence[int]) -> Data:
     """Conversations of one token each, 0, 1, 2, …, from sources of these sizes."""
     total = sum(sizes)
     ones = torch.ones(total, dtype=torch.long)
-    examples = lined_up(torch.arange(total, dtype=torch.int32), ones, ones * 0)
+    examples = contiguous_examples(torch.arange(total, dtype=torch.int32), ones, ones * 0)
     return Data(examples=examples, sources=tuple(sizes), description={}, sha256=examples.sha256, summary="")
 
 
@@ -315,23 +315,23 @@ def numbers(examples: Sequence[Any]) -> list[int]:
 
 @given(some.lists(some.integers(0, 60), min_size=1, max_size=5).filter(any), some.integers(0, 40))
 def test_every_source_is_evaluated_on_in_proportion(sizes: list[int], held_out: int) -> None:
-    """All is in one of the two parts, in order; of a source its end is held out, within one of its exact share."""
+    """Both parts together have all examples, in order; each source gives its end, within one of its exact share."""
     total = sum(sizes)
-    learned, apart = map(numbers, of_sizes(sizes).split(held_out))
-    assert len(apart) == min(held_out, total // 10)
-    assert sorted([*learned, *apart]) == list(range(total))
-    assert (learned, apart) == (sorted(learned), sorted(apart))
+    trained, held_out_numbers = map(numbers, of_sizes(sizes).split(held_out))
+    assert len(held_out_numbers) == min(held_out, total // 10)
+    assert sorted([*trained, *held_out_numbers]) == list(range(total))
+    assert (trained, held_out_numbers) == (sorted(trained), sorted(held_out_numbers))
     end = 0
     for size in sizes:
         begin, end = end, end + size
-        of_it = [n for n in apart if begin <= n < end]
-        assert of_it == list(range(end - len(of_it), end))
-        assert abs(len(of_it) - len(apart) * size / total) < 1
+        of_source = [n for n in held_out_numbers if begin <= n < end]
+        assert of_source == list(range(end - len(of_source), end))
+        assert abs(len(of_source) - len(held_out_numbers) * size / total) < 1
 
 
 @given(some.integers(1, 200), some.integers(0, 40))
 def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None:
-    """Nothing else: the embedded checkpoints are trained anew bit for bit."""
+    """Nothing else, so that the embedded checkpoints can be reproduced to the bit."""
     data = of_sizes([size])
     border = size - min(held_out, size // 10)
     parts = data.split(held_out)
@@ -341,31 +341,31 @@ def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None
 @pytest.mark.parametrize(
     ("sizes", "shares"), [((90, 10), (9, 1)), ((10, 90), (1, 9)), ((95, 5), (10, 0)), ((40, 0, 60), (4, 0, 6))]
 )
-def test_a_small_source_is_learned_wherever_it_stands(sizes: Sequence[int], shares: Sequence[int]) -> None:
+def test_a_small_source_keeps_its_share_in_any_order(sizes: Sequence[int], shares: Sequence[int]) -> None:
     """Ten of a hundred are held out, and a source of ten beside one of ninety gives one of them."""
-    learned, apart = of_sizes(sizes).split(10)
+    trained, held_out_numbers = of_sizes(sizes).split(10)
     source = [n for n, size in enumerate(sizes) for _ in range(size)]
-    of = [source[number] for number in numbers(apart)]
-    assert [of.count(n) for n in range(len(sizes))] == list(shares)
-    assert len(learned) == 90
+    sources_held_out = [source[number] for number in numbers(held_out_numbers)]
+    assert [sources_held_out.count(n) for n in range(len(sizes))] == list(shares)
+    assert len(trained) == 90
 
 
 @given(some.integers(1, 200), some.integers(1, 4), some.integers(0, 60))
-def test_of_each_source_as_many_are_learned_as_asked_for(examples: int, kinds: int, held_out: int) -> None:
+def test_of_each_source_the_requested_number_is_trained_on(examples: int, kinds: int, held_out: int) -> None:
     """`--examples N` of several sources: N of each, or one more."""
     settings = Settings(held_out=held_out)
     read = Stage(name="x", objective=None, data=("x",) * kinds, examples=examples, settings=settings).to_read()
     assert read is not None
-    learned, _ = of_sizes([read] * kinds).split(held_out)
-    of = [number // read for number in numbers(learned)]
-    assert {of.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
+    trained, _ = of_sizes([read] * kinds).split(held_out)
+    sources_trained = [number // read for number in numbers(trained)]
+    assert {sources_trained.count(kind) for kind in range(kinds)} <= {examples, examples + 1}
 
 
 # --- Tokens -------------------------------------------------------------------------------------------------------
 
 
-def test_labels_lie_on_the_last_assistant_turn_with_its_end_and_newline(tokenizer: Any) -> None:
-    """Earlier turns, the assistant's too, are prompt."""
+def test_labels_are_the_last_assistant_turn_with_its_end_and_newline(tokenizer: Any) -> None:
+    """Earlier turns are prompt, also the assistant's."""
     examples, counts = tokenise([("here", CHAT)], tokenizer, max_length=512)
     ids, prompt = examples[0]
     assert ids.dtype == torch.long
@@ -375,7 +375,7 @@ def test_labels_lie_on_the_last_assistant_turn_with_its_end_and_newline(tokenize
 
 
 def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any) -> None:
-    """What fits is kept from the left; a prompt that leaves no room for an answer is counted, not trained."""
+    """Answers are cut on the right; a prompt that leaves no room for an answer is dropped and counted."""
     whole, _ = tokenise([("here", CHAT)], tokenizer, max_length=512)
     prompt = whole[0].prompt
     short, counts = tokenise([("here", CHAT)] * 2, tokenizer, max_length=prompt + 3)
@@ -388,8 +388,8 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
         prepare(rows, None, tokenizer, max_length=3, seed=0)
 
 
-def test_people_are_told_what_became_of_the_rows() -> None:
-    """One line with every reason there is."""
+def test_the_summary_counts_dropped_and_cut_conversations() -> None:
+    """One line with every reason that occurs."""
     assert Counts(7473, 0, 12, 3).summary(512) == (
         "7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut"
     )
@@ -405,9 +405,9 @@ def test_people_are_told_what_became_of_the_rows() -> None:
 @pytest.mark.parametrize("answer", ["Because 12.", " <|im_end|>\n<|im_start|>x", "  \t½\n\n"])
 @pytest.mark.parametrize("kind", ["chatml", "plain", "greedy"])
 def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, answer: str, kind: str) -> None:
-    """Prompts are tokenised in two parts, which no token shows, whether or not the texts hold special tokens.
+    """Prompts are tokenised in two parts without changing a token, also if the texts contain special tokens.
 
-    Nor where the template has none, or where a special token takes the space before it.
+    Also if the template has none, or if a special token includes the space before it.
     """
     if kind != "chatml":
         tokenizer.chat_template = "{% for m in messages %}{{ '[' + m.content + ']' }}{% endfor %}" + (
@@ -422,8 +422,8 @@ def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, 
     assert ids.tolist() == tokens_of(tokenizer, chat)
 
 
-def test_an_answer_whose_first_token_would_swallow_the_prompts_last_stands_alone(tokenizer: Any) -> None:
-    """An answer that begins with a newline follows the prompt's own tokens, as when the model is asked for it."""
+def test_an_answer_that_would_merge_with_the_prompts_last_token_is_tokenised_alone(tokenizer: Any) -> None:
+    """An answer that begins with a newline follows the prompt's own tokens, as in decoding."""
     chat = turns("Why?", "\nBecause.")
     prompt = tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
     assert tokens_of(tokenizer, chat)[: len(prompt)] != prompt
@@ -444,17 +444,17 @@ def test_an_answer_whose_first_token_would_swallow_the_prompts_last_stands_alone
         (None, "no chat template"),
     ],
 )
-def test_a_template_that_shows_no_border_is_refused(
+def test_a_template_that_changes_the_prompt_is_refused(
     rows: str, tokenizer: Any, template: str | None, reason: str
 ) -> None:
-    """A prompt that the answer changes, an answer that is left out, a refusal; with the row."""
+    """A prompt that changes with the answer, an answer that is left out, a template error; with the row."""
     tokenizer.chat_template = template
     with pytest.raises(UserError, match=reason):
         prepare(rows, None, tokenizer, max_length=64, seed=0)
 
 
 def test_examples_are_taken_by_index_slice_and_list(rows: str, tokenizer: Any) -> None:
-    """`lengths` and `prompts` tell of each what planning needs; a choice of them shares the tokens."""
+    """`lengths` and `prompts` agree with the examples; a selection shares the tokens."""
     examples = prepare(rows, None, tokenizer, max_length=64, seed=0).examples
     assert examples.lengths.tolist() == [len(ids) for ids, _ in examples]
     assert examples.prompts.tolist() == [prompt for _, prompt in examples]
@@ -473,11 +473,11 @@ def test_examples_are_taken_by_index_slice_and_list(rows: str, tokenizer: Any) -
         examples[8]
 
 
-# --- What is kept -------------------------------------------------------------------------------------------------
+# --- The cache -------------------------------------------------------------------------------------------------
 
 
-def test_what_was_tokenised_once_is_taken_from_the_cache(rows: str, tokenizer: Any, calls: list[int]) -> None:
-    """The same data, settings and tokenizer: the same tokens and counts, and the tokenizer is not asked again."""
+def test_data_are_tokenised_only_once(rows: str, tokenizer: Any, calls: list[int]) -> None:
+    """The same data, settings and tokenizer give the same tokens and counts without another tokenizer call."""
     first = prepare(rows, None, tokenizer, max_length=21, seed=0)
     assert sum(calls) > 8
     calls.clear()
@@ -489,10 +489,10 @@ def test_what_was_tokenised_once_is_taken_from_the_cache(rows: str, tokenizer: A
 
 
 @pytest.mark.parametrize("change", ["content", "count", "max_length", "template", "special", "vocabulary"])
-def test_whatever_the_tokens_depend_on_makes_them_anew(
+def test_a_change_that_the_tokens_depend_on_invalidates_the_cache(
     rows: str, tokenizer: Any, calls: list[int], change: str
 ) -> None:
-    """Content, not names: another text, length, template, special token or vocabulary is another key."""
+    """Another text, count, length, template, special token or vocabulary gives another key."""
     first = prepare(rows, None, tokenizer, max_length=64, seed=0)
     calls.clear()
     count, max_length = None, 64
@@ -513,8 +513,8 @@ def test_whatever_the_tokens_depend_on_makes_them_anew(
     assert (second.sha256 == first.sha256) == (change == "special")
 
 
-def test_each_source_is_kept_on_its_own(rows: str, tokenizer: Any, calls: list[int], kept: Path) -> None:
-    """Another source beside one, or another order, makes nothing anew that was tokenised before."""
+def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list[int], token_folder: Path) -> None:
+    """Adding a source or changing the order tokenises nothing again."""
     first, second = (prepare(data, 5, tokenizer, max_length=512, seed=0) for data in (rows, "arithmetic"))
     calls.clear()
     for order in ([rows, "arithmetic"], ["arithmetic", rows], [rows, rows]):
@@ -523,11 +523,13 @@ def test_each_source_is_kept_on_its_own(rows: str, tokenizer: Any, calls: list[i
         assert both.examples[: both.sources[0]].sha256 == parts[0].sha256
         assert both.examples[both.sources[0] :].sha256 == parts[1].sha256
     assert not calls
-    assert len(list(kept.iterdir())) == 2
+    assert len(list(token_folder.iterdir())) == 2
 
 
-def test_names_and_places_do_not_matter(rows: str, tokenizer: Any, calls: list[int], tmp_path: Path) -> None:
-    """A copy of the file, in another schema, has its tokens already."""
+def test_the_cache_does_not_depend_on_names_and_places(
+    rows: str, tokenizer: Any, calls: list[int], tmp_path: Path
+) -> None:
+    """A copy of the file in another schema has the same tokens in the cache."""
     first = prepare(rows, None, tokenizer, max_length=64, seed=0)
     calls.clear()
     other = [{"id": n, "question": row["prompt"], "answer": row["completion"]} for n, row in enumerate(ROWS)]
@@ -536,11 +538,11 @@ def test_names_and_places_do_not_matter(rows: str, tokenizer: Any, calls: list[i
     assert copy.sha256 == first.sha256
 
 
-def torn(file: Path) -> None:
+def truncated(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
 
-def rotten(file: Path) -> None:
+def corrupted(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-9] ^= 1
     file.write_bytes(content)
@@ -550,13 +552,13 @@ def emptied(file: Path) -> None:
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [torn, rotten, emptied])
-def test_kept_tokens_that_were_spoilt_are_made_again(
-    rows: str, tokenizer: Any, calls: list[int], kept: Path, spoil: Callable[[Path], None]
+@pytest.mark.parametrize("spoil", [truncated, corrupted, emptied])
+def test_a_damaged_cache_file_is_made_again(
+    rows: str, tokenizer: Any, calls: list[int], token_folder: Path, spoil: Callable[[Path], None]
 ) -> None:
-    """A torn file, a flipped bit, an empty file: nothing of it is trained on, and the next time it is whole."""
+    """A truncated file, a flipped bit, an empty file: it is not used, and it is repaired."""
     first = prepare(rows, None, tokenizer, max_length=64, seed=0).sha256
-    (file,) = kept.iterdir()
+    (file,) = token_folder.iterdir()
     spoil(file)
     calls.clear()
     assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
@@ -564,13 +566,13 @@ def test_kept_tokens_that_were_spoilt_are_made_again(
     calls.clear()
     assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
     assert not calls
-    assert list(kept.iterdir()) == [file]
+    assert list(token_folder.iterdir()) == [file]
 
 
-def test_without_a_place_to_keep_them_tokens_are_made_each_time(
+def test_without_a_writable_cache_data_are_tokenised_each_time(
     rows: str, tokenizer: Any, calls: list[int], tmp_path: Path
 ) -> None:
-    """A cache that cannot be written costs time, nothing else."""
+    """It costs time, nothing else."""
     (tmp_path / "cache").write_text("a file, where a folder should be")
     for _ in range(2):
         calls.clear()
@@ -583,8 +585,8 @@ def test_without_a_place_to_keep_them_tokens_are_made_each_time(
 
 @real
 @pytest.mark.usefixtures("unconnected")
-def test_gsm8k_and_self_instruct_are_read_whole() -> None:
-    """7,473 training questions, none of them asked in the test; 175 seed tasks and 252 written by users."""
+def test_gsm8k_and_self_instruct_are_read_completely() -> None:
+    """7,473 training questions, none of them in the test split; 175 seed tasks and 252 written by users."""
     folder = Path(REAL or "")
     gsm8k = list(read_conversations("gsm8k", None, seed=0, data_dir=folder, offline=True))
     assert len(gsm8k) == 7473

@@ -1,4 +1,4 @@
-"""What a training is said to have learned, against counting by hand."""
+"""The evaluation of a training, against counting by hand."""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -48,29 +48,29 @@ def model() -> Any:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        initializer_range=0.5,  # so that some predictions are sure
+        initializer_range=0.5,  # so that some predictions have a high confidence
         attn_implementation="eager",
     )
     return Qwen2ForCausalLM(config).eval()
 
 
 def alone(objective: Objective, examples: list[Example], trained: Any) -> Iterator[tuple[TrainingSequence, Tensor]]:
-    """Each conversation as laid, and the distribution of each of its predictions: one forward by transformers' own."""
-    for turn in range(len(examples)):
-        laid = schedule(objective, examples)._lay(turn)
-        clean = laid.segment == 0
-        shown = clean & (laid.place < laid.context[:, None])
-        own = ~clean & (laid.segment == laid.segment[:, None]) & (laid.place <= laid.reach[:, None])
+    """Yield each conversation's sequence and the distributions of its predictions, by transformers' own attention."""
+    for sample in range(len(examples)):
+        sequence = schedule(objective, examples)._build(sample)
+        clean = sequence.segment == 0
+        shown = clean & (sequence.position < sequence.context[:, None])
+        own = ~clean & (sequence.segment == sequence.segment[:, None]) & (sequence.position <= sequence.reach[:, None])
         hidden = trained.model(
-            input_ids=laid.ids[None],
-            position_ids=laid.place[None],
+            input_ids=sequence.ids[None],
+            position_ids=sequence.position[None],
             attention_mask=torch.zeros(1, 1, *shown.shape).masked_fill(~(shown | own), float("-inf")),
-        ).last_hidden_state[0, laid.at]
-        yield laid, logits(trained, hidden, laid.ahead.tolist()).softmax(1)
+        ).last_hidden_state[0, sequence.predictor]
+        yield sequence, logits(trained, hidden, sequence.ahead.tolist()).softmax(1)
 
 
 def logits(trained: Any, hidden: Tensor, ahead: list[int]) -> Tensor:
-    """Of each prediction, by the model's head, or by that of Medusa's which looks so far ahead."""
+    """Return the logits of each prediction, by the model's head or by the Medusa head for its distance."""
     if not hasattr(trained, "medusa"):
         return hidden @ trained.get_parameter("lm_head.weight").T  # type: ignore[no-any-return]
     heads = [trained.medusa[n - 2] for n in ahead]
@@ -83,16 +83,16 @@ def logits(trained: Any, hidden: Tensor, ahead: list[int]) -> Tensor:
 def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
     objective: Objective, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However conversations share rows, and logits come in chunks: each prediction is judged once, by its own head."""
+    """For any packing of rows and chunks of logits, each prediction is scored once, by its own head."""
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 5 * VOCABULARY)
     examples, trained = conversations(7), model()
     objective.attach(trained)
     for head in getattr(trained, "medusa", ()):
         torch.nn.init.normal_(head.hidden.weight)
     ahead, right, confidence = [], [], []
-    for laid, probabilities in alone(objective, examples, trained):
-        ahead += laid.ahead.tolist()
-        right += (probabilities.argmax(1) == laid.target).tolist()
+    for sequence, probabilities in alone(objective, examples, trained):
+        ahead += sequence.ahead.tolist()
+        right += (probabilities.argmax(1) == sequence.target).tolist()
         confidence += probabilities.amax(1).tolist()
 
     trained.set_attn_implementation(ATTENTION)
@@ -101,8 +101,8 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
 
     assert found["conversations"] == 7
     assert found["loss"] == pytest.approx(sum(found[part] for part in objective.parts), abs=1e-4)
-    judged = [n for n in sorted(set(ahead)) if n > 0]
-    assert [entry["ahead"] for entry in found["ahead"]] == judged
+    scored = [n for n in sorted(set(ahead)) if n > 0]
+    assert [entry["ahead"] for entry in found["ahead"]] == scored
     for entry in found["ahead"]:
         mine = [r for r, n in zip(right, ahead, strict=True) if n == entry["ahead"]]
         assert entry["n"] == len(mine)
@@ -117,7 +117,7 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
 
 
 class Fixed:
-    """A schedule of one forward, and what a model tells of it."""
+    """A schedule of one forward pass, with given prediction scores."""
 
     def __init__(self, ahead: list[int]) -> None:
         self.examples, self.objective, self.ahead = [None], Medusa(heads=1), torch.tensor(ahead)
@@ -136,35 +136,35 @@ class Fixed:
                 "confidence": torch.tensor(confidence),
             }
 
-        return evaluate(forward, self, torch.device("cpu"))  # type: ignore[arg-type] # as much of one as is asked
+        return evaluate(forward, self, torch.device("cpu"))  # type: ignore[arg-type] # it has what `evaluate` uses
 
 
-def test_predictions_behind_the_end_of_the_text_are_not_judged() -> None:
-    """They are sure and right, and nobody will ever decode them."""
+def test_predictions_after_the_end_of_the_text_are_not_scored() -> None:
+    """They are always right with a high confidence, and are never decoded."""
     found = Fixed([2, 0, 2, 0]).evaluated([0, 1, 1, 1], [0.3, 0.99, 0.3, 0.99])
     assert found["ahead"] == [{"ahead": 2, "n": 2, "accuracy": 0.5}]
     assert [(entry["low"], entry["n"]) for entry in found["calibration"]] == [(0.3, 2)]
 
 
-def test_where_only_next_tokens_are_predicted_their_confidence_is_judged() -> None:
-    """Else that of predictions beyond: there next tokens are left out."""
+def test_calibration_covers_next_tokens_only_if_nothing_else_is_predicted() -> None:
+    """Otherwise it covers the predictions beyond the next token."""
     assert sum(entry["n"] for entry in Fixed([1, 1, 1]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 3
     assert sum(entry["n"] for entry in Fixed([1, 2, 3]).evaluated([1, 1, 0], [0.9, 0.9, 0.2])["calibration"]) == 2
 
 
-def test_nothing_to_predict_is_nothing_found() -> None:
-    """A held-out conversation may by chance have no masked token."""
+def test_without_predictions_the_evaluation_is_empty() -> None:
+    """By chance, a held-out conversation may have no masked token."""
     found = Fixed([]).evaluated([], [])
     assert (found["ahead"], found["calibration"]) == ([], [])
 
 
 def test_every_confidence_is_in_one_bin() -> None:
-    """Bins begin with their lower edge; certainty is in the last one; empty bins are left out."""
-    sure = torch.tensor([0.0, 0.1, 0.4999, 0.5, 0.9, 0.94999, 0.95, 1.0, 1.0])
+    """A bin includes its lower edge; a confidence of 1 is in the last bin; empty bins are left out."""
+    confidence = torch.tensor([0.0, 0.1, 0.4999, 0.5, 0.9, 0.94999, 0.95, 1.0, 1.0])
     right = torch.tensor([0, 0, 1, 1, 0, 1, 1, 1, 0], dtype=torch.bool)
-    found = calibration(right, sure)
-    told = [(entry["low"], entry["high"], entry["n"], entry["accuracy"]) for entry in found]
-    assert told == [
+    found = calibration(right, confidence)
+    bins = [(entry["low"], entry["high"], entry["n"], entry["accuracy"]) for entry in found]
+    assert bins == [
         (0.0, 0.1, 1, 0.0),
         (0.1, 0.2, 1, 0.0),
         (0.4, 0.5, 1, 1.0),

@@ -1,4 +1,4 @@
-"""A checkpoint to begin with: its tokenizer, and that it overwrites nothing."""
+"""Making an untrained checkpoint: its tokenizer, and that it overwrites nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ def tokenizer() -> Any:
 
 
 def test_the_tokenizer_has_single_digits_and_its_special_tokens(tokenizer: Any) -> None:
-    """A number is a token per digit; the end of a turn ends generation; the mask is one token."""
+    """Numbers have one token per digit; the end of a turn is the end token; the mask is one token."""
     assert tokenizer.tokenize("147 shells")[:3] == ["1", "4", "7"]
     assert not any(len(token) > 1 and any(map(str.isdigit, token)) for token in tokenizer.get_vocab())
     named = (tokenizer.eos_token, tokenizer.pad_token, tokenizer.mask_token)
@@ -29,8 +29,8 @@ def test_the_tokenizer_has_single_digits_and_its_special_tokens(tokenizer: Any) 
 
 
 @pytest.mark.parametrize("text", ["Größe 3½ ≤ 4", "日本語", "\n\n  x\t", "naïve 🙂"])
-def test_the_tokenizer_gives_any_text_back(tokenizer: Any, text: str) -> None:
-    """Byte-level: nothing is unknown."""
+def test_the_tokenizer_decodes_any_text_unchanged(tokenizer: Any, text: str) -> None:
+    """It works on bytes, so no text is unknown."""
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 

@@ -1,4 +1,4 @@
-"""The chunked cross-entropy against PyTorch's own, which has all logits at once."""
+"""The chunked cross-entropy against PyTorch's own, which computes all logits at once."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ N, H, V, PARTS = 11, 5, 13, 3
 
 def tensors(dtype: torch.dtype = torch.float64, n: int = N, v: int = V) -> dict[str, Any]:
     torch.manual_seed(0)
-    weight = torch.rand(n, PARTS) * (torch.rand(n, PARTS) < 0.6)  # a prediction need not count in every part
+    weight = torch.rand(n, PARTS) * (torch.rand(n, PARTS) < 0.6)  # some predictions have no weight in a part
     return {
         "hidden": torch.randn(n, H, dtype=dtype).requires_grad_(),
         "head": torch.randn(v, H, dtype=dtype).requires_grad_(),
@@ -27,7 +27,7 @@ def tensors(dtype: torch.dtype = torch.float64, n: int = N, v: int = V) -> dict[
 
 
 def a_teacher(dtype: torch.dtype = torch.float64) -> TeacherOutput:
-    """Wider than the student: 7 to its 5."""
+    """Its hidden size is 7, the student's is 5."""
     torch.manual_seed(1)
     return torch.randn(N, 7, dtype=dtype), torch.randn(V, 7, dtype=dtype)
 
@@ -35,18 +35,18 @@ def a_teacher(dtype: torch.dtype = torch.float64) -> TeacherOutput:
 def plain(
     hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, teacher_output: TeacherOutput | None = None
 ) -> Tensor:
-    """The parts of the loss, (P,), as one would write them down."""
+    """The parts of the loss, (P,), computed directly."""
     logits = hidden @ head.T
     if teacher_output is None:
         each = cross_entropy(logits, target, reduction="none")
     else:
-        told = (teacher_output[0] @ teacher_output[1].T).log_softmax(1)
-        each = kl_div(logits.log_softmax(1), told, reduction="none", log_target=True).sum(1)
+        log_q = (teacher_output[0] @ teacher_output[1].T).log_softmax(1)
+        each = kl_div(logits.log_softmax(1), log_q, reduction="none", log_target=True).sum(1)
     return each @ weight
 
 
-def with_gradients(loss: Tensor, *of: Tensor) -> list[Tensor]:
-    return [loss.detach(), *torch.autograd.grad(loss, of)]
+def with_gradients(loss: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return [loss.detach(), *torch.autograd.grad(loss, inputs)]
 
 
 @pytest.mark.parametrize("teacher_output", [None, a_teacher()], ids=["text", "teacher"])
@@ -54,7 +54,7 @@ def with_gradients(loss: Tensor, *of: Tensor) -> list[Tensor]:
 def test_loss_parts_and_gradients_are_those_of_all_logits_at_once(
     monkeypatch: pytest.MonkeyPatch, chunk: int, teacher_output: TeacherOutput | None
 ) -> None:
-    """In float64 to 1e-9, however many predictions are taken at a time; a factor behind the loss counts too."""
+    """In float64 to 1e-9, for any chunk size; a factor after the loss scales the gradients."""
     monkeypatch.setattr(module, "CHUNK", chunk)
     given = tensors()
     total, parts = linear_cross_entropy(**given, teacher_output=teacher_output)
@@ -66,8 +66,8 @@ def test_loss_parts_and_gradients_are_those_of_all_logits_at_once(
     assert not parts.requires_grad
 
 
-def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
-    """As for the heads of a target that is to stay as it is: the same gradient of the hidden states."""
+def test_a_frozen_head_gets_no_gradient() -> None:
+    """The gradient of the hidden states is the same."""
     given = tensors()
     free = with_gradients(linear_cross_entropy(**given)[0], given["hidden"])
     given["head"] = given["head"].detach()
@@ -76,7 +76,7 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
 
 
 def test_predictions_of_weight_0_change_nothing() -> None:
-    """And no predictions at all are a loss of 0 with gradients of 0."""
+    """Without any predictions, loss and gradients are 0."""
     given = tensors()
     given["weight"] = torch.zeros(N, PARTS)
     for some in (given, {name: t if name == "head" else t[:0] for name, t in given.items()}):
@@ -87,7 +87,7 @@ def test_predictions_of_weight_0_change_nothing() -> None:
 
 @pytest.mark.parametrize("teacher_output", [None, a_teacher(torch.float32)], ids=["text", "teacher"])
 def test_under_autocast_products_are_bfloat16_and_sums_float32(teacher_output: TeacherOutput | None) -> None:
-    """The loss is near that of float32, and gradients come in the type of what they belong to."""
+    """The loss is near that of float32; a gradient has the dtype of its tensor."""
     given = tensors(torch.float32)
     expected = with_gradients(plain(**given, teacher_output=teacher_output).sum(), given["hidden"], given["head"])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -99,7 +99,7 @@ def test_under_autocast_products_are_bfloat16_and_sums_float32(teacher_output: T
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the largest tensor that anything made."""
+    """Records the size of the largest tensor that is computed."""
 
     elements = 0
 
@@ -115,10 +115,10 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("teacher_output", [False, True])
-def test_no_tensor_of_predictions_times_vocabulary_exists(
+def test_no_tensor_of_predictions_times_vocabulary_is_computed(
     monkeypatch: pytest.MonkeyPatch, teacher_output: bool
 ) -> None:
-    """Nothing larger than a chunk, the head, or the hidden states, forward and backward."""
+    """No tensor is larger than a chunk, the head or the hidden states, forward and backward."""
     n, v = 200, 50
     monkeypatch.setattr(module, "CHUNK", 20 * v)
     given = tensors(n=n, v=v)
@@ -131,7 +131,7 @@ def test_no_tensor_of_predictions_times_vocabulary_exists(
     assert all(given[name].grad is not None for name in ("hidden", "head"))
 
 
-def test_a_vocabulary_larger_than_a_chunk_goes_one_prediction_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vocabulary_larger_than_a_chunk_takes_one_prediction_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is never empty."""
     monkeypatch.setattr(module, "CHUNK", 10)
     assert list(chunks(3, 11)) == [slice(0, 1), slice(1, 2), slice(2, 3)]

@@ -1,4 +1,4 @@
-"""Objectives against references written out by hand, in float64: one plain forward per prediction."""
+"""Objectives against references written by hand, in float64: one plain forward pass per prediction."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def small_model(seed: int, attention: str = ATTENTION) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        initializer_range=0.5,  # far from uniform, so that what is seen matters
+        initializer_range=0.5,  # far from uniform, so that the context matters
     )
     model = Qwen2ForCausalLM(config)
     model.set_attn_implementation(attention)
@@ -55,7 +55,7 @@ def model() -> Any:
 
 
 def in_float64(model: Any) -> Any:
-    """`model.double()` with norms that stay in float64: Qwen2's own go through float32."""
+    """`model.double()` with norms that stay in float64: Qwen2's own norms compute in float32."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child).__name__ == "Qwen2RMSNorm":
@@ -73,41 +73,44 @@ def conversations(seed: int) -> list[Example]:
     return examples
 
 
-def laid_out(objective: Objective, seed: int) -> list[TrainingSequence]:
+def sequences_of(objective: Objective, seed: int) -> list[TrainingSequence]:
     return [objective.build(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations(seed))]
 
 
-def ours(model: Any, objective: Objective, laid: list[TrainingSequence], teacher: Any = None) -> Tensor:
-    """The loss as training has it: two rows, the first with two conversations, padding behind all of them."""
-    batch = pack([laid[:2], laid[2:3], laid[3:]], sum(len(one.ids) for one in laid[:3]), len(objective.parts))
+def ours(model: Any, objective: Objective, sequence: list[TrainingSequence], teacher: Any = None) -> Tensor:
+    """The loss as in training: three rows, the first with two conversations, each with padding at its end."""
+    batch = pack(
+        [sequence[:2], sequence[2:3], sequence[3:]], sum(len(one.ids) for one in sequence[:3]), len(objective.parts)
+    )
     found = losses(objective, model, hidden_states(model, batch), batch, teacher_output(teacher, batch))
     torch.testing.assert_close(found.parts.sum(), found.total.detach())
     return found.total
 
 
 def forward(
-    model: Any, ids: list[int], sees: list[list[bool]] | None = None, places: list[int] | None = None
+    model: Any, ids: list[int], allowed: list[list[bool]] | None = None, positions: list[int] | None = None
 ) -> Tensor:
-    """Logits (T, V) by transformers' own attention; causal, or as told position by position."""
+    """Logits (T, V) by transformers' own attention; causal, or with `allowed` per query and key."""
     model.set_attn_implementation("sdpa")
     mask = None
-    if sees is not None:
+    if allowed is not None:
         mask = torch.zeros(1, 1, len(ids), len(ids), dtype=torch.float64)
-        mask = mask.masked_fill(~torch.tensor(sees), float("-inf"))
-    positions = None if places is None else torch.tensor([places])
-    logits: Tensor = model(torch.tensor([ids]), attention_mask=mask, position_ids=positions, use_cache=False).logits[0]
+        mask = mask.masked_fill(~torch.tensor(allowed), float("-inf"))
+    position_ids = None if positions is None else torch.tensor([positions])
+    output = model(torch.tensor([ids]), attention_mask=mask, position_ids=position_ids, use_cache=False)
+    logits: Tensor = output.logits[0]
     model.set_attn_implementation(ATTENTION)
     return logits
 
 
 def surprise(model: Any, context: list[int], token: int) -> Tensor:
-    """-log p(token) behind `context`, one plain causal forward: no mask, no padding, no second stream."""
+    """-log p(token) after `context`, by one plain causal forward pass: no mask, no padding, no second stream."""
     return -forward(model, context)[-1].log_softmax(-1)[token]
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
-    loss.backward()
+    loss.backward(retain_graph=True)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -125,54 +128,55 @@ def labelled(example: Example) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_ar_is_the_surprise_of_all_labelled_tokens(model: Any, seed: int) -> None:
-    """Each labelled token is predicted from everything before it; the mean is to run over tokens."""
+def test_the_loss_of_ar_is_the_surprise_of_all_labels(model: Any, seed: int) -> None:
+    """Each label is predicted from all tokens before it; the loss is a mean over tokens."""
     terms = [surprise(model, e.ids[:t].tolist(), int(e.ids[t])) for e in conversations(seed) for t in labelled(e)]
-    shares = [Ar().share(len(e.ids), e.prompt) for e in conversations(seed)]
+    shares = [Ar().divisor_share(len(e.ids), e.prompt) for e in conversations(seed)]
     assert sum(shares) == len(terms)
-    assert_same(model, ours(model, Ar(), laid_out(Ar(), seed)), torch.stack(terms).sum())
+    assert_same(model, ours(model, Ar(), sequences_of(Ar(), seed)), torch.stack(terms).sum())
 
 
-@pytest.mark.parametrize("ar_weight", [1.0, 0.0, 0.3])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_released_mars_is_what_one_forward_per_target_gives(
-    model: Any, block: int, seed: int, ar_weight: float
-) -> None:
+def test_released_mars_equals_one_forward_pass_per_target(model: Any, block: int, seed: int) -> None:
     """Target t is predicted at t-1 from the clean blocks before that position's own and the noisy rest of it."""
-    total = torch.zeros((), dtype=torch.float64)
+    masked = next_token = torch.zeros((), dtype=torch.float64)
     for ids, prompt in conversations(seed):
         text = ids.tolist() + [END] * (-len(ids) % block)
-        noisy = [token if place < prompt else MASK for place, token in enumerate(text)]
-        terms = []
+        noisy = [token if position < prompt else MASK for position, token in enumerate(text)]
+        masked_terms, next_terms = [], []
         for t in range(prompt, len(text)):
             first = (t - 1) // block * block
-            terms.append(surprise(model, text[:first] + noisy[first:t], text[t]))
-            terms[-1] = terms[-1] + ar_weight * surprise(model, text[:t], text[t])
-        total = total + torch.stack(terms).mean()
-    mars = Mars(block_size=block, ar_weight=ar_weight)
-    assert_same(model, ours(model, mars, laid_out(mars, seed)), total)
+            masked_terms.append(surprise(model, text[:first] + noisy[first:t], text[t]))
+            next_terms.append(surprise(model, text[:t], text[t]))
+        masked = masked + torch.stack(masked_terms).mean()
+        next_token = next_token + torch.stack(next_terms).mean()
+    for ar_weight in (1.0, 0.0, 0.3):
+        mars = Mars(block_size=block, ar_weight=ar_weight)
+        assert_same(model, ours(model, mars, sequences_of(mars, seed)), masked + ar_weight * next_token)
 
 
-@pytest.mark.parametrize("ar_weight", [1.0, 0.0])
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_anchored_mars_is_what_decoding_feeds(model: Any, block: int, seed: int, ar_weight: float) -> None:
+def test_anchored_mars_equals_the_forward_passes_of_decoding(model: Any, block: int, seed: int) -> None:
     """Blocks from the answer's start: everything before is clean, then as many masks as tokens were skipped."""
-    total = torch.zeros((), dtype=torch.float64)
+    masked = next_token = torch.zeros((), dtype=torch.float64)
     for ids, prompt in conversations(seed):
-        text, terms = ids.tolist(), []
+        text = ids.tolist()
+        masked_terms, next_terms = [], []
         for t in range(prompt, len(text)):
             masks = (t - prompt) % block
-            terms.append(surprise(model, text[: t - masks] + [MASK] * masks, text[t]))
-            terms[-1] = terms[-1] + ar_weight * surprise(model, text[:t], text[t])
-        total = total + torch.stack(terms).mean()
-    mars = Mars(block_size=block, layout="anchored", ar_weight=ar_weight)
-    assert_same(model, ours(model, mars, laid_out(mars, seed)), total)
+            masked_terms.append(surprise(model, text[: t - masks] + [MASK] * masks, text[t]))
+            next_terms.append(surprise(model, text[:t], text[t]))
+        masked = masked + torch.stack(masked_terms).mean()
+        next_token = next_token + torch.stack(next_terms).mean()
+    for ar_weight in (1.0, 0.0):
+        mars = Mars(block_size=block, layout="anchored", ar_weight=ar_weight)
+        assert_same(model, ours(model, mars, sequences_of(mars, seed)), masked + ar_weight * next_token)
 
 
 @pytest.mark.parametrize("layout", ["released", "anchored"])
-def test_a_random_offset_moves_where_blocks_begin(model: Any, layout: Any) -> None:
+def test_a_random_offset_shifts_the_blocks(model: Any, layout: Any) -> None:
     """Each conversation's loss is that of one of the B offsets, and all of them occur."""
     mars = Mars(block_size=3, layout=layout, random_offset=True)
     example = conversations(0)[3]
@@ -188,21 +192,21 @@ def test_a_random_offset_moves_where_blocks_begin(model: Any, layout: Any) -> No
             terms.append(surprise(model, ids[:known] + [MASK] * (t - known), ids[t]) + surprise(model, ids[:t], ids[t]))
         return torch.stack(terms).mean()
 
-    wanted = [by_hand(shift).item() for shift in range(3)]
+    expected = [by_hand(shift).item() for shift in range(3)]
     found = set()
     for seed in range(20):
-        laid = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
-        batch = pack([[laid]], len(laid.ids), 2)
+        sequence = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
+        batch = pack([[sequence]], len(sequence.ids), 2)
         loss = losses(mars, model, hidden_states(model, batch), batch).total.item()
-        found.add(min(range(3), key=lambda shift: abs(wanted[shift] - loss)))
-        assert min(abs(loss - value) for value in wanted) < 1e-9
+        found.add(min(range(3), key=lambda shift: abs(expected[shift] - loss)))
+        assert min(abs(loss - value) for value in expected) < 1e-9
     assert found == {0, 1, 2}
 
 
 def test_the_timestep_weight_is_one_over_a_time_per_conversation(model: Any) -> None:
-    """What the released ablation keeps: the masked loss of a whole conversation times 1/(t + 1e-6)."""
+    """As in the released ablation: the masked loss of a whole conversation times 1/(t + 1e-6)."""
     plain, weighted = Mars(ar_weight=0.0), Mars(ar_weight=0.0, timestep_weight=True)
-    for one, other in zip(laid_out(plain, 0), laid_out(weighted, 0), strict=True):
+    for one, other in zip(sequences_of(plain, 0), sequences_of(weighted, 0), strict=True):
         ratio = other.weight / one.weight
         assert ratio.min() == ratio.max()
         assert 1 <= ratio.min() <= 1 / LEAST_TIME
@@ -214,14 +218,14 @@ def test_the_timestep_weight_is_one_over_a_time_per_conversation(model: Any) -> 
 
 
 def many_share(example: Example) -> float:
-    """The weight of a prediction before the time."""
+    """The weight of a prediction without the timestep weight."""
     return float(Mars(ar_weight=0.0).build(example, SPECIAL, torch.Generator()).weight[0, 0])
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_block_diffusion_is_the_two_stream_forward_written_out(model: Any, block: int, seed: int) -> None:
-    """[noisy | clean] whole, the rules of BD3-LM pair by pair, 1/t for masked tokens, the mean over labelled ones."""
+def test_block_diffusion_equals_the_plain_two_stream_forward_pass(model: Any, block: int, seed: int) -> None:
+    """[noisy | clean], the rules of BD3-LM per pair, 1/t for masked tokens, the mean over labels."""
     objective = BlockDiffusion(block_size=block)
     total = torch.zeros((), dtype=torch.float64)
     for number, (ids, prompt) in enumerate(conversations(seed)):
@@ -244,33 +248,33 @@ def test_block_diffusion_is_the_two_stream_forward_written_out(model: Any, block
                 case _:
                     return k <= q
 
-        sees = [[allowed(q, k) for k in range(2 * length)] for q in range(2 * length)]
-        log_p = forward(model, noisy + text, sees, [*range(length)] * 2).log_softmax(-1)
+        pairs = [[allowed(q, k) for k in range(2 * length)] for q in range(2 * length)]
+        log_p = forward(model, noisy + text, pairs, [*range(length)] * 2).log_softmax(-1)
         terms = [-log_p[t - 1, text[t]] / time for t in range(prompt, length) if masked[t - prompt]]
         if terms:
             total = total + torch.stack(terms).sum() / (length - prompt)
-    assert_same(model, ours(model, objective, laid_out(objective, seed)), total)
+    assert_same(model, ours(model, objective, sequences_of(objective, seed)), total)
 
 
-def test_a_distilled_draft_is_the_divergence_from_the_teacher(model: Any) -> None:
-    """Kullback-Leibler, teacher first, at every labelled token; the teacher learns nothing."""
+def test_the_loss_of_distillation_is_the_divergence_from_the_teacher(model: Any) -> None:
+    """Kullback-Leibler, teacher first, at every label; the teacher gets no gradient."""
     teacher = small_model(1)
     terms = []
     for ids, prompt in conversations(0):
         for t in range(prompt, len(ids)):
-            told = forward(teacher, ids[:t].tolist())[-1].log_softmax(-1).detach()
-            mine = forward(model, ids[:t].tolist())[-1].log_softmax(-1)
-            terms.append((told.exp() * (told - mine)).sum())
+            log_q = forward(teacher, ids[:t].tolist())[-1].log_softmax(-1).detach()
+            log_p = forward(model, ids[:t].tolist())[-1].log_softmax(-1)
+            terms.append((log_q.exp() * (log_q - log_p)).sum())
     draft = Draft(distil="logits")
     assert draft.needs_teacher
     assert not Draft().needs_teacher
-    loss = ours(model, draft, laid_out(draft, 0), teacher)
+    loss = ours(model, draft, sequences_of(draft, 0), teacher)
     assert_same(model, loss, torch.stack(terms).sum())
     assert all(p.grad is None for p in teacher.parameters())
 
 
-def test_medusa_teaches_heads_what_comes_later_and_leaves_the_target(model: Any) -> None:
-    """Head k, x + silu(Wx) and a matrix of its own, predicts k tokens beyond the next, with weight 0.8 to the k."""
+def test_medusa_trains_heads_and_not_the_target(model: Any) -> None:
+    """Head k, x + silu(Wx) and its own matrix, predicts k tokens beyond the next, with the weight 0.8 to the k."""
     medusa = Medusa(heads=3)
     medusa.attach(model)
     for head in model.medusa:
@@ -285,41 +289,41 @@ def test_medusa_teaches_heads_what_comes_later_and_leaves_the_target(model: Any)
                 if p + 1 + k < len(ids):
                     state = hidden + torch.nn.functional.silu(head.hidden.weight @ hidden + head.hidden.bias)
                     terms.append(-(head.head @ state).log_softmax(-1)[ids[p + 1 + k]] * 0.8**k)
-    loss = ours(model, medusa, laid_out(medusa, 0))
+    loss = ours(model, medusa, sequences_of(medusa, 0))
     assert_same(model, loss, torch.stack(terms).sum())
-    assert {name.split(".")[0] for name in gradients(model, ours(model, medusa, laid_out(medusa, 0)))} == {"medusa"}
+    assert {name.split(".")[0] for name in gradients(model, ours(model, medusa, sequences_of(medusa, 0)))} == {"medusa"}
     assert set(medusa.detach(model)) == {
         f"{k}.{what}" for k in range(3) for what in ("hidden.weight", "hidden.bias", "head")
     }
     assert not hasattr(model, "medusa")
 
 
-def test_medusa_heads_begin_as_the_targets_own(model: Any) -> None:
-    """Before training each head says what the target's head says."""
+def test_medusa_heads_start_as_the_targets_head(model: Any) -> None:
+    """Before training, each head has the logits of the target's head."""
     Medusa(heads=2).attach(model)
     hidden = torch.randn(5, 16, dtype=torch.float64)
     for head in model.medusa:
         assert torch.equal(head(hidden) @ head.head.T, model.lm_head(hidden))
 
 
-# Who sees whom, by counting.
+# --- The attention mask, by counting ---
 
 
-def seen(laid: TrainingSequence) -> Tensor:
+def visible(sequence: TrainingSequence) -> Tensor:
     """(T, T) of bool."""
-    return AttentionMask(pack([[laid]], len(laid.ids), laid.weight.shape[1])).dense()[0]
+    return AttentionMask(pack([[sequence]], len(sequence.ids), sequence.weight.shape[1])).dense()[0]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("prompt", [1, 5, 16])
-def test_a_mask_of_the_release_sees_its_block_so_far_and_all_clean_blocks_before(block: int, prompt: int) -> None:
-    """Equation 2 of the paper, position by position; the prompt's part of its own block is seen in the clean stream."""
+def test_a_released_mask_attends_to_its_block_so_far_and_all_clean_blocks_before(block: int, prompt: int) -> None:
+    """Equation 2 of the paper, per pair; prompt tokens of its own block are in the clean stream."""
     length = prompt + 3 * block + 1
-    laid = Mars(block_size=block).build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
-    sees = seen(laid)
-    for q, k in [(q, k) for q in range(len(laid.ids)) for k in range(len(laid.ids))]:
-        i, j = int(laid.place[q]), int(laid.place[k])
-        match bool(laid.segment[q]), bool(laid.segment[k]):
+    sequence = Mars(block_size=block).build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    attended = visible(sequence)
+    for q, k in [(q, k) for q in range(len(sequence.ids)) for k in range(len(sequence.ids))]:
+        i, j = int(sequence.position[q]), int(sequence.position[k])
+        match bool(sequence.segment[q]), bool(sequence.segment[k]):
             case True, True:
                 allowed = i // block == j // block and j <= i
             case True, False:
@@ -328,42 +332,44 @@ def test_a_mask_of_the_release_sees_its_block_so_far_and_all_clean_blocks_before
                 allowed = False
             case _:
                 allowed = j <= i
-        assert sees[q, k].item() == allowed, (q, k)
-    noisy = laid.segment > 0
-    assert sees[noisy].sum(1).tolist() == (laid.place[noisy] + 1).tolist()
+        assert attended[q, k].item() == allowed, (q, k)
+    noisy = sequence.segment > 0
+    assert attended[noisy].sum(1).tolist() == (sequence.position[noisy] + 1).tolist()
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_targets_of_the_release_lie_as_far_ahead_as_its_shift_makes_them(block: int) -> None:
+def test_released_targets_have_the_distance_of_the_shifted_outputs(block: int) -> None:
     """Offset o of a block is o + 1 tokens ahead, its first token B + 1: from the last mask of the block before."""
     prompt, length = 2 * block, 5 * block
     mars = Mars(block_size=block, ar_weight=0.0)
-    laid = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
-    by_target = {int(laid.place[at]) + 1: int(ahead) for at, ahead in zip(laid.at, laid.ahead, strict=True)}
+    sequence = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    by_target = {
+        int(sequence.position[at]) + 1: int(ahead) for at, ahead in zip(sequence.predictor, sequence.ahead, strict=True)
+    }
     assert by_target == {t: 1 if t == prompt else (t - 1) % block + 2 for t in range(prompt, length)}
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(block: int) -> None:
-    """What makes equations 4 and 6 true: 1/B of the masked loss is next-token prediction, and no mask is fed for it."""
+    """So equations 4 and 6 hold: 1/B of the masked loss is next-token prediction, which needs no mask."""
     prompt, length = 7, 7 + 3 * block
     mars = Mars(block_size=block, layout="anchored", ar_weight=0.0)
-    laid = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
-    assert sorted(laid.ahead.tolist()) == sorted([*range(1, block + 1)] * 3)
-    assert (laid.segment > 0).sum() == 3 * (block - 1)
-    noisy = seen(laid)[laid.segment > 0]
-    assert noisy.sum(1).tolist() == (laid.place[laid.segment > 0] + 1).tolist()
+    sequence = mars.build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
+    assert sorted(sequence.ahead.tolist()) == sorted([*range(1, block + 1)] * 3)
+    assert (sequence.segment > 0).sum() == 3 * (block - 1)
+    noisy = visible(sequence)[sequence.segment > 0]
+    assert noisy.sum(1).tolist() == (sequence.position[sequence.segment > 0] + 1).tolist()
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_block_diffusion_sees_its_block_both_ways(block: int) -> None:
-    """A noisy token sees all of its block and the clean ones before; a clean token all of its block."""
+def test_block_diffusion_attends_to_its_block_in_both_directions(block: int) -> None:
+    """A noisy token attends to its whole block and to the clean blocks before; a clean token to its whole block."""
     objective = BlockDiffusion(block_size=block)
-    laid = objective.build(
+    sequence = objective.build(
         Example(torch.arange(2 * block + 3) % 19, block + 1), SPECIAL, torch.Generator().manual_seed(3)
     )
-    begin = laid.place // block * block
-    assert seen(laid).sum(1).tolist() == (begin + block).tolist()
+    begin = sequence.position // block * block
+    assert visible(sequence).sum(1).tolist() == (begin + block).tolist()
 
 
 @given(
@@ -372,22 +378,22 @@ def test_block_diffusion_sees_its_block_both_ways(block: int) -> None:
     answer=st.integers(1, 40),
     seed=st.integers(0, 99),
 )
-def test_what_is_laid_is_sound(name: str, prompt: int, answer: int, seed: int) -> None:
+def test_sequences_are_valid(name: str, prompt: int, answer: int, seed: int) -> None:
     """Indices in range, weights finite, prompts never masked, each target a labelled token or an end token."""
     kinds: dict[str, Callable[[], list[Objective]]] = {
         "mars": lambda: [Mars(block_size=5, layout="anchored", random_offset=True), Mars(block_size=16, ar_weight=0)]
     }
     for objective in kinds.get(name, lambda: [OBJECTIVES[name]()])():
         example = Example(torch.arange(prompt + answer) % 19, prompt)
-        laid = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
-        assert len({len(column) for column in laid[:5]}) == 1
-        assert len({len(column) for column in laid[5:]}) == 1
-        assert laid.weight.shape[1] == len(objective.parts)
-        assert laid.weight.isfinite().all()
-        assert len(laid.ids) <= objective.size(len(example.ids), prompt)
-        assert ((laid.at >= 0) & (laid.at < len(laid.ids))).all()
-        assert not (laid.ids[laid.place < prompt] == MASK).any()
-        assert ((laid.ahead > 0) | (laid.target == END)).all()
-        assert seen(laid).any(1).all()
+        sequence = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
+        assert len({len(column) for column in sequence[:5]}) == 1
+        assert len({len(column) for column in sequence[5:]}) == 1
+        assert sequence.weight.shape[1] == len(objective.parts)
+        assert sequence.weight.isfinite().all()
+        assert len(sequence.ids) <= objective.max_fed_tokens(len(example.ids), prompt)
+        assert ((sequence.predictor >= 0) & (sequence.predictor < len(sequence.ids))).all()
+        assert not (sequence.ids[sequence.position < prompt] == MASK).any()
+        assert ((sequence.ahead > 0) | (sequence.target == END)).all()
+        assert visible(sequence).any(1).all()
         if len(objective.parts) == 1 and not isinstance(objective, BlockDiffusion | Ar | Medusa):
-            assert math.isclose(laid.weight.sum().item(), 1, rel_tol=1e-5)
+            assert math.isclose(sequence.weight.sum().item(), 1, rel_tol=1e-5)

@@ -1,4 +1,4 @@
-"""Who sees whom in a packed batch: position by position, in tiles, and through compiled layers."""
+"""The attention mask of a packed batch: per pair of tokens, per tile, and in compiled layers."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -21,7 +21,7 @@ OBJECTIVES = (Ar(), Mars(), Mars(block_size=3, layout="anchored", random_offset=
 
 @pytest.fixture
 def differentiable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """FlexAttention refuses gradients on a CPU, for want of a kernel; its unfused definition has them."""
+    """Let FlexAttention compute gradients on a CPU: it has no kernel for that, but its unfused definition works."""
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     torch._dynamo.reset()
     yield
@@ -29,7 +29,7 @@ def differentiable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def packed(objective: Objective, seed: int = 0, *, rows: int = 2, length: int = 2 * TILE) -> Packed:
-    """Random conversations, as many to a row as fit; the last row is half empty."""
+    """Random conversations, as many per row as fit; the last row is half empty."""
     rng = Random(seed)
     random = torch.Generator().manual_seed(seed)
     filled: list[list[TrainingSequence]] = [[] for _ in range(rows)]
@@ -38,11 +38,11 @@ def packed(objective: Objective, seed: int = 0, *, rows: int = 2, length: int = 
         while True:
             tokens = rng.randrange(20, 60)
             ids = torch.tensor([rng.randrange(20) for _ in range(tokens)])
-            laid = objective.build(Example(ids, rng.randrange(1, tokens // 2)), Special(MASK, 1), random)
-            room -= len(laid.ids)
+            sequence = objective.build(Example(ids, rng.randrange(1, tokens // 2)), Special(MASK, 1), random)
+            room -= len(sequence.ids)
             if room < 0:
                 break
-            row.append(laid)
+            row.append(sequence)
     return pack(filled, length, len(objective.parts))
 
 
@@ -54,10 +54,10 @@ def tiles(seen: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("window", [None, 9])
-def test_a_tile_is_worked_on_where_somebody_sees_somebody(objective: Objective, window: int | None) -> None:
-    """And is asked pair by pair only where not everybody sees everybody."""
-    sees = AttentionMask(packed(objective, length=4 * TILE))
-    dense, blocks = tiles(sees.dense(window)), sees.blocks(window)
+def test_the_block_mask_has_the_tiles_with_an_allowed_pair(objective: Objective, window: int | None) -> None:
+    """The rule is evaluated per pair only in tiles where some pairs are not allowed."""
+    mask = AttentionMask(packed(objective, length=4 * TILE))
+    dense, blocks = tiles(mask.dense(window)), mask.blocks(window)
     assert torch.equal(blocks.to_dense().squeeze(1).bool(), dense.any(-1))
     assert torch.equal(blocks.full_kv_num_blocks.squeeze(1), dense.all(-1).sum(-1))
 
@@ -66,32 +66,32 @@ def test_a_tile_is_worked_on_where_somebody_sees_somebody(objective: Objective, 
     ("objective", "window", "softcap"), [(Mars(), None, None), *((each, 9, 2.0) for each in OBJECTIVES)], ids=str
 )
 @pytest.mark.usefixtures("differentiable")
-def test_in_tiles_attention_is_what_it_is_position_by_position(
+def test_attention_by_tiles_equals_attention_by_pairs(
     objective: Objective, window: int | None, softcap: float | None
 ) -> None:
-    """Values, and what flows back to query, key and value; two query heads share a key head."""
+    """Outputs and gradients of query, key and value; two query heads share a key head."""
     batch = packed(objective)
     rows, length = batch.ids.shape
     torch.manual_seed(0)
-    query, key, value = fed = [torch.randn(rows, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2)]
-    for tensor in fed:
+    query, key, value = inputs = [torch.randn(rows, heads, length, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    for tensor in inputs:
         tensor.requires_grad_()
     weight = torch.randn(rows, length, 4, 8, dtype=torch.float64)
-    sees = AttentionMask(batch).prepare([window], 2, torch.float64)
+    mask = AttentionMask(batch).prepare([window], 2, torch.float64)
 
-    def told(out: Tensor) -> tuple[Tensor, ...]:
-        return out, *torch.autograd.grad((out * weight).sum(), fed)
+    def with_gradients(out: Tensor) -> tuple[Tensor, ...]:
+        return out, *torch.autograd.grad((out * weight).sum(), inputs)
 
-    expected = told(sees.attend(query, key, value, 0.3, window, softcap))
-    got = told(attend_blocks(query, key, value, sees.blocks(window), 0.3, softcap))
+    expected = with_gradients(mask.attend(query, key, value, 0.3, window, softcap))
+    got = with_gradients(attend_blocks(query, key, value, mask.blocks(window), 0.3, softcap))
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 class Tiled(AttentionMask):
-    """Sight as a GPU has it, on a CPU."""
+    """The mask in blocks, as on a GPU, on a CPU."""
 
     def prepare(self, sliding_windows: Iterable[int | None], group: int, dtype: torch.dtype) -> "Tiled":
-        self._seen = {window: self.blocks(window) for window in sliding_windows}
+        self._masks = {window: self.blocks(window) for window in sliding_windows}
         return self
 
 
@@ -102,8 +102,8 @@ WINDOWED = small_config(Gemma2Config, num_hidden_layers=2, head_dim=8, sliding_w
     ("config", "graphs"), [(small_config(num_hidden_layers=2), 1), (WINDOWED, 2)], ids=["qwen2", "gemma2"]
 )
 @pytest.mark.usefixtures("differentiable")
-def test_compiled_layers_take_every_batch_of_a_shape_and_learn_the_same(config: Any, graphs: int) -> None:
-    """One graph for layers of a kind, nothing of it left to Python, nothing compiled again for another sight."""
+def test_compiled_layers_give_the_same_gradients_for_every_batch_of_a_shape(config: Any, graphs: int) -> None:
+    """One graph per kind of layer, without graph breaks; another mask does not compile it again."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     batches = [packed(Mars(), seed) for seed in range(2)]
@@ -111,8 +111,10 @@ def test_compiled_layers_take_every_batch_of_a_shape_and_learn_the_same(config: 
     def gradients(kind: type[AttentionMask], batch: Packed) -> list[Tensor]:
         model.zero_grad()
         attention_mask = kind(batch).prepare({None, getattr(config, "sliding_window", None)}, 2, model.dtype)
-        out = model.base_model(input_ids=batch.ids, position_ids=batch.place, use_cache=False, metadata=attention_mask)
-        out.last_hidden_state.flatten(0, 1)[batch.at].square().mean().backward()
+        out = model.base_model(
+            input_ids=batch.ids, position_ids=batch.position, use_cache=False, metadata=attention_mask
+        )
+        out.last_hidden_state.flatten(0, 1)[batch.predictor].square().mean().backward()
         return [parameter.grad for parameter in model.base_model.parameters()]
 
     expected = [gradients(AttentionMask, batch) for batch in batches]

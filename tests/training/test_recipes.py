@@ -1,4 +1,4 @@
-"""Recipes: in which order their stages run, what becomes of them, and what they cost."""
+"""Recipes: the order of their stages, their states, and their costs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from mtbench.training.packing import Example
 from mtbench.training.recipes import RECIPES, Stage
 from mtbench.training.trainer import Settings
 
-# In place of `mtbench`: notes when it begins and ends; `bad` fails, `long` waits to be interrupted.
+# Replaces `mtbench`: writes down when it begins and ends; `bad` fails, `long` waits to be interrupted.
 FAKE = """
 import json, os, sys, time
 from pathlib import Path
@@ -51,20 +51,20 @@ TREE = chain(("a", None), ("b", "a"), ("c", "a"), ("d", "c"))
 
 
 def run(stages: Sequence[Stage], folder: Path, workers: int = 1) -> tuple[bool, str]:
-    """Whether all went well, and what was said where nobody watches."""
-    said = StringIO()
-    launch = [sys.executable, "-c", FAKE]
-    return recipe_runner.run(stages, folder, workers, launch, [], Console(file=said)), said.getvalue()
+    """Return whether all stages are complete, and what was printed to a file."""
+    printed = StringIO()
+    launch = [sys.executable, "-S", "-c", FAKE]
+    return recipe_runner.run(stages, folder, workers, launch, [], Console(file=printed)), printed.getvalue()
 
 
 def notes(folder: Path) -> list[tuple[str, str]]:
-    """What happened, in order: begin or end, and of which stage."""
+    """The events in order: begin or end, and the stage."""
     lines = [line.split() for line in (folder / "notes").read_text().splitlines()]
     return [(word, name) for word, name, at in sorted(lines, key=lambda line: float(line[2]))]
 
 
-def test_stages_wait_for_what_they_need_and_otherwise_run_side_by_side(tmp_path: Path) -> None:
-    """One worker goes through them in order; two take b and c together, after a."""
+def test_a_stage_waits_for_those_it_needs_and_others_run_in_parallel(tmp_path: Path) -> None:
+    """One worker runs them in order; two run b and c together, after a."""
     assert run(TREE, tmp_path / "one")[0]
     assert notes(tmp_path / "one") == [(word, name) for name in "abcd" for word in ("begin", "end")]
     assert run(TREE, tmp_path / "two", workers=2)[0]
@@ -74,37 +74,37 @@ def test_stages_wait_for_what_they_need_and_otherwise_run_side_by_side(tmp_path:
     assert words.index(("begin", "d")) > words.index(("end", "c"))
 
 
-def test_what_is_complete_is_left_alone(tmp_path: Path) -> None:
-    """The same command goes on with what is missing, from the checkpoints that are there."""
+def test_a_complete_stage_is_not_repeated(tmp_path: Path) -> None:
+    """The same command trains the missing stages, from the checkpoints that exist."""
     run(TREE[:1], tmp_path)
-    going, said = run(TREE, tmp_path, workers=2)
-    assert going
+    complete, printed = run(TREE, tmp_path, workers=2)
+    assert complete
     assert notes(tmp_path).count(("begin", "a")) == 1
-    assert "a: done complete before" in said
+    assert "a: done complete before" in printed
     words = json.loads((tmp_path / "b" / "mtbench_training.json").read_text())["words"]
     assert words[words.index("--base") + 1] == str(tmp_path / "a")
 
 
 def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path) -> None:
-    """Its message is shown, and where the rest of what it said is."""
+    """Its error message and the path of its log are printed."""
     stages = chain(("bad", None), ("after", "bad"), ("later", "after"), ("other", None))
-    well, said = run(stages, tmp_path)
-    assert not well
-    assert f"bad: failed error: no luck ({tmp_path}/bad.log)" in said
-    assert "after: left out needs bad" in said
-    assert "later: left out needs after" in said
-    assert "other: done" in said
+    complete, printed = run(stages, tmp_path)
+    assert not complete
+    assert f"bad: failed error: no luck ({tmp_path}/bad.log)" in printed
+    assert "after: left out needs bad" in printed
+    assert "later: left out needs after" in printed
+    assert "other: done" in printed
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"other"}
 
 
-def test_progress_is_the_last_line_a_stage_said(tmp_path: Path) -> None:
-    """A line per stage, for files and terminals alike."""
-    _, said = run(chain(("a", None)), tmp_path)
-    assert said.splitlines() == ["a: running starts", "a: running step 1/2 loss 3.2", "a: done"]
+def test_progress_is_the_last_line_of_a_stage(tmp_path: Path) -> None:
+    """A line per stage, in files and in terminals."""
+    _, printed = run(chain(("a", None)), tmp_path)
+    assert printed.splitlines() == ["a: running starts", "a: running step 1/2 loss 3.2", "a: done"]
 
 
 def test_an_interruption_ends_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C leaves no process behind, and nothing that looks complete."""
+    """Ctrl-C leaves no process running and no checkpoint that looks complete."""
 
     def interrupt(_: float) -> None:
         deadline = time.monotonic() + 20
@@ -124,14 +124,20 @@ def test_an_interruption_ends_all_stages(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "long").exists()
 
 
-def test_another_checkpoint_in_a_stages_place_is_refused(tmp_path: Path) -> None:
-    """What is complete must be that stage: the same objective, the same options."""
+def test_another_checkpoint_in_a_stages_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A complete checkpoint must have the stage's objective and options. The dry run refuses it, too."""
     run(TREE[:1], tmp_path)
-    with pytest.raises(UserError, match="is not the stage 'a' of this recipe"):
-        run((replace(TREE[0], objective=Mars()),), tmp_path)
+    stages = (replace(TREE[0], objective=Mars()),)
+    refusal = "is not the stage 'a' of this recipe: its objective differs"
+    with pytest.raises(UserError, match=refusal):
+        run(stages, tmp_path)
+    monkeypatch.setattr("mtbench.training.recipes.RECIPES", {"toy": stages})
+    result = CliRunner().invoke(app, ["--recipe", "toy", "-o", str(tmp_path), "--dry-run"])
+    assert isinstance(result.exception, UserError)
+    assert refusal in str(result.exception)
 
 
-def test_only_takes_what_a_stage_needs_along() -> None:
+def test_only_selects_a_stage_and_those_it_needs() -> None:
     """In the recipe's order; an unknown stage is refused with the known ones."""
     names = [stage.name for stage in recipe_runner.needed(RECIPES["tiny"], ["draft"])]
     assert names == ["init", "sums", "ar", "draft_init", "draft"]
@@ -139,8 +145,8 @@ def test_only_takes_what_a_stage_needs_along() -> None:
         recipe_runner.needed(RECIPES["tiny"], ["mras"])
 
 
-def test_a_recipe_runs_from_nothing_and_again_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """End to end, by the command: two stages in processes of their own, then how to use what they made."""
+def test_a_recipe_trains_all_stages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End to end, by the command: two stages in their own processes. A second run does nothing."""
     shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
     settings = Settings(epochs=1, batch_size=8)
@@ -150,10 +156,10 @@ def test_a_recipe_runs_from_nothing_and_again_does_nothing(tmp_path: Path, monke
         Stage(name="ar", objective=Ar(), base="init", data=data, examples=18, settings=settings),
     )
     monkeypatch.setattr("mtbench.training.recipes.RECIPES", {"toy": stages})
-    for told in ("held-out loss", "complete before"):
+    for expected in ("held-out loss", "complete before"):
         result = CliRunner().invoke(app, ["--recipe", "toy", "-o", str(tmp_path / "toy"), "--offline"])
         assert result.exception is None, result.output
-        assert told in result.stderr
+        assert expected in result.stderr
         assert result.stdout.strip().endswith(f"mtbench run --checkpoint ar={tmp_path}/toy/ar")
 
 
@@ -164,7 +170,7 @@ ANSWER = Example(torch.zeros(512, dtype=torch.long), 205)  # 512 tokens, 60 % of
 
 
 def flop(objective: Objective, example: Example = ANSWER) -> float:
-    """Of a conversation, for Qwen2.5-0.5B."""
+    """Return the FLOPs of a conversation for Qwen2.5-0.5B."""
     from transformers import AutoConfig
 
     model = cost.model_of(AutoConfig.for_model(**HALF_B), objective)
@@ -179,12 +185,12 @@ def test_flops_are_those_of_the_published_count() -> None:
 
 
 def test_mars_costs_what_its_noisy_copy_adds() -> None:
-    """At 60 % answer tokens 1.6 times the body and twice the head: 1.68 for the whole model, less attention."""
+    """With 60 % answer tokens, 1.6 times the body and twice the head: 1.68 for the whole model without attention."""
     assert flop(Mars(block_size=4)) / flop(Ar()) == pytest.approx(1.68, abs=0.03)
 
 
-def test_a_frozen_body_only_goes_forwards() -> None:
-    """Medusa's body costs a third; its memory is that of the heads."""
+def test_a_frozen_body_has_no_backward_pass() -> None:
+    """Medusa's body costs a third; only its heads need gradients and optimizer states."""
     from transformers import AutoConfig
 
     medusa = cost.model_of(AutoConfig.for_model(**HALF_B), Medusa(heads=2))
@@ -194,50 +200,50 @@ def test_a_frozen_body_only_goes_forwards() -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up GPU, so that nothing is measured."""
+    """An invented GPU, so that nothing is measured."""
     monkeypatch.setattr(cost, "this_machine", lambda _: cost.Machine("X1", True, 7e14, 140 << 30))
 
 
-def dry_run(*said: str) -> str:
-    result = CliRunner().invoke(app, [*said, "--dry-run"], env={"COLUMNS": "80", "HF_HUB_OFFLINE": "1"})
+def dry_run(*words: str) -> str:
+    result = CliRunner().invoke(app, [*words, "--dry-run"], env={"COLUMNS": "80", "HF_HUB_OFFLINE": "1"})
     assert result.exception is None, result.output
     return result.stdout
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_dry_run_of_the_papers_recipe_needs_no_network() -> None:
-    """Steps as in the paper (28 thousand a stage), time by the machine's measured speed, what does not fit by name."""
-    told = dry_run("--recipe", "mars-qwen2.5-7b")
-    row = next(line.split() for line in told.splitlines() if line.strip().startswith("mars "))
+    """It has the paper's steps (28 thousand per stage), a time, and the stages that do not fit into memory."""
+    printed = dry_run("--recipe", "mars-qwen2.5-7b")
+    row = next(line.split() for line in printed.splitlines() if line.strip().startswith("mars "))
     assert row[1:3] == ["28,016", "10,758,000"]
-    assert "X1, 700 TFLOP/s measured, of which 30% to 35% is assumed" in told
-    assert "at most: " in told
-    assert "more than the 150 GB of this machine: ar" in told
-    assert not any("…" in line for line in told.splitlines())  # all of it fits a terminal of 80 columns
+    assert "X1, 700 TFLOP/s measured, of which 30% to 35% is assumed" in printed
+    assert "at most: " in printed
+    assert "more than the 150 GB of this machine: ar" in printed
+    assert not any("…" in line for line in printed.splitlines())  # nothing is cut off in 80 columns
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_dry_run_counts_the_data_that_is_there(tmp_path: Path) -> None:
-    """A file's conversations, less what is held out, with a tokenizer that a recipe would still have to make."""
+def test_a_dry_run_counts_local_data(tmp_path: Path) -> None:
+    """A file's conversations without those held out, even if the recipe has not made the tokenizer yet."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": "one two", "completion": "three " * 9}) + "\n" for _ in range(40)))
     base = Stage(name="init", objective=None, data=(str(rows),), examples=40, shape={"vocab_size": 300})
     stage = Stage(name="x", objective=Ar(), base="init", data=(str(rows),), settings=Settings(epochs=2, batch_size=8))
     estimated = cost.estimate((base, stage), tmp_path, 1)
-    found = estimated.costs["x"]
-    assert found is not None
-    assert (found.conversations, found.steps, found.at_most) == (72, 9, False)
+    estimate = estimated.costs["x"]
+    assert estimate is not None
+    assert (estimate.conversations, estimate.steps, estimate.at_most) == (72, 9, False)
     assert estimated.costs["init"] is None
     assert list(tmp_path.iterdir()) == [rows]
 
 
-def test_stages_side_by_side_take_less_time() -> None:
-    """The time of all is that of the longest way through them."""
+def test_parallel_stages_take_less_time() -> None:
+    """The total time is that of the longest chain of stages."""
 
-    def spent(seconds: float) -> cost.Cost:
+    def cost_of(seconds: float) -> cost.Cost:
         return cost.Cost(steps=1, conversations=1, fed=1, flop=1, memory_bytes=1, s=seconds, at_most=False)
 
-    costs = {"a": spent(10), "b": spent(5), "c": spent(3), "d": spent(4)}
+    costs = {"a": cost_of(10), "b": cost_of(5), "c": cost_of(3), "d": cost_of(4)}
     machine = cost.Machine("X1", True, 1e15, 1)
     spans = [cost.Estimate(stages=TREE, costs=costs, machine=machine, workers=workers).span_s() for workers in (1, 2)]
     assert spans == [22, 17]

@@ -1,4 +1,4 @@
-"""The schedule: who is trained on when. What is learned does not depend on how it is cut into forwards."""
+"""The schedule: which conversations each step takes, and that the gradient does not depend on its forward passes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from mtbench.models.attention import ATTENTION
 from mtbench.training.loss import hidden_states
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special, losses
 from mtbench.training.packing import PADDING, Example, Packed
-from mtbench.training.schedule import Schedule, best_fit, dice
+from mtbench.training.schedule import Schedule, best_fit, generator
 
 VOCAB, MASK, END = 23, 20, 21
 SPECIAL = Special(mask=MASK, end=END)
@@ -43,7 +43,7 @@ def examples(draw: st.DrawFn, most: int = 40) -> Example:
 
 
 def some_examples(count: int, seed: int = 0) -> list[Example]:
-    """Told apart by their first token."""
+    """They differ in their first token."""
     random = torch.Generator().manual_seed(seed)
     return [
         Example(
@@ -70,17 +70,15 @@ def schedule(count: int | list[Example] = 10, **changes: Any) -> Schedule:
 
 @given(OBJECTIVES, examples(), st.integers(0, 1 << 40))
 @settings(deadline=None, max_examples=300)
-def test_a_conversation_is_never_fed_more_tokens_than_its_size(
-    objective: Objective, example: Example, turn: int
-) -> None:
-    """So what is packed by size fits. The size grows with the length and shrinks with the prompt."""
-    size = objective.size(len(example.ids), example.prompt)
-    assert len(objective.build(example, SPECIAL, dice(0, turn)).ids) <= size <= objective.size(40, 0)
+def test_a_sequence_is_never_longer_than_its_bound(objective: Objective, example: Example, sample: int) -> None:
+    """So rows packed by this size fit. The size grows with the length and shrinks with the prompt."""
+    size = objective.max_fed_tokens(len(example.ids), example.prompt)
+    assert len(objective.build(example, SPECIAL, generator(0, sample)).ids) <= size <= objective.max_fed_tokens(40, 0)
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 64))
 def test_packing_loses_nothing_and_never_overflows(sizes: list[int], capacity: int) -> None:
-    """Every conversation is in one row; no row holds more than fits; no two rows would fit into one."""
+    """Every conversation is in one row; no row overflows; no two rows would fit into one."""
     rows = best_fit(range(len(sizes)), dict(enumerate(sizes)), capacity)
     assert sorted(turn for row in rows for turn in row) == list(range(len(sizes)))
     filled = sorted(sum(sizes[turn] for turn in row) for row in rows)
@@ -91,33 +89,35 @@ def test_packing_loses_nothing_and_never_overflows(sizes: list[int], capacity: i
 @given(st.integers(1, 60), st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1, 1.1, 2, 2.5, 3]), st.integers(0, 3))
 @settings(deadline=None, max_examples=100)
 def test_an_epoch_takes_every_conversation_once(count: int, batch_size: int, epochs: float, seed: int) -> None:
-    """Steps are full but for the last; a part of an epoch is that part of its conversations, none of them twice."""
+    """All steps but the last are full; a part of an epoch takes that share of its conversations, none twice."""
     plan = schedule(count, batch_size=batch_size, epochs=epochs, seed=seed)
     steps = [plan.conversations(step) for step in range(plan.steps)]
-    turns = [n for step in steps for n in step]
-    assert len(turns) == max(1, round(count * epochs))
+    taken = [n for step in steps for n in step]
+    assert len(taken) == max(1, round(count * epochs))
     assert [len(step) for step in steps[:-1]] == [batch_size] * (len(steps) - 1)
     assert 0 < len(steps[-1]) <= batch_size
-    whole, rest = divmod(len(turns), count)
+    whole, rest = divmod(len(taken), count)
     for epoch in range(whole):
-        assert sorted(turns[epoch * count : (epoch + 1) * count]) == list(range(count))
-    assert len(set(turns[whole * count :])) == rest
+        assert sorted(taken[epoch * count : (epoch + 1) * count]) == list(range(count))
+    assert len(set(taken[whole * count :])) == rest
 
 
 def test_epochs_are_in_different_orders_and_seeds_too() -> None:
-    """Order is drawn anew for each, always the same for the same seed."""
+    """Each has its own random order, which is always the same for the same seed."""
     first = schedule(30, batch_size=30, epochs=2)
     orders = [first.conversations(0), first.conversations(1), schedule(30, batch_size=30, seed=9).conversations(0)]
     assert len({tuple(order) for order in orders}) == 3
     assert orders[:2] == [schedule(30, batch_size=30, epochs=2).conversations(step) for step in (0, 1)]
 
 
-def test_every_seed_and_turn_has_randomness_of_its_own() -> None:
-    """Seeds as long as a date serve too."""
+def test_every_seed_and_sample_has_a_generator_of_its_own() -> None:
+    """Large seeds, too."""
     seeds = [0, 1, 42, 20261121, 1 << 31]
-    drawn = {(seed, turn): torch.rand((), generator=dice(seed, turn)).item() for seed in seeds for turn in range(20)}
+    drawn = {
+        (seed, turn): torch.rand((), generator=generator(seed, turn)).item() for seed in seeds for turn in range(20)
+    }
     assert len(set(drawn.values())) == len(drawn)
-    assert drawn[42, 3] == torch.rand((), generator=dice(42, 3)).item()
+    assert drawn[42, 3] == torch.rand((), generator=generator(42, 3)).item()
     masked = [schedule(1, objective=BlockDiffusion(), epochs=9, batch_size=9, seed=seed)[0]["weight"] for seed in seeds]
     assert len({tuple(weights.flatten().tolist()) for weights in masked}) == len(seeds)
 
@@ -135,9 +135,9 @@ def test_every_seed_and_turn_has_randomness_of_its_own() -> None:
 def test_all_forwards_together_are_the_whole_training(
     objective: Objective, count: int, batch_size: int, epochs: float, rows: int, packs: bool, processes: int
 ) -> None:
-    """Predictions and their weights are those of one forward per step, however rows are packed and who makes them."""
+    """Predictions and weights are those of one forward pass per step, for any packing and number of processes."""
     some = some_examples(count)
-    largest = max(objective.size(len(e.ids), e.prompt) for e in some)
+    largest = max(objective.max_fed_tokens(len(e.ids), e.prompt) for e in some)
     same = {"objective": objective, "batch_size": batch_size, "epochs": epochs}
     plan = schedule(some, rows=rows, packed=packs * (largest + 7), processes=processes, **same)
     one = schedule(some, rows=batch_size, **same)
@@ -147,8 +147,8 @@ def test_all_forwards_together_are_the_whole_training(
     assert plan.steps == one.steps
     for step in range(plan.steps):
         parts = [plan[step * plan.forwards + n] for n in range(plan.forwards)]
-        told = [n for forward in range(plan.forwards) for n in plan.conversations(step, forward)]
-        assert sorted(told) == sorted(plan.conversations(step))
+        by_forward = [n for forward in range(plan.forwards) for n in plan.conversations(step, forward)]
+        assert sorted(by_forward) == sorted(plan.conversations(step))
         assert predictions(parts) == predictions([one[step]])
         if packs:
             [(height, length)] = {tuple(part["ids"].shape) for part in parts}
@@ -157,13 +157,13 @@ def test_all_forwards_together_are_the_whole_training(
 
 
 def predictions(batches: list[dict[str, Tensor]]) -> Counter[Any]:
-    """What is predicted, from which token at which place, with what weight: as a bag."""
+    """Count the predictions by token, position, target, distance ahead and weight."""
     found: Counter[Any] = Counter()
     for batch in (Packed(**tensors) for tensors in batches):
-        ids, place = batch.ids.flatten()[batch.at], batch.place.flatten()[batch.at]
-        assert (batch.document.flatten()[batch.at] != PADDING).all()
+        ids, position = batch.ids.flatten()[batch.predictor], batch.position.flatten()[batch.predictor]
+        assert (batch.document.flatten()[batch.predictor] != PADDING).all()
         weights = [tuple(f"{w:.5e}" for w in row) for row in batch.weight.tolist()]
-        columns = (ids.tolist(), place.tolist(), batch.target.tolist(), batch.ahead.tolist(), weights)
+        columns = (ids.tolist(), position.tolist(), batch.target.tolist(), batch.ahead.tolist(), weights)
         found.update(zip(*columns, strict=True))
     return found
 
@@ -217,7 +217,9 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tol
     ids=["ar", "mars", "anchored", "block-diffusion"],
 )
 @pytest.mark.parametrize("step", [0, 1])
-def test_a_step_learns_the_same_however_it_is_cut(model: Any, objective: Objective, step: int) -> None:
+def test_the_gradient_of_a_step_does_not_depend_on_its_forward_passes(
+    model: Any, objective: Objective, step: int
+) -> None:
     """Loss and every gradient, for 1 to 8 rows, packed or not, in 1 to 3 processes; a last, short step too."""
     some = [Example(e.ids[:24], min(e.prompt, len(e.ids[:24]) - 1)) for e in some_examples(11)]
     same = {"objective": objective, "batch_size": 8}
@@ -228,8 +230,8 @@ def test_a_step_learns_the_same_however_it_is_cut(model: Any, objective: Objecti
         assert_same(learned(model, plan, step), expected, 1e-9)
 
 
-def test_medusas_heads_learn_the_same_however_they_are_fed(model: Any) -> None:
-    """Mean over the labelled tokens of a step, each head by its factor."""
+def test_the_gradient_of_medusa_heads_does_not_depend_on_the_forward_passes(model: Any) -> None:
+    """It is a mean over the labelled tokens of a step, with a weight per head."""
     objective = Medusa(heads=2)
     objective.attach(model)
     try:
@@ -243,8 +245,8 @@ def test_medusas_heads_learn_the_same_however_they_are_fed(model: Any) -> None:
         model.requires_grad_(True)
 
 
-def test_rows_of_like_length_go_together() -> None:
-    """Not packed, the longest come first, and padding fills but the longest row's last 8 tokens."""
+def test_rows_of_similar_length_go_together() -> None:
+    """Without packing, the longest rows come first, and the longest of a batch has at most 7 tokens of padding."""
     plan = schedule(40, batch_size=40, rows=5)
     lengths: list[int] = []
     for batch in (Packed(**plan[number]) for number in range(plan.forwards)):

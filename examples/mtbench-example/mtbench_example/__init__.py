@@ -1,1 +1,1 @@
-"""A decoding method and a suite that mtbench finds by this package's entry points."""
+"""A decoding method and a suite that mtbench loads by this package's entry points."""

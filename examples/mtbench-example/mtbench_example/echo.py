@@ -1,13 +1,11 @@
-"""Say it again: twelve sentences to be repeated word for word, the kindest task for whatever copies from its context.
+"""Echo: twelve sentences to repeat word for word, the best case for methods that copy from their context.
 
 mtbench run --suite echo
 """
 
 from collections.abc import Mapping
 
-from mtbench.errors import UserError
-from mtbench.evaluation.registry import SUITES
-from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench import SUITES, Prompt, Source, Suite, Template, UserError
 
 SENTENCES = (
     "The lamp in the hall burns all night because nobody remembers to turn it off.",
@@ -30,9 +28,9 @@ class Echo(Suite):
     max_new_tokens = 64
     metric = "exact_match"
 
-    def __init__(self, rest: str, source: Source) -> None:
-        if rest:
-            raise UserError(f"suite 'echo' takes nothing behind a colon, not {rest!r}")
+    def __init__(self, variant: str, source: Source) -> None:
+        if variant:
+            raise UserError(f"suite 'echo' has no variants, so {variant!r} is not allowed behind the colon")
         self.task = {"name": "echo", "num_fewshot": 0, "chat_template": True, "filter": "stripped"}
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
@@ -45,5 +43,5 @@ class Echo(Suite):
         ]
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
-        """1 where the answer is the sentence."""
+        """Score 1 if the answer is the sentence, else 0."""
         return {item: float(text.strip() == SENTENCES[int(item.split("/")[1])]) for item, text in answers.items()}

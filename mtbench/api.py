@@ -1,0 +1,149 @@
+"""The library: `mtbench.run` does what the command does, `mtbench.load` reads what it left.
+
+import mtbench
+
+results = mtbench.run(method=["ar", "ar:on=mars", "mars:tau=0.9"], limit=100, batch_size=8)
+results.to_frame()[["arm", "tokens_per_s", "speedup.value", "speedup.baseline"]]
+"""
+
+import inspect
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from mtbench import records
+from mtbench.errors import UserError, unknown
+from mtbench.report import pipeline
+from mtbench.report.progress import RunProgress
+from mtbench.runs import execution
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run_request import DEFAULTS, OPTIONS, Execution, RunRequest
+
+SEQUENCES = tuple(name for name in OPTIONS if isinstance(getattr(DEFAULTS, name), tuple))
+NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
+NO_COLUMN = ("prompt_ids",)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a run.
+
+    `directory` has its files, `report.html` among them; `record` is results.json.
+    """
+
+    directory: Path
+    record: Mapping[str, Any]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per cell. Columns of nested values have dots: `accuracy.value`, `accuracy.ci_low`.
+
+        `speedup.*` is the speedup over `speedup.baseline`, the first baseline: `ar` on the same checkpoint if the run
+        has it. `record` has the other baselines.
+        """
+        return pd.DataFrame([_row(cell) for cell in self.record["cells"]])
+
+    def items(self) -> pd.DataFrame:
+        """Return one row per item and arm: what was generated, its counts and its score (NaN: not scored)."""
+        run = RunDirectory(self.directory)
+        scores = run.read_json("scores.json") if run.has("scores.json") else {}
+        rows = []
+        for cell in self.record["cells"]:
+            of_cell = {name: cell[name] for name in ("cell", "suite", "arm", "batch_size", "batching")}
+            for line in run.lines(f"generations/{cell['cell']}.jsonl"):
+                generated = {name: value for name, value in line.items() if name not in NO_COLUMN}
+                score = scores.get(cell["cell"], {}).get(line["item"])
+                rows.append({**of_cell, **generated, "tokens": len(line["token_ids"]), "score": score})
+        frame = pd.DataFrame(rows)
+        return frame.astype({"score": float}) if rows else frame
+
+
+def run(
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    ray: str | None = None,
+    peak_memory: bool = False,
+    progress: bool = False,
+    **options: Any,
+) -> Results:
+    """Compare arms as `mtbench run` does: plan, generate, score and report. Return the results.
+
+    `options` are the options of the command, with underscores: `method`, `suite`, `limit`, `batch_size`, … A single
+    value may stand for a list; `checkpoint` maps roles to paths; the time budget is `time_budget_s`, in seconds.
+    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run.
+    `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
+
+    Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
+    """
+    request = _request(options)
+    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
+    execution.check(settings, request.device)
+    if resume and out is None:
+        raise UserError("resume=True needs the run directory: mtbench.run(out=DIR, resume=True).")
+    directory = execution.default_directory(request) if out is None else Path(out)
+    if resume and not execution.clear_unplanned(directory):
+        opened = execution.reopen(directory, request, options)
+    else:
+        opened, plan = execution.start(directory, request, sys.argv)
+        for warning in plan.warnings():
+            warnings.warn(warning, stacklevel=2)
+    with RunProgress(Console(stderr=True, quiet=not progress)) as shown:
+        results = pipeline.finish(opened, settings, shown)
+    return Results(directory, records.dump(results))
+
+
+def load(directory: str | Path) -> Results:
+    """Return the results in a run directory. Raises UserError if it has none."""
+    run_directory = RunDirectory(Path(directory))
+    if not run_directory.has("results.json"):
+        raise UserError(
+            f"{str(directory)!r} holds no results.json; finish the run with `mtbench run -o {directory} --resume`."
+        )
+    return Results(Path(directory), run_directory.read_json("results.json"))
+
+
+def _request(options: Mapping[str, Any]) -> RunRequest:
+    values = {}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise unknown("option of mtbench.run", name, OPTIONS, "help(mtbench.run)")
+        if name in SEQUENCES and isinstance(value, str | int):
+            value = (value,)
+        if isinstance(value, Path):
+            value = str(value)
+        values[name] = value
+    return records.validate(values, RunRequest, "mtbench.run", "see help(mtbench.run).")
+
+
+def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cell as one row. Of the lists, only the first speedup has columns."""
+    row: dict[str, Any] = {}
+    for name, value in cell.items():
+        if name == "speedup":
+            row |= _columns(name, value[0] if value else {"value": None, "baseline": None})
+        elif isinstance(value, dict) and name not in NESTED:
+            row |= _columns(name, value)
+        else:
+            row[name] = value
+    return row
+
+
+def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}
+
+
+def _with_options() -> inspect.Signature:
+    """Return the signature of `run` with every option and its default, for `help(mtbench.run)`."""
+    own = [p for p in inspect.signature(run).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    fields = inspect.signature(RunRequest).parameters.values()
+    return inspect.Signature([*own, *fields], return_annotation=Results)
+
+
+run.__signature__ = _with_options()  # type: ignore[attr-defined]

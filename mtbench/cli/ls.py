@@ -1,0 +1,216 @@
+"""`mtbench ls`: one line for every method, suite or family; with a name, all about that one."""
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from mtbench.cli.session import out, say
+from mtbench.errors import unknown
+from mtbench.evaluation.lm_eval import HarnessSuite
+from mtbench.evaluation.registry import SUITES
+from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
+from mtbench.models.random_shapes import SHAPES
+from mtbench.options import common, options_of, roles_of, show
+from mtbench.registry import Registry
+
+app = typer.Typer()
+
+GAP = 2  # spaces between columns
+WIDE = 100  # width of a terminal that shows all columns of the suites
+NONE = "–"
+
+
+@app.command()
+def ls(
+    kind: Annotated[str, typer.Argument(help="methods, suites or families.")] = "methods",
+    name: Annotated[str | None, typer.Argument(help="One of them: its options, its subtasks, its roles.")] = None,
+) -> None:
+    """List methods, suites or families, or describe one of them."""
+    listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}
+    listings["families"] = (_list_families, _show_family)
+    if kind not in listings:
+        raise unknown("listing", kind, listings, "mtbench ls --help")
+    list_all, show_one = listings[kind]
+    if name is None:
+        list_all()
+    else:
+        show_one(name)
+
+
+def _methods() -> Registry[Any]:
+    from mtbench.decoding.registry import METHODS  # imports torch, which suites and families do not need
+
+    return METHODS
+
+
+def _list_methods() -> None:
+    methods = _methods()
+    rows = [(name, _claims(methods[name]), _first_line(methods[name])) for name in methods]
+    _print_list(("method", "claims", "what it does"), rows)
+    _print_broken(methods)
+    say("")
+    _wrapped("Options of a method: `mtbench ls methods NAME`. Its claims are checked against the baseline `ar`.")
+
+
+def _show_method(name: str) -> None:
+    from mtbench.decoding.arms import ENGINES
+
+    method = _methods()[name]
+    _print_docstring(method)
+    facts = [
+        ("claims", _claims(method)),
+        ("checkpoints", ", ".join([*method.roles, *roles_of(method, {})])),
+        ("default arms", "\n".join(method.default_arms) or NONE),
+    ]
+    _print_facts(facts)
+    options = options_of(method)
+    if options:
+        say("")
+        table = _table(("option", "default", "allowed", "what it does"))
+        for option in options:
+            table.add_row(*_plain(option.name, show(option.default), option.kind.replace("|", " | "), option.help))
+        out.print(table)
+    say("")
+    engines = f", engine={'|'.join(ENGINES)}" if "engine" in common(method) else ""
+    _wrapped(f"Also: on=ROLE{engines}. 'a|b' makes two arms; quote it in a shell.")
+
+
+def _claims(method: Any) -> str:
+    """Return what a method claims, or that its options decide."""
+    return method.claims if isinstance(method.claims, str) else "by options"
+
+
+def _list_suites() -> None:
+    columns = {
+        "suite": list(SUITES),
+        "new tokens": [str(SUITES[name].max_new_tokens) for name in SUITES],
+        "subtasks": [str(len(SUITES[name].subtasks) or NONE) for name in SUITES],
+        "scored by": [SUITES[name].metric or NONE for name in SUITES],
+        "what it is": [_first_line(SUITES[name]) for name in SUITES],
+    }
+    if out.width < WIDE:
+        del columns["subtasks"], columns["scored by"]
+    _print_list(list(columns), zip(*columns.values(), strict=True))
+    _print_broken(SUITES)
+    say("")
+    _wrapped("Subtasks and task of a suite: `mtbench ls suites NAME`.")
+
+
+def _show_suite(name: str) -> None:
+    suite = SUITES[name]
+    _print_docstring(suite)
+    facts = [
+        ("family", f"{suite.family} (without --family, --model or --weights)"),
+        ("new tokens", f"at most {suite.max_new_tokens}"),
+        ("scored by", suite.metric or "nothing: measures speed and agreement"),
+        ("stored text", "answers only: the prompts are private" if suite.private else "prompts and answers"),
+        ("subtasks", ", ".join(suite.subtasks) or NONE),
+    ]
+    if issubclass(suite, HarnessSuite):
+        facts += [
+            ("lm-eval tasks", suite.group or ", ".join(suite.tasks)),
+            ("few-shot", f"{suite.num_fewshot} examples"),
+            ("chat template", "yes" if suite.chat_template else "no"),
+            ("filter", suite.filter),
+        ]
+    _print_facts(facts)
+
+
+def _list_families() -> None:
+    rows = [(family.name, str(len(family.roles)), family.about) for family in FAMILIES.values()]
+    _print_list(("family", "roles", "what it is"), rows)
+    say("")
+    _wrapped("Checkpoints of a family: `mtbench ls families NAME`.")
+    shapes = ", ".join(RANDOM + shape for shape in SHAPES)
+    _wrapped(f"Random weights, to measure speed only: --weights {shapes}.")
+
+
+def _show_family(name: str) -> None:
+    if name not in FAMILIES:
+        raise unknown("family", name, FAMILIES, "mtbench ls families")
+    family = FAMILIES[name]
+    _wrapped(family.about)
+    say("")
+    table = _table(("role", "checkpoint"))
+    for role, source in family.roles.items():
+        table.add_row(*_plain(role, "embedded" if source.startswith(EMBEDDED) else source))
+    out.print(table)
+
+
+def _first_line(registered: type) -> str:
+    return _docstring(registered).partition("\n")[0]
+
+
+def _docstring(registered: type) -> str:
+    """Return the docstring of the file that registered a method or a suite."""
+    return inspect.cleandoc(sys.modules[registered.__module__].__doc__ or "")
+
+
+def _print_docstring(registered: type) -> None:
+    """Print a docstring. Paragraphs are wrapped anew, unless they hold indented lines."""
+    for paragraph in _docstring(registered).split("\n\n"):
+        if re.search("^ {4}", paragraph, re.MULTILINE):
+            say(paragraph)
+        else:
+            for item in re.split(r"\n(?=- )", paragraph):
+                _wrapped(item)
+        say("")
+
+
+def _wrapped(text: str) -> None:
+    say(textwrap.fill(" ".join(text.split()), out.width, subsequent_indent="  " if text.startswith("- ") else ""))
+
+
+def _print_list(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print one line a row: the last column is shortened to the width of the terminal."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    left = out.width - sum(widths[:-1]) - GAP * (len(widths) - 1)
+    table = _table(headings)
+    for *start, text in rows:
+        table.add_row(*_plain(*start, _shortened(text, max(left, 20))))
+    out.print(table)
+
+
+def _shortened(text: str, width: int) -> str:
+    """Return the first sentence; if it is too long, its clauses that fit, or else its words that fit.
+
+    >>> _shortened("Jacobi decoding: many positions are guessed at once, by what came before. Then more.", 60)
+    'Jacobi decoding: many positions are guessed at once'
+    """
+    sentence = text.partition(". ")[0].rstrip(".")
+    if len(sentence) <= width:
+        return sentence
+    ends = [found.start() for found in re.finditer("[,;:] ", sentence) if width / 2 <= found.start() <= width]
+    return sentence[: max(ends)] if ends else textwrap.shorten(sentence, width, placeholder=" …")
+
+
+def _print_broken(registry: Registry[Any]) -> None:
+    for name, reason in registry.broken.items():
+        say(f"{name}  broken: {reason}")
+
+
+def _print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    table = Table.grid(padding=(0, GAP, 0, 0))
+    for name, value in facts:
+        table.add_row(*_plain(name, value))
+    out.print(table)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading != headings[-1] and heading != "allowed")
+    return table
+
+
+def _plain(*cells: str) -> list[str]:
+    """Return cells whose text is no markup."""
+    return [escape(cell) for cell in cells]

@@ -1,0 +1,40 @@
+"""What `mtbench run` and `mtbench report` do with a planned run, and what they print of its results."""
+
+import sys
+from pathlib import Path
+
+from mtbench.cli.session import err, out, say
+from mtbench.report import pipeline
+from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import results_tables
+from mtbench.results.record import Results
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run_request import Execution
+
+
+def finish(run: RunDirectory, settings: Execution, json_to: Path | None) -> bool:
+    """Run what is missing and print the results; return whether every cell is ok."""
+    with RunProgress(err) as progress:
+        results = pipeline.finish(run, settings, progress)
+    _print_results(run, results, json_to)
+    return all(cell.status == "ok" for cell in results.cells)
+
+
+def report(directory: Path, json_to: Path | None) -> None:
+    """Rebuild the results and the pages, and print them."""
+    run = RunDirectory.open(directory)
+    _print_results(run, pipeline.report(run), json_to)
+
+
+def _print_results(run: RunDirectory, results: Results, json_to: Path | None) -> None:
+    """Print the tables, then the page's path as the last line; with `--json -`, only the JSON is standard output."""
+    to_stdout = str(json_to) == "-"
+    console = err if to_stdout else out
+    for table in results_tables(results, console.width):
+        console.print(table)
+    text = (run.path / "results.json").read_text()
+    if to_stdout:
+        sys.stdout.write(text)
+    elif json_to is not None:
+        json_to.write_text(text)
+    say(run.path / "report.html", console)

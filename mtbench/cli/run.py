@@ -1,0 +1,103 @@
+"""`mtbench run` and its stages `plan`, `generate`, `score` and `report`: their options.
+
+The work is in mtbench/cli/stages.py and mtbench/cli/report.py. A command imports them when it runs: they import torch,
+which `--help` does not need.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mtbench.cli.request_options import (
+    DataOption,
+    DryRunOption,
+    JsonOption,
+    OutOption,
+    PeakMemoryOption,
+    RayOption,
+    ResumeOption,
+    UnsandboxedOption,
+    WorkersOption,
+    given_fields,
+    request_of,
+    with_options,
+)
+from mtbench.runs.run_request import Execution
+
+app = typer.Typer()
+
+DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
+
+
+@app.command()
+@with_options
+def run(
+    ctx: typer.Context,
+    directory: OutOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+    json_to: JsonOption = None,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
+    peak_memory: PeakMemoryOption = False,
+    **_: Any,
+) -> None:
+    """Compare arms: plan, generate, score and report."""
+    from mtbench.cli import report, stages
+
+    request = request_of(ctx.params)
+    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
+    stages.check(settings, request.device)
+    if dry_run:
+        stages.dry_run(request, None if resume else directory)
+        return
+    opened = stages.resume(request, directory, given_fields(ctx)) if resume else stages.start(request, directory)
+    if not report.finish(opened, settings, json_to):
+        raise typer.Exit(2)
+
+
+@app.command()
+@with_options
+def plan(ctx: typer.Context, directory: OutOption = None, **_: Any) -> None:
+    """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
+    from mtbench.cli import stages
+
+    stages.plan(request_of(ctx.params), directory)
+
+
+@app.command()
+def generate(
+    directory: DirectoryArgument,
+    workers: WorkersOption = None,
+    ray: RayOption = None,
+    data_dir: DataOption = None,
+    peak_memory: PeakMemoryOption = False,
+) -> None:
+    """Decode what is missing of a plan.
+
+    Needs no network, no lm-eval and no datasets, unless the authors of a suite ask that its prompts be in no file.
+    """
+    from mtbench.cli import stages
+
+    where = None if data_dir is None else str(data_dir)
+    stages.generate(directory, Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory))
+
+
+@app.command()
+def score(
+    directory: DirectoryArgument, data_dir: DataOption = None, allow_unsandboxed_code: UnsandboxedOption = False
+) -> None:
+    """Score the stored texts of a run. Needs no model and no GPU."""
+    from mtbench.cli import stages
+
+    where = None if data_dir is None else str(data_dir)
+    stages.score(directory, Execution(data_dir=where, allow_unsandboxed_code=allow_unsandboxed_code))
+
+
+@app.command("report")
+def rebuild(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
+    """Rebuild results.json, report.md and report.html from stored lines."""
+    from mtbench.cli import report
+
+    report.report(directory, json_to)

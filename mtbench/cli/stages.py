@@ -1,0 +1,78 @@
+"""What `mtbench plan`, `generate` and `score` do and print. Imports nothing of the report, nor its libraries."""
+
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from mtbench.cli import session
+from mtbench.cli.session import err, out, say, warn
+from mtbench.decoding.openai_client import ServerError
+from mtbench.errors import UserError
+from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import plan_table
+from mtbench.runs import execution
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.execution import check as check
+from mtbench.runs.executor import estimate_s
+from mtbench.runs.plan import Plan
+from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import Execution, RunRequest
+
+
+def start(request: RunRequest, directory: Path | None) -> RunDirectory:
+    """Plan a run. Nothing is written if the request is wrong."""
+    path = directory or execution.default_directory(request)
+    run, planned = execution.start(path, request, sys.argv)
+    session.started.append(path)
+    for warning in planned.warnings():
+        warn(warning)
+    return run
+
+
+def resume(request: RunRequest, directory: Path | None, given: Collection[str]) -> RunDirectory:
+    """Open the run in `directory`; the `given` fields of the request must agree with its plan."""
+    if directory is None:
+        raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
+    if execution.clear_unplanned(directory):
+        return start(request, directory)
+    run = execution.reopen(directory, request, given)
+    session.started.append(directory)
+    return run
+
+
+def plan(request: RunRequest, directory: Path | None) -> None:
+    """Write a plan and print its directory."""
+    say(start(request, directory).path)
+
+
+def generate(directory: Path, settings: Execution) -> None:
+    """Decode what is missing of a plan."""
+    run = RunDirectory.open(directory)
+    with RunProgress(err) as progress:
+        execution.generate(run, settings, progress)
+
+
+def score(directory: Path, settings: Execution) -> None:
+    """Score the stored texts of a run."""
+    execution.score(RunDirectory.open(directory), settings)
+
+
+def dry_run(request: RunRequest, directory: Path | None) -> None:
+    """Print the plan and a time estimate."""
+    if directory is not None:
+        execution.refuse_existing(directory)
+    planned = make_plan(request)
+    out.print(plan_table(planned))
+    for warning in planned.warnings():
+        say(warning)
+    say(f"about {_estimate(planned)}, if every answer takes its whole token budget")
+
+
+def _estimate(planned: Plan) -> str:
+    try:
+        seconds = estimate_s(planned)
+    except ServerError as error:
+        raise UserError(f"{error}; the time estimate needs the server.") from None
+    if seconds > 90:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"

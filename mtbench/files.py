@@ -1,0 +1,70 @@
+"""Write files atomically: a file is complete or absent, whatever interrupts the process.
+
+Data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mtbench.errors import UserError
+
+ADVICE = "Free disk space or choose another place, then repeat the command."
+
+
+@contextmanager
+def write_errors(path: Path, advice: str = ADVICE) -> Iterator[None]:
+    """Turn an OSError into a UserError of one line that names `path` and ends with `advice`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
+
+
+@contextmanager
+def atomic_write(path: Path, advice: str = ADVICE) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; rename it to `path` at the end, or remove it after an error.
+
+    Missing parent folders are made. Raises UserError if the disk refuses the write.
+    """
+    with write_errors(path, advice):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            _flush(temporary)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_bytes(path: Path, data: bytes, advice: str = ADVICE) -> None:
+    """Write `data` atomically. Raises UserError if the disk refuses the write."""
+    with atomic_write(path, advice) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str, advice: str = ADVICE) -> None:
+    """Write `text` atomically, as UTF-8. Raises UserError if the disk refuses the write."""
+    write_bytes(path, text.encode(), advice)
+
+
+def write_json(path: Path, data: Any, *, indent: int | None = 1, advice: str = ADVICE) -> None:
+    """Write `data` as JSON with a final newline, atomically.
+
+    Raises ValueError for a NaN or an infinity, UserError if the disk refuses the write.
+    """
+    write_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n", advice)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

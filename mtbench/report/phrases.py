@@ -1,0 +1,122 @@
+"""Phrases that the page, the tables and the terminal share: names, disclaimers, and why a value is missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
+from mtbench.report.formatting import listed
+from mtbench.results.record import ResultCell
+from mtbench.runs.plan import Simulated
+from mtbench.runs.simulation import KINDS, flags_of
+
+DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
+SMALL_MODEL = "Demonstration: small model"
+SIMULATED = "Simulated {kinds}: speed only, and not that of a trained model"
+
+
+def suite_name(spec: str) -> str:
+    """Return the name of a suite without the folder of its file: `prompts:mine.jsonl`."""
+    name, colon, rest = spec.partition(":")
+    return f"{name}{colon}{Path(rest).name}"
+
+
+def batches(size: int, batching: str) -> str:
+    """Return how a group is batched."""
+    return f"batch size {size}" if batching == "static" else f"batch size {size}, {batching}"
+
+
+def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
+    """Return what any page, table or figure of these cells must say first."""
+    found = []
+    simulated = [cell.simulated for cell in cells if cell.simulated]
+    kinds = [word for kind, word in KINDS.items() if any(getattr(s, kind) for s in simulated)]
+    if kinds:
+        found.append(SIMULATED.format(kinds=" and ".join(kinds)))
+    demonstrations = [cell for cell in cells if cell.demonstration]
+    if demonstrations:
+        found.append(DEMONSTRATION if all(map(_is_synthetic, demonstrations)) else SMALL_MODEL)
+    return found
+
+
+def _is_synthetic(cell: ResultCell) -> bool:
+    """Return whether the suite is the synthetic one that the family was trained for, and ran on a CPU."""
+    family = FAMILIES.get(cell.family)
+    return family is not None and family.domain == cell.suite.partition(":")[0] and cell.device != "cuda"
+
+
+def checkpoint_names(cells: Sequence[ResultCell]) -> str:
+    """Return the families of the cells; of a cell with an overridden role, its checkpoints in place of the family."""
+    names = []
+    for cell in cells:
+        if any(is_overridden(cell.family, role, source) for role, source in cell.checkpoints.items()):
+            names += [f"{role}={_short(source)}" for role, source in cell.checkpoints.items()]
+        else:
+            names.append(cell.family)
+    return listed(dict.fromkeys(names))
+
+
+def is_overridden(family: str, role: str, source: str) -> bool:
+    """Return whether `--checkpoint` put another checkpoint in this role of the family."""
+    if family in FAMILIES:
+        return FAMILIES[family].roles.get(role) != source
+    return not source.startswith(RANDOM) and Path(source).name != family  # a family of --model has its name
+
+
+def _short(source: str) -> str:
+    """Return the last part of a checkpoint's path or hub id; of an embedded one, its folder too."""
+    if source.startswith(EMBEDDED):
+        return source.partition(":")[2]
+    return Path(source).name
+
+
+def simulations(cells: Sequence[ResultCell]) -> list[str]:
+    """Return what is not real about the cells of a group.
+
+    A run has one script of acceptance, and random weights of one shape. References accept nothing; a replayed run
+    gives them its answer lengths.
+    """
+    simulated = [(cell, cell.simulated) for cell in cells if cell.simulated]
+    weights = dict.fromkeys(mark.weights for _, mark in simulated if mark.weights)
+    found = [f"Simulated weights: {source}." for source in weights]
+    arms = {False: dict[str, list[str]](), True: dict[str, list[str]]()}  # reference? -> note -> arms
+    for cell, mark in simulated:
+        drawn = ":" in (mark.note or "")  # the note of drawn acceptance; a reference has no part in it
+        if mark.accept and not (cell.reference and drawn):
+            arms[cell.reference].setdefault(_simulation_note(cell, mark), []).append(cell.arm)
+    for reference, subject in ((False, "Simulated acceptance"), (True, "Answer lengths")):
+        for note, names in arms[reference].items():
+            remark = f" ({note})" if note else ""
+            found.append(f"{subject} of {listed(names)}: {simulated[0][1].accept}{remark}.")
+    return found
+
+
+def _simulation_note(cell: ResultCell, mark: Simulated) -> str:
+    """Return the note on a cell's acceptance; what follows its colon holds for static batches only."""
+    note = mark.note or ""
+    return note.partition(":")[0] if cell.batching == "refill" else note
+
+
+def flags_of_measurement(cell: ResultCell) -> list[str]:
+    """Return the flags of a cell without those that repeat what is simulated."""
+    return [flag for flag in cell.flags if flag not in flags_of(cell.simulated)]
+
+
+def ungraded(cell: ResultCell) -> str:
+    """Return why an arm has no grade."""
+    if cell.simulated:
+        return "not graded"
+    if cell.reference:
+        return "baseline"
+    reasons = {"lossless": "not checked", "distribution": "same distribution", "lossy": "lossy by design"}
+    return reasons[cell.claims]
+
+
+def floors(cells: Sequence[ResultCell]) -> list[str]:
+    """Return how far reference arms agree with themselves: no grade can be expected to exceed that."""
+    found = [cell.lossless.floor for cell in cells if cell.lossless and cell.lossless.floor]
+    sentences = [
+        f"{floor.arm} against itself, batch size {floor.batch_sizes[0]} and {floor.batch_sizes[1]}: "
+        f"{floor.identical:,} of {floor.items:,} items have the same tokens"
+        for floor in found
+    ]
+    return list(dict.fromkeys(sentences))

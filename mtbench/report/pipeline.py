@@ -1,0 +1,26 @@
+"""A planned run, from its plan to its report: generate → score → aggregate → report.
+
+The command line, `mtbench.run` and `mtbench reproduce` share these steps.
+"""
+
+from mtbench.report.write import write_report
+from mtbench.results.aggregate import assemble
+from mtbench.results.record import Results
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.execution import generate, score_if_due
+from mtbench.runs.executor import Progress
+from mtbench.runs.run_request import Execution
+
+
+def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
+    """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
+    generate(run, execution, progress)
+    score_if_due(run, execution)
+    return report(run) if pages else assemble(run)
+
+
+def report(run: RunDirectory) -> Results:
+    """Write results.json, report.md and report.html; return the results."""
+    results = assemble(run)
+    write_report(run, results)
+    return results

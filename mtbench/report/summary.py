@@ -1,0 +1,239 @@
+"""The summary of a section, and remarks on single arms.
+
+Verdicts decide what a sentence says; estimates only illustrate it. Each sentence is a template chosen by the case.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mtbench import statistics
+from mtbench.decoding.registry import METHODS
+from mtbench.report.formatting import bounds, counted, interval, number, percent, times
+from mtbench.report.phrases import floors
+from mtbench.results.record import ResultCell, Speedup
+
+NOTED_BELOW = 0.95  # a factor above it costs too little to be named
+KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy within the margin
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """An arm that is compared with a baseline on its own checkpoint; neither failed nor void."""
+
+    cell: ResultCell
+    speedup: Speedup
+    baseline: ResultCell
+
+    @property
+    def name(self) -> str:
+        return self.cell.arm
+
+    @property
+    def gain(self) -> str:
+        return f"{number(self.speedup.value, 2)} {interval(bounds(self.speedup)) or ''}".strip()
+
+    @property
+    def cost(self) -> str:
+        """Accuracy against the baseline's, and tokens per forward."""
+        right, right0 = _accuracy(self.cell), _accuracy(self.baseline)
+        if not self.cell.tokens_per_forward:
+            return f"{right} right against {right0}"
+        return f"{right} right against {right0}, at {number(self.cell.tokens_per_forward, 2)} tokens per forward"
+
+    @property
+    def keeps_accuracy(self) -> bool:
+        """Whether the accuracy is shown to stay within the margin. The baseline's own tokens need no verdict."""
+        lossless = self.cell.lossless
+        if lossless is not None and lossless.grade == "exact" and lossless.against == self.speedup.baseline:
+            return True
+        verdicts = [a.verdict for a in self.cell.accuracy_vs if a.baseline == self.speedup.baseline]
+        return bool(verdicts) and verdicts[0].startswith(KEPT)
+
+
+def summary(
+    cells: Sequence[ResultCell], own: Mapping[str, Speedup], suite: str, batches: str, margin: float
+) -> list[str]:
+    """Return what was gained in speed, what was left out, and what the gain costs in accuracy.
+
+    own: arm -> speedup over the baseline on its own checkpoint, by its own engine: the gain of an engine is not that
+    of a method.
+    """
+    place = f"On {suite} at {batches}"
+    arms = _compared(cells, own)
+    if not arms:
+        nothing = f"{place}, no arm can be compared with a baseline on its own checkpoint"
+        return [f"{nothing}{_advice(cells, own)}.", *_left_out(cells)]
+    faster = [arm for arm in arms if arm.speedup.verdict == "faster"]
+    slower = [arm for arm in arms if arm.speedup.verdict == "slower"]
+    sentences = [f"{place}, {_speed(arms, faster)}."]
+    if slower:
+        sentences.append(_slower(arms, slower))
+    return [*sentences, *_left_out(cells), _price(cells, arms, faster, margin)]
+
+
+def _compared(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[_Arm]:
+    """Return the arms that can be compared with their baseline."""
+    sound = {cell.arm: cell for cell in cells if cell.status != "failed" and not cell.void}
+    return [
+        _Arm(cell, own[arm], sound[own[arm].baseline])
+        for arm, cell in sound.items()
+        if arm in own and own[arm].baseline in sound
+    ]
+
+
+def _speed(arms: Sequence[_Arm], faster: Sequence[_Arm]) -> str:
+    """Return how many arms are faster than their baseline, and by how much."""
+    names = {arm.speedup.baseline for arm in arms}
+    baseline = f"{names.pop()} on the same checkpoint" if len(names) == 1 else "their baselines on the same checkpoint"
+    if not faster:
+        reasons = {arm.speedup.verdict.partition(": ")[2] for arm in arms}
+        reason = reasons.pop() if len(reasons) == 1 else ""
+        because = f" ({reason})" if reason else ""
+        if len(arms) == 1:
+            return f"{arms[0].name} is not shown to be faster than {baseline}{because}"
+        return f"none of {len(arms)} arms is shown to be faster than {baseline}{because}"
+    if len(arms) == 1:
+        return f"{arms[0].name} is faster than {baseline}: {faster[0].gain} times as fast"
+    if len(faster) == 1:
+        return f"1 of {len(arms)} arms is faster than {baseline}: {faster[0].gain} times as fast"
+    gains = sorted(arm.speedup.value or 0.0 for arm in faster)
+    gain = f"{number(gains[0], 2)} to {number(gains[-1], 2)} times as fast"
+    if len(faster) < len(arms):
+        return f"{len(faster)} of {len(arms)} arms are faster than {baseline}: {gain}"
+    if len(arms) == 2:
+        return f"both arms are faster than {baseline}: {gain}"
+    return f"all {len(arms)} arms are faster than {baseline}: {gain}"
+
+
+def _slower(arms: Sequence[_Arm], slower: Sequence[_Arm]) -> str:
+    if len(arms) == 1:
+        return "It is slower."
+    return "1 arm is slower." if len(slower) == 1 else f"{len(slower)} arms are slower."
+
+
+def _left_out(cells: Sequence[ResultCell]) -> list[str]:
+    """Return how many cells the summary leaves out, and why."""
+    failed = sum(cell.status == "failed" for cell in cells)
+    void = sum(bool(cell.void) for cell in cells)
+    if failed and void:
+        return [f"Left out: {failed} failed, {void} void."]
+    if failed:
+        return [f"Left out: {failed} failed."]
+    return [f"Left out: {void} void."] if void else []
+
+
+def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_Arm], margin: float) -> str:
+    """Return what the speed costs in accuracy."""
+    scores = [cell.accuracy.value for cell in cells if cell.accuracy and cell.accuracy.value is not None]
+    within = "1 point" if margin == 0.01 else f"{100 * margin:g} points"
+    if not scores:
+        return "Nothing was scored, so the cost of speed in accuracy is not known."
+    if not faster:
+        kept = sum(arm.keeps_accuracy for arm in arms)
+        low, high = f"{percent(min(scores))}%", f"{percent(max(scores))}%"
+        spread = f"Accuracy is {low}." if low == high else f"Accuracies lie between {low} and {high}."
+        if not kept:
+            return f"{spread} No arm is shown to stay within {within} of the baseline's on the same items."
+        verb = "is" if kept == 1 else "are"
+        return (
+            f"{spread} {counted(kept, 'arm')} {verb} shown to stay within {within} of the baseline's on the same items."
+        )
+    kept_arms = [arm for arm in faster if arm.keeps_accuracy]
+    if not kept_arms:
+        return (
+            f"No faster arm is shown to keep accuracy within {within} of the baseline's on the same items, so speed "
+            "alone recommends nothing."
+        )
+    best = max(kept_arms, key=lambda arm: arm.speedup.value or 0.0)
+    if len(faster) == 1:
+        return f"The faster arm keeps accuracy within {within} of the baseline's: {best.cost}."
+    fastest = f"{best.name}, {best.gain} times as fast with {best.cost}"
+    if len(kept_arms) == 1:
+        return f"1 of the faster arms keeps accuracy within {within} of the baseline's: {fastest}."
+    subject = f"{len(kept_arms)} of the faster arms"
+    if len(kept_arms) == len(faster):
+        subject = "Both faster arms" if len(faster) == 2 else "All faster arms"
+    return f"{subject} keep accuracy within {within} of the baseline's. The fastest of these is {fastest}."
+
+
+def _accuracy(cell: ResultCell) -> str:
+    return f"{percent(None if cell.accuracy is None else cell.accuracy.value)}%"
+
+
+def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
+    """Return which reference to add if an arm by our engine has none on its own checkpoint."""
+    reference = next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
+    roles = {cell.on for cell in cells if cell.method == reference}
+    missing = [
+        cell.on for cell in cells if not cell.reference and cell.engine and cell.arm not in own and cell.on not in roles
+    ]
+    specs = [reference if on == reference else f"{reference}:on={on}" for on in dict.fromkeys(missing)]
+    return f"; add {' and '.join(f'`--method {spec}`' for spec in specs)}" if specs else ""
+
+
+def remarks(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[str]:
+    """Return where the gain of an arm went that is not faster, and how far references agree with themselves."""
+    sentences = [_unrewarded(arm) for arm in _compared(cells, own)]
+    return [*(s for s in sentences if s is not None), *(f"{floor}." for floor in floors(cells))]
+
+
+def _unrewarded(arm: _Arm) -> str | None:
+    """Return where the time went of an arm that commits more per forward than its baseline and is not faster."""
+    per_forward, per_forward0 = arm.cell.tokens_per_forward, arm.baseline.tokens_per_forward
+    gain, plain = number(per_forward), number(per_forward0)
+    commits_more = (per_forward or 0) > (per_forward0 or math.inf) and gain != plain
+    verdict = arm.speedup.verdict
+    if not commits_more or verdict.startswith("faster") or statistics.withheld(verdict):
+        return None
+    words = {"slower": "is slower than", "same": "is no faster than"}
+    relation = words.get(verdict, "is not shown to be faster than")
+    costs = "; ".join(_costs(arm)) or "where the time went was not measured"
+    return (
+        f"{arm.name} commits {gain} tokens per forward ({plain} without it) and {relation} {arm.speedup.baseline}: "
+        f"{costs}."
+    )
+
+
+def _costs(arm: _Arm) -> list[str]:
+    """Return what an arm pays for its tokens per forward, as far as it was measured."""
+    clauses = [_forward_cost(arm), _draft_cost(arm.cell)]
+    if arm.cell.head_s and arm.cell.decode_s:
+        clauses.append(f"heads take {percent(arm.cell.head_s / arm.cell.decode_s, 0)}% of decoding")
+    factors = arm.speedup.factors
+    if factors is not None:
+        for factor, loss in (
+            (factors.utilisation, "fewer rows are live in a forward"),
+            (factors.host, "less of decoding is spent in the model"),
+            (factors.decode_share, "less of the time is spent decoding"),
+        ):
+            if factor < NOTED_BELOW:
+                clauses.append(f"{loss} ({times(factor)})")
+    length = arm.speedup.length_ratio
+    if length and length > 1 + statistics.LENGTH_RATIO_SHOWN_BEYOND:
+        clauses.append(f"its answers are {number(length)} times as long")
+    return [clause for clause in clauses if clause is not None]
+
+
+def _forward_cost(arm: _Arm) -> str | None:
+    """Return how much longer and wider a forward is than the baseline's."""
+    factors = arm.speedup.factors
+    slowed = 1 / factors.forward_time if factors is not None else 0.0
+    fed, fed0 = arm.cell.positions_fed_per_forward, arm.baseline.positions_fed_per_forward
+    positions = f"{number(fed)} positions instead of {number(fed0)}" if fed and fed0 and fed > fed0 else None
+    if slowed > 1 and positions:
+        return f"a forward takes {number(slowed)} times as long and feeds {positions}"
+    if slowed > 1:
+        return f"a forward takes {number(slowed)} times as long"
+    return f"a forward feeds {positions}" if positions else None
+
+
+def _draft_cost(cell: ResultCell) -> str | None:
+    """Return how many forwards drafting needs, and its share of decoding."""
+    if not cell.draft_forwards_per_token:
+        return None
+    forwards = number(cell.draft_forwards_per_token * (cell.tokens_per_forward or 0.0))
+    need = f"drafting needs {forwards} forwards for each of the target's"
+    if not cell.draft_s or not cell.decode_s:
+        return need
+    return f"{need} and takes {percent(cell.draft_s / cell.decode_s, 0)}% of decoding"

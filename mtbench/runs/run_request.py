@@ -1,0 +1,74 @@
+"""The options of a run with their defaults, and how one call executes it. For `mtbench run` and `mtbench.run`.
+
+Light: the command line reads the defaults from here for its help, without torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from mtbench.records import Record
+
+CHECKPOINTS = "path or hub id of the checkpoint of each role"
+
+
+class RunRequest(Record):
+    """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
+
+    suite: Sequence[str] = Field(("arithmetic",), description="suites, each as name or name:rest")
+    family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
+    model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's checkpoints")
+    checkpoint: Mapping[str, str] = Field(default_factory=dict, description=CHECKPOINTS)
+    method: Sequence[str] = Field((), description="methods with their options; empty: the default arms of every method")
+    engine: str = Field("graph", description="engine of the methods whose loop is ours")
+    batch_size: Sequence[int] = Field((1, 8), description="batch sizes, in requests")
+    batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
+    limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
+    subtask: Sequence[str] = Field((), description="subtasks to ask; empty: all subtasks")
+    rounds: int = Field(3, description="how many times the first blocks are timed")
+    time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
+    max_new_tokens: int | None = Field(None, description="most tokens of an answer; null: the suite's own number")
+    dtype: str = Field("auto", description="number type of the weights; auto: the device decides")
+    device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
+    weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
+    accept: str | None = Field(None, description="run or probabilities that script the acceptance; null: no script")
+    seed: int = Field(0, description="seed of blocks, orders and drawn data")
+    temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
+    data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
+    offline: bool = Field(False, description="true: nothing is downloaded")
+    skip_unscorable: bool = Field(False, description="true: items that cannot be scored here are left out")
+    allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
+    protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
+    fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
+    accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+
+
+DEFAULTS = RunRequest()
+OPTIONS = tuple(RunRequest.model_fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How one call executes a plan on this machine. It is not part of the plan: every `--resume` chooses again."""
+
+    time_budget_s: float | None = None  # None: the plan's
+    workers: int | None = None
+    ray: str | None = None
+    data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
+    allow_unsandboxed_code: bool = False
+    peak_memory: bool = False  # measure it on a CPU too
+
+    @classmethod
+    def of(
+        cls, request: RunRequest, *, workers: int | None = None, ray: str | None = None, peak_memory: bool = False
+    ) -> "Execution":
+        """Return the execution that a request asks for."""
+        return cls(
+            time_budget_s=request.time_budget_s,
+            workers=workers,
+            ray=ray,
+            data_dir=request.data_dir,
+            allow_unsandboxed_code=request.allow_unsandboxed_code,
+            peak_memory=peak_memory,
+        )

@@ -1,0 +1,67 @@
+"""The passes after the timed one: re-scoring, energy and peak memory. The comparison uses none of their times."""
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from mtbench.runs import energy, peak_memory, rescoring
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.model_pool import ModelPool, resolve_device
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.records import Environment
+from mtbench.runs.workers import interrupts_blocked
+
+
+@dataclass(frozen=True, slots=True)
+class UntimedPasses:
+    """What the passes need to know of a run."""
+
+    run: RunDirectory
+    plan: Plan
+    failed: Set[str]  # cells that have no answers to pass over
+    deadline: float  # by time.monotonic
+    peak_memory_on_cpu: bool  # one process per cell: minutes on a real model
+
+    def execute(self, pool: ModelPool, note: Callable[[str], None]) -> None:
+        """Run the passes on the models of `pool`, as far as the deadline allows."""
+        run, plan, failed = self.run, self.plan, set(self.failed)
+        for cell in plan.cells:
+            if cell.cell not in failed:
+                rescoring.check(run, cell, plan.suite(cell.suite), pool, note)
+        energy.measure(run, plan, pool, failed, note, self.deadline)
+        if pool.device != "cpu" or self.peak_memory_on_cpu:
+            peak_memory.measure(run, plan, pool, failed, note, self.deadline)
+        pool.clear()
+
+    def execute_in_child(self, note: Callable[[str], None]) -> None:
+        """Run the passes in a child process: the process that distributes work must not use a GPU itself."""
+        sessions = self.run.read("environment.json", Environment).sessions
+        decoded_on = sessions[0].device if sessions else None
+        device = "cpu" if decoded_on == "cpu" else resolve_device("auto")
+        if decoded_on != device:
+            note(f"decoded on {decoded_on}, but this machine has {device}: no re-scoring, no measurement of memory")
+            return
+        request = self.plan.request.changed(device=device)
+        context = multiprocessing.get_context("spawn")
+        receive, send = context.Pipe(duplex=False)
+        child = context.Process(target=_execute_in_child, args=(self, request, send))
+        with interrupts_blocked():
+            child.start()
+        send.close()
+        try:
+            with contextlib.suppress(EOFError):
+                while True:
+                    note(receive.recv())
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            child.join()
+        if child.exitcode:
+            note(f"the untimed passes crashed (exit code {child.exitcode}); `--resume` runs them again")
+
+
+def _execute_in_child(passes: UntimedPasses, request: RunRequest, send: Connection) -> None:
+    passes.execute(ModelPool(request), send.send)

@@ -1,0 +1,93 @@
+"""`mtbench ls`: one line for each method, suite and family at 80 columns; with a name, all about that one."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from mtbench.cli import ls
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.evaluation.registry import SUITES
+from mtbench.models.families import FAMILIES
+from mtbench.options import options_of, show
+
+WIDTH = 80
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ls, "out", Console(width=WIDTH))
+    monkeypatch.setattr("mtbench.cli.session.out", Console(width=WIDTH))
+
+
+def listed(*words: str) -> str:
+    result = CliRunner().invoke(ls.app, list(words))
+    assert result.exception is None, result.exc_info
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("methods", METHODS), ("suites", SUITES), ("families", FAMILIES)],
+    ids=["methods", "suites", "f"],
+)
+def test_a_list_has_one_line_for_each_name(kind: str, names: Any) -> None:
+    """Nothing is cut inside a word, and no line is wider than the terminal."""
+    head, *rest = listed(kind).splitlines()
+    lines = rest[: rest.index("")]
+    assert [line.split()[0] for line in lines] == list(names)
+    assert max(map(len, [head, *rest])) <= WIDTH
+    for line in lines:
+        assert "…" not in line or line.rstrip().endswith(" …")
+
+
+def test_a_list_of_methods_has_their_claims() -> None:
+    """Claims that depend on the options are marked so."""
+    claims = {line.split()[0]: line.split("  ")[1:] for line in listed().splitlines()[1:] if line}
+    assert "lossless" in [cell.strip() for cell in claims["ar"]]
+    assert "by options" in [cell.strip() for cell in claims["mars"]]
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_is_described_with_every_option(name: str) -> None:
+    """Each option has its default and its help."""
+    words = " ".join(listed("methods", name).split())
+    for option in options_of(METHODS[name]):
+        assert f" {option.name} {show(option.default)} " in words
+    assert "claims" in words
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_a_suite_is_described_with_its_subtasks(name: str) -> None:
+    """Its token limit, its metric and its subtasks are there; no data is read."""
+    words = " ".join(listed("suites", name).split())
+    assert f"at most {SUITES[name].max_new_tokens}" in words
+    assert SUITES[name].metric or "nothing: measures speed" in words
+    assert all(subtask in words for subtask in SUITES[name].subtasks)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_described_with_its_roles(name: str) -> None:
+    """Each role has its checkpoint."""
+    lines = listed("families", name).splitlines()
+    assert {role: [role] for role in FAMILIES[name].roles} == {
+        role: [line.split()[0] for line in lines if line.split()[:1] == [role]] for role in FAMILIES[name].roles
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["method"], "unknown listing 'method' (did you mean 'methods'?)"),
+        (["methods", "marz"], "unknown method 'marz' (did you mean 'mars'?)"),
+        (["suites", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
+        (["families", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
+    ],
+)
+def test_an_unknown_name_is_refused(words: list[str], reason: str) -> None:
+    """With the nearest name."""
+    error = CliRunner().invoke(ls.app, words).exception
+    assert isinstance(error, UserError)
+    assert reason in str(error)

@@ -1,0 +1,70 @@
+"""The command `mtbench`: which commands it has, and that each is imported only when it is used."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mtbench.cli import main, request_options
+from mtbench.runs import execution
+
+HEAVY = ("torch", "transformers", "pandas", "pydantic")
+LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
+RUN = "main.app({}, standalone_mode=False)"
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("import mtbench", []),
+        ("from mtbench.cli import main; " + RUN.format(["--help"]), []),
+        ("from mtbench.cli import main; " + RUN.format(["run", "--help"]), ["pydantic"]),
+        ("from mtbench.cli import main; " + RUN.format(["ls", "suites"]), ["pydantic"]),
+    ],
+    ids=["import mtbench", "mtbench --help", "mtbench run --help", "mtbench ls suites"],
+)
+def test_heavy_libraries_are_imported_only_when_needed(code: str, loaded: list[str]) -> None:
+    """Torch takes seconds to import, and help does not need it. (Typer imports pydantic for a command's options.)"""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; {LOADED}"], capture_output=True, text=True, check=True
+    )
+    assert set(eval(done.stdout.splitlines()[-1])) <= set(loaded)
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_the_list_of_commands_agrees_with_their_own_help(name: str) -> None:
+    """The list is written apart, so that it needs no import of the commands."""
+    assert main.load(name).help.split("\n\n")[0].replace("\n", " ") == main.COMMANDS[name].help
+
+
+def test_every_option_of_a_run_has_a_panel() -> None:
+    """`run --help` shows each option in one panel; only `--help` itself is in none."""
+    panels = [name for names in request_options.PANELS.values() for name in names]
+    assert len(panels) == len(set(panels))
+    params = {p.name: p.rich_help_panel for p in main.load("run").params}
+    assert params.keys() == set(panels)
+    assert None not in params.values()
+
+
+def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """`--workers`, `--ray` and `--peak-memory` reach the executor."""
+    calls: list[Any] = []
+    monkeypatch.setattr(execution, "run_plan", lambda *args, **options: calls.append((args[2:], options)))
+    monkeypatch.setattr("mtbench.cli.stages.RunDirectory.open", lambda path: path)
+    words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory"]
+    result = CliRunner().invoke(main.app, words)
+    assert result.exception is None, result.exc_info
+    assert calls == [((None, 2, None, "data"), {"peak_memory_on_cpu": True})]
+
+
+def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line has the nearest command."""
+    monkeypatch.setattr(sys, "argv", ["mtbench", "rnu"])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert error.count("\n") == 1
+    assert "No such command 'rnu'. Did you mean 'run'" in error

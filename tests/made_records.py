@@ -1,0 +1,98 @@
+"""Complete records with plain values, of which a test gives only those that matter to it."""
+
+from typing import Any
+
+from mtbench.results.record import Estimate, Finish, Percentiles, ResultCell, Samples, Speedup
+from mtbench.results.samples import CellData
+from mtbench.runs.plan import Cell
+from mtbench.runs.records import GenerationLine, TimingLine
+
+
+def generation_line(**given: Any) -> GenerationLine:
+    """An answer of an engine that hides everything but its tokens."""
+    values: dict[str, Any] = {
+        "item": "arithmetic/0/0",
+        "prompt_ids": [1],
+        "prompt_tokens": 1,
+        "token_ids": [1],
+        "text": "a",
+        "forwards": None,
+        "commits": None,
+        "positions_fed": None,
+        "draft_forwards": None,
+        "drafted": None,
+        "surplus": None,
+        "finish_reason": "length",
+        "block": 0,
+    }
+    return GenerationLine(**values | given)
+
+
+def timing_line(**given: Any) -> TimingLine:
+    """A clean block of one second by an engine that hides everything but its tokens."""
+    values: dict[str, Any] = dict.fromkeys(TimingLine.model_fields)
+    values |= dict.fromkeys(("session", "round", "rows", "items"), 1)
+    values |= dict.fromkeys(("block", "order", "prompt_tokens", "tokens", "miscounted"), 0)
+    values |= {"wall_s": 1.0, "preparation_s": 0.0}
+    return TimingLine(**values | given)
+
+
+def plan_cell(**given: Any) -> Cell:
+    """A cell of `ar` on the suite arithmetic."""
+    values: dict[str, Any] = {
+        "cell": "arithmetic.ar.ar.graph.b1",
+        "suite": "arithmetic",
+        "arm": "ar@ar/graph",
+        "method": "ar",
+        "options": {},
+        "on": "ar",
+        "engine": "graph",
+        "family": "tiny",
+        "checkpoints": {"ar": "embedded:tiny/ar"},
+        "batch_size": 1,
+        "length": "natural",
+        "batching": "static",
+        "flags": [],
+        "baselines": [],
+        "held_to": None,
+        "claims": "lossless",
+        "demonstration": True,
+        "engine_baselines": [],
+        "accept": None,
+        "simulated": None,
+        "fault": None,
+    }
+    return Cell(**values | given)
+
+
+def cell_data(lines: list[GenerationLine], timings: list[TimingLine], **given: Any) -> CellData:
+    """A cell with these lines, every timing of which counts. given: fields of the cell, and `error`."""
+    error = given.pop("error", None)
+    valid = {(t.round, t.block) for t in timings}
+    return CellData(plan_cell(**given), {line.item: line for line in lines}, timings, valid, {}, error)
+
+
+def speedup(**given: Any) -> Speedup:
+    """A comparison in which nothing but the verdict is known."""
+    values: dict[str, Any] = dict.fromkeys(
+        ("value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors")
+    )
+    return Speedup(**values | {"baseline": "ar@ar/graph", "verdict": "inconclusive"} | given)
+
+
+def result_cell(**given: Any) -> ResultCell:
+    """A cell of results.json, of which nothing was measured."""
+    nothing: dict[str, Any] = dict.fromkeys(ResultCell.model_fields)
+    copied = {name: getattr(plan_cell(), name) for name in Cell.model_fields if name in ResultCell.model_fields}
+    counts = dict.fromkeys(("blocks", "items", "tokens"), 0)
+    lists: dict[str, Any] = {name: [] for name in ("void", "flags", "speedup", "accuracy_vs", "agreement", "tasks")}
+    records = {
+        "samples": Samples(used=0, dropped=0),
+        "tokens_per_s": Estimate(value=None, ci_low=None, ci_high=None),
+        "decode_tokens_per_s": {"value": None},
+        "ttft_s": Percentiles(p50=None, p95=None),
+        "commit_latency_s": Percentiles(p50=None, p95=None),
+        "finish": Finish(end=0, stop=0, length=0),
+    }
+    own = {"status": "ok", "task": {"name": "arithmetic"}, "max_new_tokens": 8, "rounds": 1, "reference": False}
+    return ResultCell(**nothing | copied | counts | lists | records | own | {"commit_histogram": {}} | given)
