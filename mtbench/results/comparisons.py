@@ -200,7 +200,7 @@ def _compared(
 
 def _speeds(arms: Sequence[CellData], baseline: CellData, synchronisation_s: float) -> list[tuple[Ratio, Verdict]]:
     """Return the speedup and the verdict of each arm."""
-    ratios = [_wall_ratio(data, baseline) for data in arms]
+    ratios = [wall_ratio(data, baseline) for data in arms]
     doubts = [_too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data in arms]
     return list(zip(ratios, statistics.speed_verdicts(ratios, doubts), strict=True))
 
@@ -210,7 +210,8 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
     return statistics.too_short([t.wall_s for t in data.samples], synchronisation_s)
 
 
-def _wall_ratio(data: CellData, baseline: CellData) -> Ratio:
+def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
+    """Return the wall time of the baseline over that of the arm, on the same blocks."""
     return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
 
 
@@ -257,12 +258,12 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
     chosen = min(plain, key=lambda other: other.cell.on != baseline.cell.on)
     if chosen.error:
         return None
-    return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(_wall_ratio(chosen, baseline))))
+    return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(wall_ratio(chosen, baseline))))
 
 
 def _accuracies(arms: Sequence[CellData], baseline: CellData, margin: float) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
-    changes = [_gains_and_losses(data, baseline) for data in arms]
+    changes = [gains_and_losses(data, baseline) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
     verdicts = statistics.accuracy_verdicts(differences, margin)
     found = {}
@@ -281,7 +282,7 @@ def _accuracies(arms: Sequence[CellData], baseline: CellData, margin: float) -> 
     return found
 
 
-def _gains_and_losses(data: CellData, baseline: CellData) -> tuple[int, int, int]:
+def gains_and_losses(data: CellData, baseline: CellData) -> tuple[int, int, int]:
     """Return the items that only the arm has right, those that only the baseline has right, and the common items."""
     common = data.scores.keys() & baseline.scores.keys()
     gained = sum(data.scores[item] > baseline.scores[item] for item in common)

@@ -218,9 +218,9 @@ def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[Record, 
     measured = read(RunDirectory(folder / "tiny"), parts[0].plan)
     for line in result["accounting"]:
         cell = next(m for m in measured.values() if m.cell.arm == line["arm"])
-        tokens = sum(len(g["token_ids"]) for g in cell.lines.values())
-        forwards = sum(len(g["commits"]) for g in cell.lines.values())
-        after = sum(g["surplus"] for g in cell.lines.values())
+        tokens = cell.tokens
+        forwards = sum(len(g.commits or ()) for g in cell.lines.values())
+        after = sum(g.surplus or 0 for g in cell.lines.values())
         assert line["tokens_after_the_end"] == after
         assert line["tokens_per_forward"] == pytest.approx(tokens / forwards)
         assert line["paper_tokens_per_forward"] == pytest.approx((tokens + after) / forwards)
