@@ -66,9 +66,8 @@ class Race:
         measured = self.arms[arm]
         cell, totals = measured.cell, measured.totals
         judged = 1 if cell.engine is None else method_of(cell).window().guesses + 1
-        roofline, reason = fraction(
-            cell, judged, measured.lines.values(), measured.samples, [SessionRecord(**self.session)]
-        )
+        sessions = [SessionRecord(**self.session)]
+        roofline, reason = fraction(cell, judged, measured.lines.values(), measured.samples, sessions)
         busy = self.rate(arm, "device_s", "decode_s").value
         step_s = self.rate(arm, "decode_s", "batch_forwards").value
         parts = statistics.parts(totals) if totals else None

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
@@ -35,7 +36,7 @@ def finish(run: RunDirectory) -> dict[str, Any]:
     """Generate, score and aggregate; return results.json."""
     generate(run, Quiet())
     score(run)
-    return assemble(run)
+    return dump(assemble(run))
 
 
 def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What `mtbench reproduce` does and prints."""
 
-import dataclasses
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -10,11 +9,11 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.records import dump
 from mtbench.cli import session
 from mtbench.cli.request_options import absolute, checkpoints, whole_numbers
 from mtbench.cli.session import err, out, say, warn
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.report.progress import RunProgress, clock
 from mtbench.report.terminal import plan_table
 from mtbench.reproduce import page, published
@@ -117,7 +116,7 @@ def finish(started: Started, workers: int | None, ray: str | None) -> bool:
     written = page.write(folder, result)
     out.print(page.terminal_table(result))
     say(written)
-    return not errors and not any("failed: " in figure.why for figure in result["figures"])
+    return not errors and not any("failed: " in figure.why for figure in result.figures)
 
 
 def _print_skipped(parts: list[Part]) -> None:

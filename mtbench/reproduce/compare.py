@@ -468,6 +468,4 @@ def _our_figure(estimate: Estimate, quantity: Quantity, n: int) -> OurFigure:
 
 def _difference(estimate: Estimate, quantity: Quantity) -> FigureDifference:
     value, low, high = _scaled(estimate, quantity)
-    return FigureDifference(
-        value=value, ci_low=low, ci_high=high, kind="points" if quantity in SHARES else "ratio"
-    )
+    return FigureDifference(value=value, ci_low=low, ci_high=high, kind="points" if quantity in SHARES else "ratio")

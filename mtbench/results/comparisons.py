@@ -211,7 +211,7 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
-    """Return the total wall time of the baseline over that of the arm, with its interval over blocks."""
+    """Return the wall time of the baseline over that of the arm, on the same blocks."""
     return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
 
 

@@ -152,10 +152,11 @@ class Cell(Record):
     )
     demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
     engine_baselines: list[str] = Field(
-        description="references by another engine that it is compared with: the ratio contains the engine's part"
+        default_factory=list,
+        description="references by another engine that it is compared with: the ratio contains the engine's part",
     )
-    accept: Script | None = Field(description="acceptance that it is made to have; null: its own")
-    simulated: Simulated | None = Field(description="what is not real about it; null: nothing")
+    accept: Script | None = Field(None, description="acceptance that it is made to have; null: its own")
+    simulated: Simulated | None = Field(None, description="what is not real about it; null: nothing")
     fault: str | None = Field(
         None, description="error of the method when the cell was planned, so that the cell is not run; null: none"
     )

@@ -17,6 +17,7 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
+from mtbench.records import dump
 from mtbench.report.text import method_notes
 from mtbench.results.aggregate import assemble
 from mtbench.runs import peak_memory, rescoring
@@ -63,7 +64,7 @@ def run_with(engine: type[Graph], folder: Path, monkeypatch: pytest.MonkeyPatch)
     )
     run = start(folder / "run", request)
     generate(run, Quiet())
-    cells = cells_of(assemble(run))
+    cells = cells_of(dump(assemble(run)))
     return {arm: (g["grade"], g["identical"]) for arm, c in cells.items() if (g := c["lossless"])}
 
 
@@ -207,12 +208,12 @@ def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, mo
     run = start(tmp_path / "run", request)
     generate(run, Quiet())
     results = assemble(run)
-    assert results["temperature"] == 0.8
-    graded = {c["arm"]: (c["lossless"] or {}).get("grade") for c in results["cells"]}
+    assert results.temperature == 0.8
+    graded = {c.arm: None if c.lossless is None else c.lossless.grade for c in results.cells}
     assert graded == {
         "ar@ar/graph": None,
         "speculative@ar/graph": "exact",
         "speculative:verify=rejection@ar/graph": None,
     }
-    assert all(c["repeated_identical"] == 1 for c in results["cells"])
+    assert all(c.repeated_identical == 1 for c in results.cells)
     assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
