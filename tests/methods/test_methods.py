@@ -12,6 +12,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
+pytestmark = pytest.mark.whole
+
 NEW = 24
 ARMS = (
     *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),

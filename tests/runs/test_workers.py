@@ -30,6 +30,8 @@ from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
 
+pytestmark = pytest.mark.whole
+
 SHARED = "2 workers shared the machine"
 
 
