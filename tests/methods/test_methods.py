@@ -28,7 +28,7 @@ ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     request = RunRequest(
-        method=ARMS, batch_size=(3,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
+        method=ARMS, batch_size=(6,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
     )
     return whole_run(tmp_path_factory.mktemp("methods"), request)
 
