@@ -69,6 +69,7 @@ def run_in(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=where)
 
 
+@pytest.mark.whole
 def test_an_installed_package_is_found(environment: Path) -> None:
     """Its method, with its option, and its suite are listed as ours are."""
     methods, suites = run_in(environment, "ls", "methods"), run_in(environment, "ls", "suites")
@@ -80,6 +81,7 @@ def test_an_installed_package_is_found(environment: Path) -> None:
     assert "broken" not in methods.stdout + suites.stdout
 
 
+@pytest.mark.whole
 def test_an_installed_package_runs(environment: Path, tmp_path: Path) -> None:
     """Its arm stands in one table with `ar`, on its suite, and is graded lossless as it claims."""
     args = ["--suite", "echo", "--family", "tiny", "--method", "ar", "--method", "bigram", "--limit", "6"]
@@ -212,6 +214,7 @@ def test_a_suite_that_breaks_is_listed_with_its_reason(
         SUITES["good"]
 
 
+@pytest.mark.whole
 def test_what_is_not_broken_goes_on(installed: Callable[..., None], checkpoint: str, tmp_path: Path) -> None:
     """A run of our own methods, named or by default, does not mind a broken stranger."""
     installed("import no_such_module")
@@ -376,6 +379,7 @@ def asked(checkpoint: str, **changes: Any) -> RunRequest:
     return RunRequest(checkpoint={"ar": checkpoint}, **{"method": ["ar", "odd"], **given, **changes})
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("case", FAULTS)
 def test_a_method_that_breaks_costs_its_own_cells(
     case: str, enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
@@ -392,6 +396,7 @@ def test_a_method_that_breaks_costs_its_own_cells(
     assert "\n" not in bad["error"]
 
 
+@pytest.mark.whole
 def test_what_is_sound_is_let_through(enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path) -> None:
     """The method that the broken ones are made of is none."""
     enter({})
@@ -401,6 +406,7 @@ def test_what_is_sound_is_let_through(enter: Callable[[dict[str, Any]], None], c
     assert cells[1]["lossless"]["grade"] == "exact"
 
 
+@pytest.mark.whole
 def test_a_method_that_does_not_stop_is_stopped(
     enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
 ) -> None:
@@ -482,6 +488,7 @@ def test_a_suite_that_cannot_ask_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("score", "says"),
     [
@@ -509,6 +516,7 @@ def test_a_suite_that_cannot_score_costs_its_own_cells(
     assert (mended["status"], mended["error"], mended["accuracy"]["value"]) == ("ok", None, 1)
 
 
+@pytest.mark.whole
 def test_progress_is_told_of_a_failure_once(
     enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
 ) -> None:

@@ -669,6 +669,7 @@ def test_a_cell_without_items_is_not_flagged() -> None:
     assert stat.length_flags(length_ratio=1, cut_by_budget=0, items=0) == []
 
 
+@pytest.mark.whole
 def test_importing_the_definitions_does_not_import_scipy() -> None:
     """A run needs only the definitions, and importing scipy is slow."""
     code = "import sys, mtbench.statistics; sys.exit('scipy' in sys.modules)"

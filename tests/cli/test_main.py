@@ -15,6 +15,7 @@ LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
 RUN = "main.app({}, standalone_mode=False)"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("code", "loaded"),
     [

@@ -64,6 +64,7 @@ def finished(checkpoints: dict[str, str], tmp_path_factory: pytest.TempPathFacto
     return run, finish(run)
 
 
+@pytest.mark.whole
 def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDirectory, Any]) -> None:
     """Counts in results.json are those of the stored lines; autoregressive decoding has exactly 1 token per forward."""
     run, results = finished
@@ -81,6 +82,7 @@ def test_every_cell_is_measured_from_its_own_generations(finished: tuple[RunDire
             assert set(cell["commit_histogram"]) == {"1"}
 
 
+@pytest.mark.whole
 def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tuple[RunDirectory, Any]) -> None:
     """rate_ratio = speedup × length_ratio = the product of the five factors, for every arm and baseline."""
     entries = [s for cell in finished[1]["cells"] for s in cell["speedup"]]
@@ -93,6 +95,7 @@ def test_speedups_are_ratios_of_totals_and_their_factors_multiply(finished: tupl
         assert entry["rate_ratio"] == pytest.approx(product, rel=1e-9)
 
 
+@pytest.mark.whole
 def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) -> None:
     """τ=1 is graded against `ar` on the same checkpoint, `cache=none` against `cursor`; lossy arms get no grade."""
     grades = {arm: c["lossless"] for arm, c in cells_of(finished[1]).items()}
@@ -105,6 +108,7 @@ def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) 
     assert grades["ar@ar/graph"] is None
 
 
+@pytest.mark.whole
 def test_peak_memory_on_a_cpu_is_measured_on_request(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Without the request it is null and the report says why; a later call can measure it."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
@@ -134,6 +138,7 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
     assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
 
 
+@pytest.mark.whole
 def test_baselines_are_ordered(finished: tuple[RunDirectory, Any]) -> None:
     """The first baseline is `ar` on the same checkpoint; the second is `ar` on the deployed checkpoint."""
     cells = cells_of(finished[1])
@@ -155,6 +160,7 @@ def test_a_plan_does_not_depend_on_the_limit_for_its_items(checkpoints: dict[str
     assert long[:3] == short
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("batches", [1, 5, 13, 22, 41])
 def test_an_interrupted_run_ends_with_the_same_figures(
     batches: int, checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
@@ -169,6 +175,7 @@ def test_an_interrupted_run_ends_with_the_same_figures(
     assert figures(finish(run)) == figures(finished[1])
 
 
+@pytest.mark.whole
 def test_resuming_a_finished_run_changes_nothing(finished: tuple[RunDirectory, Any]) -> None:
     """No file of lines is written again."""
     run, _ = finished
@@ -177,6 +184,7 @@ def test_resuming_a_finished_run_changes_nothing(finished: tuple[RunDirectory, A
     assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*.jsonl")} == before
 
 
+@pytest.mark.whole
 def test_a_broken_line_is_refused_with_its_number(
     checkpoints: dict[str, str], finished: tuple[RunDirectory, Any], tmp_path: Path
 ) -> None:
@@ -276,6 +284,7 @@ def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
     return ["run", *roles, *arms, "--batch-size=3", "--limit=7", "--rounds=2", "--max-new-tokens=6", f"-o{path}"]
 
 
+@pytest.mark.whole
 def test_a_killed_run_can_be_resumed(
     checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +308,7 @@ def test_a_killed_run_can_be_resumed(
     assert figures(json.loads((path / "results.json").read_text())) == figures(json.loads(json.dumps(undisturbed)))
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 def test_a_full_disk_is_one_error_line_and_loses_nothing(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """The error names the file that cannot grow; complete results are kept and the run can be resumed."""
@@ -424,6 +434,7 @@ def test_the_id_of_a_run_is_that_of_its_stored_plan(checkpoints: dict[str, str],
     assert (results.plan_sha256, results.run_id) == (digest, digest[:12])
 
 
+@pytest.mark.whole
 def test_generation_needs_torch_and_transformers_only(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """`mtbench generate` runs where no other library can be imported."""
     run = start(tmp_path / "run", request_for(checkpoints, **BRIEF))

@@ -101,7 +101,7 @@ def kept(drafts: Sequence[int], own: Sequence[int]) -> int:
 
 
 @given(data=strategies.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObject) -> None:
     """On any text of few words: tokens, commits and offers are those of a search in plain Python."""
     ngram, ahead = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))

@@ -24,6 +24,8 @@ from mtbench.evaluation import sandbox
 from mtbench.evaluation.sandbox import Limits, Outcome, run_all, unavailable
 from mtbench.evaluation.seccomp import filter_for
 
+pytestmark = pytest.mark.whole
+
 confined = pytest.mark.skipif(
     bool(unavailable()) and not os.environ.get("CI"), reason=f"no sandbox on this machine: {unavailable()}"
 )

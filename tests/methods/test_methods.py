@@ -12,6 +12,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
+pytestmark = pytest.mark.whole
+
 NEW = 24
 ARMS = (
     *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),
@@ -26,7 +28,7 @@ ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     request = RunRequest(
-        method=ARMS, batch_size=(3,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
+        method=ARMS, batch_size=(6,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
     )
     return whole_run(tmp_path_factory.mktemp("methods"), request)
 

@@ -299,6 +299,7 @@ def finish(folder: Path, request: RunRequest) -> tuple[RunDirectory, dict[str, A
     return run, dump(assemble(run))
 
 
+@pytest.mark.whole
 def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path) -> None:
     """The same tokens from the same weights; what it hides is null; a server that is not there costs its own cells."""
     same_model.counters = {"vllm:spec_decode_num_drafts_total": 0.0}

@@ -16,6 +16,8 @@ import pytest
 
 from mtbench.evaluation.registry import SUITES
 
+pytestmark = pytest.mark.whole
+
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with the suites' data")
 

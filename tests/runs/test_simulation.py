@@ -323,6 +323,7 @@ def test_a_prompt_that_is_too_short_is_refused(monkeypatch: pytest.MonkeyPatch) 
         plan()
 
 
+@pytest.mark.whole
 def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with drawn acceptance on random weights, then a replay of it, which has the same commits."""
     arms = ("ar", "mars:tau=0.9", "mars:tau=0.9,cache=block,cache_block=8")

@@ -30,6 +30,8 @@ from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.score import score
 from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
 
+pytestmark = pytest.mark.whole
+
 SHARED = "2 workers shared the machine"
 
 
@@ -78,20 +80,8 @@ def alone(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> Any
     return finish(begun(tmp_path_factory.mktemp("runs") / "alone", request_))
 
 
-def test_two_workers_give_the_figures_of_one(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
-    """Both decode, and the results say that they shared a machine."""
-    run = begun(tmp_path / "run", request_)
-
-    assert finish(run, workers=2) == alone
-    sessions = {
-        line["session"] for file in (run.path / "timings").iterdir() for line in run.lines(f"timings/{file.name}")
-    }
-    assert sessions == {1, 2}
-    assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
-
-
 def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
-    """Another takes its place, in a session of its own; every block is there once."""
+    """Its replacement has its own session; the figures equal those of one worker; each cell has the flag."""
     run = begun(tmp_path / "run", request_)
 
     def kill_one() -> None:
@@ -106,6 +96,12 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
     assert finish(run, workers=2) == alone
     killer.join()
     assert len(run.read_json("environment.json")["sessions"]) == 3
+    sessions = {
+        line["session"] for file in (run.path / "timings").iterdir() for line in run.lines(f"timings/{file.name}")
+    }
+    assert 3 in sessions  # the replacement decodes
+    assert sessions & {1, 2}  # beside another worker
+    assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
 
 
 @pytest.mark.slow
@@ -182,9 +178,10 @@ def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_
     assert finish(run) == alone
 
 
-def test_a_ray_cluster_gives_the_figures_of_one(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
-    """A local one, with two actors."""
-    assert finish(begun(tmp_path / "run", request_), workers=2, ray="local") == alone
+@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_ray_cluster_gives_the_figures_of_one(actors: int, request_: RunRequest, alone: Any, tmp_path: Path) -> None:
+    """On a local cluster."""
+    assert finish(begun(tmp_path / "run", request_), workers=actors, ray="local") == alone
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def test_an_unpacked_file_has_priority_over_the_archive(packed: Path) -> None:
     assert len(opened(packed).prompts(chat, None)) == 2
 
 
+@pytest.mark.whole
 def test_the_questions_are_never_written(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suite opens no file for writing, and afterwards no file holds a question."""
     code = f"""
@@ -197,6 +198,7 @@ def test_the_papers_suite_has_no_variants(packed: Path) -> None:
 # --- The order of the choices -------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_the_order_is_that_of_lm_eval_alone(unpacked: Path, tmp_path: Path) -> None:
     """The prompts equal those of `simple_evaluate` with its defaults, in a process without mtbench."""
     # "or so" makes them texts: lm-eval's reader of CSV files would read numbers.

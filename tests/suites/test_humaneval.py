@@ -93,6 +93,7 @@ BODY = "    return x + 1\n"
 WHOLE = "\ndef {name}(x):\n    return x + 1\n"
 
 
+@pytest.mark.whole
 @confined
 @pytest.mark.parametrize(
     ("suite", "answer", "score"),
@@ -136,6 +137,7 @@ def test_an_answer_scores_one_if_its_program_reaches_its_end(
     assert opened.score({item: answer.replace("{name}", ROWS[1]["entry_point"])}) == {item: score}
 
 
+@pytest.mark.whole
 @confined
 def test_a_wrong_answer_fails_only_its_own_item(
     made_up: Callable[[str], tuple[Suite, list[Prompt]]], monkeypatch: pytest.MonkeyPatch
@@ -149,6 +151,7 @@ def test_a_wrong_answer_fails_only_its_own_item(
     assert suite.score({}) == {}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", SUITE_NAMES)
 def test_without_a_sandbox_the_suite_refuses(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line names the package; `--allow-unsandboxed-code` runs without a sandbox, which `task` records."""
@@ -206,6 +209,7 @@ def solution(rows: list[dict[str, str]], number: int) -> str:
     return beginning + rows[number]["canonical_solution"]
 
 
+@pytest.mark.whole
 @real
 @confined
 @pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 1)], indirect=["replay"])
@@ -216,6 +220,7 @@ def test_every_reference_solution_passes(replay: Replay, first: int, rows: list[
     assert list(scores.values()) == [1.0] * 82
 
 
+@pytest.mark.whole
 @real
 @confined
 @pytest.mark.slow
@@ -238,6 +243,7 @@ WRONG: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.whole
 @real
 @confined
 @pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 4)], indirect=["replay"])
@@ -249,6 +255,7 @@ def test_some_wrong_solutions_fail(replay: Replay, first: int, rows: list[dict[s
     assert replay(wrong) == dict.fromkeys(wrong, 0.0)
 
 
+@pytest.mark.whole
 @real
 @confined
 @pytest.mark.slow
@@ -260,6 +267,7 @@ def test_every_wrong_solution_fails(name: str, replay: Replay, rows: list[dict[s
     assert list(scores.values()) == [0.0] * 164
 
 
+@pytest.mark.whole
 @real
 @confined
 @pytest.mark.slow

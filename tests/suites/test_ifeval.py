@@ -259,6 +259,7 @@ def test_with_a_network_the_tables_are_requested(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.whole
 def test_offline_nothing_is_requested(folder: Path) -> None:
     """Importing lm-eval's checkers for the first time, in a new process, makes no DNS request and no connection."""
     code = f"""

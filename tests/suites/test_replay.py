@@ -31,7 +31,10 @@ METRIC_AND_FILTER = {  # as in `task`
 }
 FEW = 3  # items of each subtask
 
-pytestmark = pytest.mark.skipif(not (REAL / "bbh").is_dir(), reason="MTBENCH_DATA_DIR names no folder with real data")
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(not (REAL / "bbh").is_dir(), reason="MTBENCH_DATA_DIR names no folder with real data"),
+]
 
 
 @cache

@@ -203,6 +203,7 @@ def run_on(folder: Path, path: Path, **changes: Any) -> dict[str, Any]:
     return finish(start(path, RunRequest(**options | changes)))
 
 
+@pytest.mark.whole
 def test_a_run_from_questions_to_results(tmp_path: Path) -> None:
     """On `tiny`: six kinds in six blocks, no accuracy, and the flag "out of domain"."""
     cells = run_on(write(tmp_path / "data", questions()), tmp_path / "run")["cells"]
@@ -217,6 +218,7 @@ def test_a_run_from_questions_to_results(tmp_path: Path) -> None:
 # --- The real questions -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 @real
 def test_all_questions_are_there() -> None:
     """480 questions, 80 of each kind, from the authors' unchanged file."""
@@ -229,6 +231,7 @@ def test_all_questions_are_there() -> None:
     assert [p.item for p in prompts[:12:6]] == ["mt_bench/81/0", "mt_bench/91/0"]
 
 
+@pytest.mark.whole
 @real
 def test_all_questions_fit_the_embedded_family() -> None:
     """The longest prompt and the budget fit its context; at both batch sizes each block has one kind."""
@@ -239,6 +242,7 @@ def test_all_questions_fit_the_embedded_family() -> None:
     assert all(len({tasks[i] for i in block}) == 1 for group in plan.groups for block in group.blocks)
 
 
+@pytest.mark.whole
 @real
 def test_the_real_questions_run(tmp_path: Path) -> None:
     """One question of each kind, some with thousands of prompt tokens."""

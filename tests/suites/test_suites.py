@@ -140,6 +140,7 @@ def test_a_subtask_alone_has_the_same_prompts(name: str, folder: Path) -> None:
     assert opened(name, folder, chosen).prompts(chat, 2) == [p for p in whole if p.item.split("/")[0] in chosen]
 
 
+@pytest.mark.whole
 def test_listing_suites_imports_none_of_their_libraries() -> None:
     """It imports neither lm-eval nor datasets nor torch: generation runs without the first two."""
     code = "import sys; from mtbench.evaluation.registry import SUITES; print(len(list(SUITES)))\n"

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from mtbench.cli.train import app
 from mtbench.models.families import RECORD
 
+pytestmark = pytest.mark.whole
+
 OPTIONS = "--data arithmetic --examples 40 --epochs 1 --batch-size 10 --rows 3 --learning-rate 0.01 --save-steps 2"
 # `--multi_gpu` makes accelerate start several processes; without a GPU they communicate by gloo.
 LAUNCH = (

@@ -98,6 +98,7 @@ class Tiled(AttentionMask):
 WINDOWED = small_config(Gemma2Config, num_hidden_layers=2, head_dim=8, sliding_window=9, attn_logit_softcapping=5.0)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("config", "graphs"), [(small_config(num_hidden_layers=2), 1), (WINDOWED, 2)], ids=["qwen2", "gemma2"]
 )

@@ -63,6 +63,7 @@ def notes(folder: Path) -> list[tuple[str, str]]:
     return [(word, name) for word, name, at in sorted(lines, key=lambda line: float(line[2]))]
 
 
+@pytest.mark.whole
 def test_a_stage_waits_for_those_it_needs_and_others_run_in_parallel(tmp_path: Path) -> None:
     """One worker runs them in order; two run b and c together, after a."""
     assert run(TREE, tmp_path / "one")[0]
@@ -74,6 +75,7 @@ def test_a_stage_waits_for_those_it_needs_and_others_run_in_parallel(tmp_path: P
     assert words.index(("begin", "d")) > words.index(("end", "c"))
 
 
+@pytest.mark.whole
 def test_a_complete_stage_is_not_repeated(tmp_path: Path) -> None:
     """The same command trains the missing stages, from the checkpoints that exist."""
     run(TREE[:1], tmp_path)
@@ -85,6 +87,7 @@ def test_a_complete_stage_is_not_repeated(tmp_path: Path) -> None:
     assert words[words.index("--base") + 1] == str(tmp_path / "a")
 
 
+@pytest.mark.whole
 def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path) -> None:
     """Its error message and the path of its log are printed."""
     stages = chain(("bad", None), ("after", "bad"), ("later", "after"), ("other", None))
@@ -97,12 +100,14 @@ def test_a_failed_stage_stops_only_those_that_need_it(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"other"}
 
 
+@pytest.mark.whole
 def test_progress_is_the_last_line_of_a_stage(tmp_path: Path) -> None:
     """A line per stage, in files and in terminals."""
     _, printed = run(chain(("a", None)), tmp_path)
     assert printed.splitlines() == ["a: running starts", "a: running step 1/2 loss 3.2", "a: done"]
 
 
+@pytest.mark.whole
 def test_an_interruption_ends_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C leaves no process running and no checkpoint that looks complete."""
 
@@ -124,6 +129,7 @@ def test_an_interruption_ends_all_stages(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "long").exists()
 
 
+@pytest.mark.whole
 def test_another_checkpoint_in_a_stages_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A complete checkpoint must have the stage's objective and options. The dry run refuses it, too."""
     run(TREE[:1], tmp_path)
@@ -145,6 +151,7 @@ def test_only_selects_a_stage_and_those_it_needs() -> None:
         recipe_runner.needed(RECIPES["tiny"], ["mras"])
 
 
+@pytest.mark.whole
 def test_a_recipe_trains_all_stages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end, by the command: two stages in their own processes. A second run does nothing."""
     shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

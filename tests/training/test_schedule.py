@@ -69,7 +69,7 @@ def schedule(count: int | list[Example] = 10, **changes: Any) -> Schedule:
 
 
 @given(OBJECTIVES, examples(), st.integers(0, 1 << 40))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=40)
 def test_a_sequence_is_never_longer_than_its_bound(objective: Objective, example: Example, sample: int) -> None:
     """So rows packed by this size fit. The size grows with the length and shrinks with the prompt."""
     size = objective.max_fed_tokens(len(example.ids), example.prompt)
@@ -87,7 +87,7 @@ def test_packing_loses_nothing_and_never_overflows(sizes: list[int], capacity: i
 
 
 @given(st.integers(1, 60), st.integers(1, 20), st.sampled_from([0.1, 0.25, 0.5, 1, 1.1, 2, 2.5, 3]), st.integers(0, 3))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_an_epoch_takes_every_conversation_once(count: int, batch_size: int, epochs: float, seed: int) -> None:
     """All steps but the last are full; a part of an epoch takes that share of its conversations, none twice."""
     plan = schedule(count, batch_size=batch_size, epochs=epochs, seed=seed)
@@ -131,7 +131,7 @@ def test_every_seed_and_sample_has_a_generator_of_its_own() -> None:
     st.booleans(),
     st.integers(1, 3),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_all_forwards_together_are_the_whole_training(
     objective: Objective, count: int, batch_size: int, epochs: float, rows: int, packs: bool, processes: int
 ) -> None:

@@ -29,6 +29,8 @@ from mtbench.training.schedule import Schedule
 from mtbench.training.train import TrainingRequest, check, train
 from mtbench.training.trainer import Progress, Settings
 
+pytestmark = pytest.mark.whole
+
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 16,

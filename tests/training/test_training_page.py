@@ -22,6 +22,8 @@ from mtbench.training.page import THRESHOLDS, calibration_error, passing, write_
 from mtbench.training.train import TrainingRequest, train
 from mtbench.training.trainer import Settings
 
+pytestmark = pytest.mark.whole
+
 BINS = [
     {"low": 0.4, "high": 0.5, "n": 100, "confidence": 0.45, "accuracy": 0.4},
     {"low": 0.8, "high": 0.9, "n": 100, "confidence": 0.86, "accuracy": 0.84},
