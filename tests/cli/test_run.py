@@ -112,12 +112,16 @@ def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) 
 def test_peak_memory_on_a_cpu_is_measured_on_request(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Without the request it is null and the report says why; a later call can measure it."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
-    cells = finish(run)["cells"]
-    assert [c["peak_memory_bytes"] for c in cells] == [None]
+    finish(run)
+    cells = assemble(run).cells
+    assert [cell.peak_memory_bytes for cell in cells] == [None]
     assert gaps(cells)[-1] == "Peak memory: on a CPU it is measured only with `--peak-memory`."
     generate(run, Quiet(), peak_memory_on_cpu=True)
-    cells = finish(run)["cells"]
-    assert cells[0]["peak_memory_bytes"] > 1 << 20
+    finish(run)
+    cells = assemble(run).cells
+    peak = cells[0].peak_memory_bytes
+    assert peak is not None
+    assert peak > 1 << 20
     assert not any("Peak memory" in gap for gap in gaps(cells))
 
 
