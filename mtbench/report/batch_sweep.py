@@ -68,7 +68,7 @@ def sentence(entry: StopsPaying) -> str:
     every = listed(sizes)
     if entry.reason:
         faster = [size for size in sizes if verdicts[size].startswith("faster")]
-        unknown = f"Where {arm} stops paying over {baseline} cannot be told: {entry.reason}, the largest of {every}."
+        unknown = f"It is not known where {arm} stops paying over {baseline}: {entry.reason}, the largest of {every}."
         return f"{unknown} It is faster at {listed(faster)}." if faster else unknown
     if stops is None:
         return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, the largest of {every}."
@@ -77,12 +77,12 @@ def sentence(entry: StopsPaying) -> str:
     last = sizes[sizes.index(stops) - 1]
     if statistics.withheld(verdicts[last]):
         return (
-            f"{arm} is not shown to be faster than {baseline} from batch size {stops} on; at {last} too little was "
-            f"measured to tell (of {every})."
+            f"{arm} is not shown to be faster than {baseline} from batch size {stops} on. At {last} too little was "
+            f"measured (sizes {every})."
         )
     return (
-        f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {last}, and from {stops} on it is "
-        f"not shown to be (of {every})."
+        f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {last}, and not shown to be faster "
+        f"from {stops} on (sizes {every})."
     )
 
 
@@ -120,8 +120,8 @@ def _draw(
         note,
         name="batch-sizes",
         title=title,
-        caption="Filled points are faster by their verdict, hollow ones are not shown to be; lines through them are "
-        "95% intervals.",
+        caption="Filled points are faster by their verdict; hollow points are not shown to be faster. Lines through "
+        "points are 95% intervals.",
         alt=f"Speedup over the baseline on the same checkpoint, by batch size. {'; '.join(texts)}.",
     )
 

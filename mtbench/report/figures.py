@@ -140,8 +140,8 @@ def _frontier(scene: Scene) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are the baselines. Lines through a point are its 95% intervals, and the dashed line "
-        "joins the arms that no other beats in both (by their estimates; intervals may overlap).",
+        caption="Hollow points are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
+        "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
 
@@ -156,7 +156,7 @@ def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
     if not timed:
         return None
     title = "Speed of each arm"
-    figure, axes = canvas(title, "not scored: nothing is said of accuracy", 30 * len(timed) + 12, left=10)
+    figure, axes = canvas(title, "accuracy was not scored", 30 * len(timed) + 12, left=10)
     reach: list[float] = []
     for row, cell in enumerate(timed):
         rate = cell.tokens_per_s.value or 0.0
@@ -176,7 +176,7 @@ def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are the baselines. Lines are 95% intervals.",
+        caption="Hollow points are baselines. Lines are 95% intervals.",
         alt=f"Tokens per second: {'; '.join(texts)}.",
     )
 
@@ -212,7 +212,7 @@ def _histogram(scene: Scene) -> Drawing | None:
         scene.note,
         name="commits",
         title=title,
-        caption="Shades are those of the generation viewer below. A forward that commits 0 tokens fills a cache or "
+        caption="The generation viewer below has the same shades. A forward that commits 0 tokens fills a cache or "
         "waits for a slower row of its batch.",
         alt=f"Stacked bars of tokens committed per forward. {'; '.join(texts)}.",
     )
@@ -290,8 +290,8 @@ def _factors(scene: Scene) -> Drawing | None:
         scene.note,
         name="factors",
         title=title,
-        caption="Each bar starts where the last one ended, and on this logarithmic scale their lengths add up to the "
-        "speedup; the dot is the measured speedup with its 95% interval.",
+        caption="Each bar starts where the last one ended. On this logarithmic scale their lengths add up to the "
+        "speedup. The dot is the measured speedup with its 95% interval.",
         alt=f"Factors of the speedup over the baseline on the same checkpoint. {'; '.join(texts)}.",
     )
 

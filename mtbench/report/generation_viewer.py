@@ -22,8 +22,8 @@ ITEMS = 40  # per suite and batch size
 LETTERS = 1_500_000  # of all answers and prompts together, so that the page stays under some 3 MB
 PROMPT_LETTERS = 6000
 BYTES_OF_A_LETTER = 4  # most bytes of a letter in UTF-8, so most tokens that one letter can be split into
-NO_TOKENIZER = "A tokenizer could not be loaded where this page was made: those texts are shown whole, without shades."
-LATER_TURNS = "A later turn is shown as the first arm read it; every arm goes on from its own answers."
+NO_TOKENIZER = "A tokenizer could not be loaded when this page was made, so its texts have no shades."
+LATER_TURNS = "The prompt of a later turn is the first arm's. Every arm continues from its own answers."
 
 Decode = Callable[[Sequence[int]], str]
 

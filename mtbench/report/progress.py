@@ -1,4 +1,4 @@
-"""What a terminal shows while a run or a training goes on."""
+"""The progress of a run or a training, as the terminal shows it."""
 
 import time
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from rich.table import Column
 
 from mtbench.runs.plan import Cell
 
-PLAIN_LINE_EVERY_S = 10.0
+PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal
 
 
 class RunProgress:
-    """Shows cell i/n, time left, tokens/s and tokens per forward; a line now and then where nobody watches live."""
+    """Shows cell i/n, time left, tokens/s and tokens per forward: a bar in a terminal, else a line now and then."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -34,7 +34,7 @@ class RunProgress:
             disable=not self.live,
         )
         self.cells = self.work = self.done = 0
-        self.began = self.spoke = time.monotonic()
+        self.started_at = self.printed_at = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
         self.bar.start()
@@ -45,11 +45,11 @@ class RunProgress:
 
     def begin(self, cells: int, work: int) -> None:
         self.cells, self.work = cells, work
-        self.began = self.spoke = time.monotonic()
+        self.started_at = self.printed_at = time.monotonic()
         self.task = self.bar.add_task("", total=work, speed="")
 
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
-        """One batch of `cell`, the index-th of the run, is on disk."""
+        """Show that a batch of `cell`, the index-th cell of the run, is stored."""
         self.done += 1
         speed = ""
         if timing is not None:
@@ -57,25 +57,26 @@ class RunProgress:
             if timing["row_forwards"]:
                 speed += f", {timing['tokens'] / timing['row_forwards']:.2f} tokens/forward"
         where = f"cell {index}/{self.cells} {cell.arm} b{cell.batch_size}"
-        where += "" if cell.batching == "static" else f" {cell.batching}"
+        if cell.batching != "static":
+            where += f" {cell.batching}"
         self.bar.update(self.task, advance=1, description=escape(where), speed=speed)
         now = time.monotonic()
-        if not self.live and (now - self.spoke > PLAIN_LINE_EVERY_S or self.done == self.work):
-            self.spoke = now
-            left = (now - self.began) / self.done * (self.work - self.done)
-            self._say(f"{self.done}/{self.work} batches, {left:.0f} s left | {where} | {speed}")
+        if not self.live and (now - self.printed_at > PLAIN_LINE_EVERY_S or self.done == self.work):
+            self.printed_at = now
+            left = (now - self.started_at) / self.done * (self.work - self.done)
+            self._print(f"{self.done}/{self.work} batches, {left:.0f} s left | {where} | {speed}")
 
     def note(self, text: str) -> None:
-        self._say(text)
+        self._print(text)
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class TrainingProgress:
-    """Shows a training's step n/m, the loss and its parts, tokens/s, time left; lines where nobody watches live.
+    """Shows step n/m of a training, the loss and its parts, tokens/s and time left: a bar in a terminal, else lines.
 
-    What `mtbench.training.trainer.Progress` asks for. Time left is at the pace since this process began.
+    It implements `mtbench.training.trainer.Progress`. The time left is estimated from this process only.
     """
 
     def __init__(self, console: Console) -> None:
@@ -85,7 +86,7 @@ class TrainingProgress:
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False)),  # so only this gives way
+            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=False)),  # only this column wraps
             console=console,
             transient=True,
             disable=not self.live,
@@ -93,35 +94,36 @@ class TrainingProgress:
         self.steps = self.done = 0
 
     def note(self, text: str) -> None:
-        """A line to keep: what became of the data."""
-        self._say(text)
+        """Print a line that stays, such as how much of the data was dropped."""
+        self._print(text)
 
     def begin(self, steps: int, done: int) -> None:
-        """A training of so many steps, of which an earlier process did some."""
+        """Start the progress of `steps` steps, `done` of them by an earlier process."""
         self.steps, self.done = steps, done
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         if done:
-            self._say(f"step {done:d}/{steps:d} was reached before; going on")
-        self.task = self.bar.add_task("", total=steps, completed=done, said="")
+            self._print(f"continuing from step {done:d}/{steps:d}")
+        self.task = self.bar.add_task("", total=steps, completed=done, figures="")
         self.bar.start()
 
     def step(self, step: int, losses: Mapping[str, float], tokens_per_s: float) -> None:
-        pace = (time.monotonic() - self.began) / (step - self.done)
-        said = " ".join(f"{name} {value:#.4g}" for name, value in losses.items())
-        said += f" {tokens_per_s:,.0f} tokens/s {clock(pace * (self.steps - step))} left"
-        self.bar.update(self.task, completed=step, said=escape(said))
+        """Show the figures of one step."""
+        pace_s = (time.monotonic() - self.started_at) / (step - self.done)
+        figures = " ".join(f"{name} {value:#.4g}" for name, value in losses.items())
+        figures += f" {tokens_per_s:,.0f} tokens/s {clock(pace_s * (self.steps - step))} left"
+        self.bar.update(self.task, completed=step, figures=escape(figures))
         if not self.live:
-            self._say(f"step {step:d}/{self.steps:d} {said}")
+            self._print(f"step {step:d}/{self.steps:d} {figures}")
 
     def end(self) -> None:
         self.bar.stop()
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Return a duration as hours, minutes and seconds.
 
     >>> clock(59.6), clock(4321)
     ('1:00', '1:12:01')

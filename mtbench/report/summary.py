@@ -38,8 +38,8 @@ class _Arm:
         """Accuracy against the baseline's, and tokens per forward."""
         right, right0 = _accuracy(self.cell), _accuracy(self.baseline)
         if not self.cell.tokens_per_forward:
-            return f"{right} right against {right0}"
-        return f"{right} right against {right0}, at {number(self.cell.tokens_per_forward, 2)} tokens per forward"
+            return f"{right} correct against {right0}"
+        return f"{right} correct against {right0}, at {number(self.cell.tokens_per_forward, 2)} tokens per forward"
 
     @property
     def keeps_accuracy(self) -> bool:
@@ -142,8 +142,8 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
     kept_arms = [arm for arm in faster if arm.keeps_accuracy]
     if not kept_arms:
         return (
-            f"No faster arm is shown to keep accuracy within {within} of the baseline's on the same items, so speed "
-            "alone recommends nothing."
+            f"No faster arm is shown to keep accuracy within {within} of the baseline's on the same items, so none is "
+            "recommended."
         )
     best = max(kept_arms, key=lambda arm: arm.speedup.value or 0.0)
     if len(faster) == 1:
@@ -190,7 +190,7 @@ def _unrewarded(arm: _Arm) -> str | None:
     relation = words.get(verdict, "is not shown to be faster than")
     costs = "; ".join(_costs(arm)) or "where the time went was not measured"
     return (
-        f"{arm.name} commits {gain} tokens per forward ({plain} without it) and {relation} {arm.speedup.baseline}: "
+        f"{arm.name} commits {gain} tokens per forward (baseline: {plain}) and {relation} {arm.speedup.baseline}: "
         f"{costs}."
     )
 
@@ -204,8 +204,8 @@ def _costs(arm: _Arm) -> list[str]:
     if factors is not None:
         for factor, loss in (
             (factors.utilisation, "fewer rows are live in a forward"),
-            (factors.host, "less of decoding is spent in the model"),
-            (factors.decode_share, "less of the time is spent decoding"),
+            (factors.host, "the device computes in less of decode time"),
+            (factors.decode_share, "less of the wall time is decoding"),
         ):
             if factor < NOTED_BELOW:
                 clauses.append(f"{loss} ({times(factor)})")

@@ -141,25 +141,25 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     columns = [
         Column(
             "accuracy, %",
-            "share of items right; the verdict is on the same items, against the arm named",
+            "share of items answered correctly; the verdict compares it with the arm named, on the same items",
             lambda cell: _accuracy_entry(cell, own.same.get(cell.arm)),
         ),
         Column(
             "tokens per forward",
-            "committed tokens over forwards of the model",
+            "committed tokens per forward pass of the model",
             lambda cell: Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci)),
         ),
         *_speed_columns(cells, own),
         Column(
             "lossless",
-            "are the tokens those of the arm it is held to? floor: that arm against itself, at the smallest and the "
-            "largest batch size of the run",
+            "whether the tokens are those of the arm that it promises; floor: that arm against itself, at the smallest "
+            "and the largest batch size of the run",
             _lossless_entry,
         ),
-        Column("cut by budget, %", "answers ended by the token budget", _cut_entry),
+        Column("cut by budget, %", "answers that ended at the token budget", _cut_entry),
         Column(
             "between commits",
-            "median and 95th percentile of the wait between two commits of a row",
+            "median and 95th percentile of the time between two commits of a row",
             lambda cell: _latency_entry(cell.commit_latency_s),
         ),
         Column(
@@ -169,12 +169,12 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
         ),
         Column(
             "positions per token",
-            "positions fed to the model for each token that came out",
+            "positions fed to the model per token of the answers",
             lambda cell: Entry(number(cell.positions_fed_per_token)),
         ),
         Column(
             "peak memory",
-            "highest use in an untimed pass; on a CPU the whole process, libraries included",
+            "highest use in an untimed pass; on a CPU of the whole process, libraries included",
             lambda cell: Entry(memory(cell.peak_memory_bytes)),
         ),
     ]
@@ -187,24 +187,24 @@ def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column
     return [
         Column(
             "tokens/s",
-            "wall-clock, prefill included",
+            "tokens per second of wall time, prefill included",
             lambda cell: Entry(number(cell.tokens_per_s.value), interval(bounds(cell.tokens_per_s))),
         ),
         Column(
             "speedup, same checkpoint",
-            "baseline's wall-clock over the arm's, same prompts, same checkpoint; "
-            "answer length is given where it is off by more than 1%",
+            "wall time of the baseline on the same checkpoint over that of the arm, on the same prompts; the ratio of "
+            "answer lengths is given if it differs from 1 by more than 1%",
             lambda cell: _speedup_entry(own.same.get(cell.arm)),
         ),
         Column(
             "speedup, deployment",
-            "the same over the checkpoint one would deploy without this method",
+            "the same over the baseline on the checkpoint that one would deploy without this method",
             lambda cell: _speedup_entry(own.deployed.get(cell.arm)),
         ),
         Column(
             "incl. engine",
-            "the same over the fastest reference by another engine, so the engine's part is in it; beside it, what "
-            "plain decoding by the arm's own engine comes to, which is the engine's part alone",
+            "the same over the fastest reference by another engine, so that the ratio contains the engine's part; "
+            "plain: the ratio of plain decoding by the arm's own engine, which is the engine's part alone",
             lambda cell: _engine_entry(engines[cell.arm]),
             shown=any(engines.values()),
         ),
@@ -217,23 +217,25 @@ def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table
         Column("items", "answered items", lambda cell: Entry(count(cell.items))),
         Column(
             "blocks × rounds",
-            "blocks with a clean timing, and how often the first of them were timed",
+            "blocks with a clean timing, and rounds; later rounds repeat the first blocks",
             lambda cell: Entry(f"{cell.blocks} × {cell.rounds}"),
         ),
         Column(
             "samples dropped",
-            "timings left out because the machine was disturbed",
+            "timings that do not count, because the machine was disturbed",
             lambda cell: Entry(f"{cell.samples.dropped} of {cell.samples.used + cell.samples.dropped}"),
         ),
         *_time_columns(cells),
         *_draft_columns(cells),
-        Column("K/V cache", "bytes at the longest batch", lambda cell: Entry(memory(cell.kv_bytes))),
+        Column(
+            "KV cache", "most bytes of keys and values that a block needs", lambda cell: Entry(memory(cell.kv_bytes))
+        ),
         Column(
             "energy per token",
-            "of the whole GPU, prompts included and idle power not subtracted",
+            "energy of the whole GPU; it includes prompts and idle power",
             lambda cell: Entry(joules(cell.j_per_token)),
         ),
-        Column("same tokens again", "repeated items whose tokens equalled round 1's", _repeated_entry),
+        Column("same tokens again", "repeated requests with the tokens of round 1", _repeated_entry),
     ]
     return _table(columns, cells, numbers, _failure)
 
@@ -241,19 +243,27 @@ def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table
 def _time_columns(cells: Sequence[ResultCell]) -> list[Column]:
     """Return the columns about seconds of the whole cell."""
     return [
-        Column("wall", "seconds for the blocks once, mean over rounds", lambda cell: Entry(seconds(cell.wall_s))),
-        Column("prefill", "of the wall-clock", lambda cell: Entry(seconds(cell.prefill_s))),
-        Column("decode", "of the wall-clock", lambda cell: Entry(seconds(cell.decode_s))),
-        Column("host gap", "decode time outside the model", lambda cell: Entry(seconds(cell.host_gap_s))),
-        Column("decode tokens/s", "prefill left out", lambda cell: Entry(number(cell.decode_tokens_per_s.value))),
+        Column(
+            "wall",
+            "wall time of all blocks; a block has the mean over its rounds",
+            lambda cell: Entry(seconds(cell.wall_s)),
+        ),
+        Column("prefill", "wall time of reading the prompts", lambda cell: Entry(seconds(cell.prefill_s))),
+        Column("decode", "wall time of decoding", lambda cell: Entry(seconds(cell.decode_s))),
+        Column("host gap", "decode time less device time", lambda cell: Entry(seconds(cell.host_gap_s))),
+        Column(
+            "decode tokens/s",
+            "tokens per second of decode time",
+            lambda cell: Entry(number(cell.decode_tokens_per_s.value)),
+        ),
         Column(
             "preparation",
-            "what first calls took beyond warm ones: capture, compilation, memory; before the clock runs",
+            "time of the first calls beyond that of warm ones: capture, compilation, memory; it is not timed",
             lambda cell: Entry(seconds(cell.preparation_s or None)),
         ),
         Column(
             "% of roofline",
-            "least time that the weights, K/V and FLOPs of its forwards take at the probed bandwidth and speed, "
+            "least time of its forwards for their weights, keys, values and FLOPs at the measured speeds of the GPU, "
             "over decode time",
             lambda cell: Entry(percent(cell.roofline_fraction)),
             shown=any(cell.roofline_fraction is not None for cell in cells),
@@ -266,12 +276,12 @@ def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
     return [
         Column(
             "positions per forward",
-            "how wide the windows were",
+            "positions fed to the model per forward",
             lambda cell: Entry(number(cell.positions_fed_per_forward)),
         ),
         Column(
             "draft forwards per token",
-            "of other models; in all",
+            "forwards of other models per token, and in all",
             lambda cell: _part_entry(
                 cell.draft_forwards, number(cell.draft_forwards_per_token), f"{count(cell.draft_forwards)} in all"
             ),
@@ -279,13 +289,13 @@ def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
         ),
         Column(
             "draft time",
-            "seconds in forwards of other models",
+            "time in forwards of other models",
             lambda cell: _time_entry(cell.draft_s, cell.decode_s),
             shown=any(cell.draft_s for cell in cells),
         ),
         Column(
             "head time",
-            "seconds in what a method computes beside the model",
+            "time in what the method computes beside its models",
             lambda cell: _time_entry(cell.head_s, cell.decode_s),
             shown=any(cell.head_s for cell in cells),
         ),
@@ -302,18 +312,18 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
     columns = [
         Column(
             "acceptance length",
-            "tokens per forward that committed any, the model's own one included",
+            "tokens per forward that committed any; it includes the model's own token",
             lambda cell: Entry(number(figures[cell.arm].length)),
         ),
         Column(
             "acceptance rate, %",
-            "accepted guesses over those offered",
+            "accepted guesses over offered guesses",
             lambda cell: Entry(percent(figures[cell.arm].rate)),
         ),
         Column("offered", "guesses offered", lambda cell: Entry(count(figures[cell.arm].offered))),
         Column(
             "per position, %",
-            "forwards that accepted a first guess, a first and a second, and so on",
+            "share of these forwards that accepted at least 1, 2, … guesses",
             lambda cell: _positions_entry(figures[cell.arm].per_position),
         ),
         *(_owner_column(owner, figures) for owner in OWNERS),
@@ -326,7 +336,7 @@ def _owner_column(owner: str, figures: Mapping[str, AcceptanceFigures]) -> Colum
     name, formula = OWNERS[owner]
     return Column(
         name,
-        f"its own figure: {formula}",
+        f"as the owner computes it: {formula}",
         lambda cell: Entry(number(getattr(figures[cell.arm].derived, owner))),
     )
 
@@ -364,27 +374,27 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
 def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
     """Return the five factors of the speed over the baseline on the same checkpoint."""
     meanings = {
-        "tokens_per_forward": "how many more tokens a row's forward commits",
-        "forward_time": "baseline's time of a forward over the arm's",
-        "utilisation": "live rows per forward",
-        "host": "share of decoding spent in the model",
-        "decode_share": "share of the wall-clock spent decoding",
+        "tokens_per_forward": "tokens per forward of a row, arm over baseline",
+        "forward_time": "device time of a forward, baseline over arm",
+        "utilisation": "live rows per forward, arm over baseline",
+        "host": "device share of decode time, arm over baseline",
+        "decode_share": "decode share of wall time, arm over baseline",
     }
     columns = [
         *(_factor_column(name, meaning, own.same) for name, meaning in meanings.items()),
         Column(
             "rate ratio",
-            "the product of the five: tokens per second over the baseline's",
+            "product of the five: tokens per second, arm over baseline",
             lambda cell: Entry(times(own.same[cell.arm].rate_ratio)),
         ),
         Column(
             "answer length",
-            "tokens over the baseline's; speedup is the rate ratio over this",
+            "tokens, arm over baseline; the speedup is the rate ratio over it",
             lambda cell: Entry(times(own.same[cell.arm].length_ratio)),
         ),
         Column(
             "speedup",
-            "wall-clock of the baseline over the arm's",
+            "wall time, baseline over arm",
             lambda cell: Entry(times(own.same[cell.arm].value), against=own.same[cell.arm].baseline),
         ),
     ]
@@ -402,9 +412,12 @@ def _factor_column(name: str, meaning: str, speedups: Mapping[str, Speedup]) -> 
 def engine_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return every comparison with a reference by another engine, one row each."""
     columns = [
-        ("incl. engine", "wall-clock of a reference by another engine over the arm's, on the same prompts"),
-        ("plain by the same engine", "the same ratio for plain decoding by the arm's own engine: the engine's part"),
-        ("answer length", "tokens over the reference's"),
+        ("incl. engine", "wall time of a reference by another engine over that of the arm, on the same prompts"),
+        (
+            "plain by the same engine",
+            "the same ratio of plain decoding by the arm's own engine: the engine's part alone",
+        ),
+        ("answer length", "tokens, arm over reference"),
     ]
     rows = []
     for cell in cells:
@@ -423,11 +436,11 @@ def accuracy_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> T
     """Return every paired comparison of accuracy, one row each."""
     columns = [
         ("difference, points", "accuracy less the baseline's, on the same items"),
-        ("only this right", "items"),
-        ("only baseline right", "items"),
-        ("McNemar p", "reported; decides nothing"),
-        ("items needed", "for a verdict at this margin, if the arms differ as often as here"),
-        ("same answers", "items with the baseline's very tokens"),
+        ("only arm correct", "items that only the arm answers correctly"),
+        ("only baseline correct", "items that only the baseline answers correctly"),
+        ("McNemar p", "exact p-value; it decides nothing"),
+        ("items needed", "items for a verdict at this margin, if the arms differ as often as here"),
+        ("same answers", "items with the baseline's tokens"),
     ]
     rows = []
     for cell in cells:
@@ -454,7 +467,7 @@ def gaps(cells: Sequence[ResultCell]) -> list[str]:
     if any(cell.device == "cpu" and cell.peak_memory_bytes is None for cell in answered):
         sentences.append("Peak memory: on a CPU it is measured only with `--peak-memory`.")
     if any(cell.batching == "refill" for cell in answered):
-        sentences.append("Between commits: the step a row began at is not stored where slots are refilled.")
+        sentences.append("Between commits: for refilled slots the step at which a row starts is not stored.")
     if any(cell.samples.used == 1 and cell.ttft_s.p50 is not None for cell in answered):
         sentences.append("First token: one block was timed, so median and 95th percentile are the same sample.")
     return sentences
@@ -521,11 +534,13 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
     if cell.error:
         notes.append(("failed", f"Failed: {cell.error}"))
     elif cell.status != "ok":
-        notes.append(("failed", f"Unfinished ({cell.status}): some items have no answer yet; resume the run."))
+        notes.append(
+            ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
+        )
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
     if flags:
-        notes.append(("flag", f"Mind: {'; '.join(flags)}."))
+        notes.append(("flag", f"Note: {'; '.join(flags)}."))
     return notes
 
 

@@ -193,7 +193,7 @@ def _inconclusive(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:
     lines = []
     for alike in reasons.values():
         example = min(alike)
-        lines.append(f"inconclusive: {example}" if len(alike) == 1 else f"inconclusive: such as {example}")
+        lines.append(f"inconclusive: {example}" if len(alike) == 1 else f"inconclusive: for example {example}")
     return lines
 
 
@@ -203,7 +203,7 @@ def _notes(cell: ResultCell) -> list[str]:
     if cell.error:
         notes.append(f"failed: {cell.error}")
     if cell.status == "partial":
-        notes.append("not finished: `--resume` goes on")
+        notes.append("not finished; continue with `--resume`")
     return notes + [f"void: {reason}" for reason in cell.void] + flags_of_measurement(cell)
 
 

@@ -10,7 +10,7 @@ from mtbench.results.acceptance import OWNERS
 from mtbench.results.record import ResultCell, Results
 from mtbench.runs.records import GpuInfo, Machine, SessionRecord
 
-TITLE = "Multi-token decoding, compared"
+TITLE = "Comparison of multi-token decoding"
 
 
 def title(results: Results) -> str:
@@ -30,13 +30,13 @@ def facts(cells: Sequence[ResultCell]) -> list[str]:
     if first.length == "fixed":
         found.append("fixed length: end tokens ignored")
     if first.batching == "refill":
-        found.append("a finished row's slot takes the next prompt")
+        found.append("refilled: the slot of a finished row takes the next prompt")
     found.append(f"{counted(max(cell.blocks for cell in cells), 'block')} timed")
     if first.dtype:
         found.append(first.dtype)
     found.append(f"scored by {first.accuracy.metric}" if first.accuracy else "not scored")
     if task.get("sandbox") is False:
-        found.append("programs ran unconfined")
+        found.append("generated code ran without a sandbox")
     return found
 
 
@@ -125,7 +125,9 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         left_out.add("By task")
     choice = "Greedy decoding."
     if results.temperature:
-        choice = f"Sampled at temperature {results.temperature:g}, with the same dice for every arm."
+        choice = (
+            f"Sampled at temperature {results.temperature:g}; all arms share one random seed per request and position."
+        )
     values = {
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
@@ -138,64 +140,63 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
 
 NOTES: Mapping[str, str] = {
     "Speedup": (
-        "The baseline's wall-clock over the arm's on the same prompts: what a user waits. Every rate and ratio is "
-        "a ratio of totals. Over the same checkpoint it says what decoding gains; over the deployment baseline it "
-        "also holds what training changed. The two are never mixed, and each names its baseline. Both are by the "
-        "arm's own engine."
+        "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "
+        "and ratio is a ratio of totals. Over the baseline on the same checkpoint it is the gain of decoding. Over the "
+        "deployment baseline it also contains the effect of training. The two are never mixed, and each names its "
+        "baseline. Both baselines ran by the arm's own engine."
     ),
     "Incl. engine": (
-        "The same ratio over a reference by another engine, in the main table the fastest of them. It holds "
-        "that engine's part, so it is no method's gain: beside it stands, as plain, what `ar` by the arm's own "
-        "engine, on the checkpoint in the reference's role, comes to over the same reference, which is the "
-        "engine's part alone. A dash is what an engine does not tell."
+        "The same ratio over a reference by another engine; the main table has the fastest of these references. The "
+        "ratio contains the part of the engine, so it is not the gain of a method. Plain is the part of the engine "
+        "alone: the same ratio for `ar` by the arm's own engine, on the checkpoint in the reference's role. A dash is "
+        "a value that an engine does not report."
     ),
     "Tokens per forward": (
-        "Committed tokens over forwards of the model, forwards that committed nothing included. Prefill commits "
-        "nothing, so autoregressive decoding is at 1.00 exactly."
+        "Committed tokens over forward passes of the model, including those that committed nothing. Prefill commits "
+        "nothing, so autoregressive decoding has exactly 1.00."
     ),
     "Acceptance": (
-        "Of what a forward commits, all but one token are accepted guesses. Length: tokens per forward that "
-        "committed any. Rate: accepted guesses over those offered. Per position: the share of those forwards that "
-        "accepted so many guesses at least. Others define acceptance in ways of their own; their figures stand "
-        "under their names, each by its owner's formula from the same commits, and compare with that owner's only: "
+        "All tokens that a forward commits but one are accepted guesses. Length: tokens per forward that committed "
+        "any. Rate: accepted guesses over offered guesses. Per position: the share of those forwards that accepted at "
+        "least 1, 2, … guesses. Other projects define acceptance in other ways. Their figures stand under their names, "
+        "computed from the same commits by the owner's formula. Compare such a figure only with the same owner's: "
         "{owners}."
     ),
     "By task": (
-        "The same measures of each task's items and blocks alone. Words are adjusted for several arms, as in "
+        "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
         "the whole suite, and not for several tasks."
     ),
     "Where the speedup went": (
-        "Tokens per second over the baseline's is exactly the product of five factors: tokens per forward, time "
-        "of a forward, live rows per forward, share of decoding spent in the model, share of the wall-clock spent "
-        "decoding. The speedup is that product over the ratio of answer lengths."
+        "Tokens per second over the baseline's are exactly the product of five factors: tokens per forward, time of a "
+        "forward, live rows per forward, device share of decode time, decode share of wall time. The speedup is this "
+        "product over the ratio of answer lengths."
     ),
     "Intervals": (
-        "In brackets, at {level}. Speed: a t interval on the log scale, the unit is a block of prompts, run as "
-        "one batch or, refilled, through the same slots: it answers for other prompts of this kind on this "
-        "machine, not for other machines or sessions. "
-        "Tokens per forward: the same, the unit is an item. Accuracy: Wilson. Differences of accuracy: "
-        "Bonett–Price, on the same items. Intervals are pointwise; the words beside them are adjusted for several "
-        "arms by Holm, so a word may be withheld where an interval alone would allow it."
+        "In brackets, at {level}. Speed: a t interval on the log scale over blocks of prompts. A block is one batch, "
+        "or the prompts that pass through the same refilled slots. The interval holds for other prompts of this kind "
+        "on this machine, not for other machines or sessions. Tokens per forward: the same over items. Accuracy: "
+        "Wilson. Differences of accuracy: Bonett–Price, on the same items. Intervals are pointwise. Verdicts are "
+        "adjusted for several arms by Holm, so a verdict may be withheld although the interval alone would allow it."
     ),
-    "Words": (
+    "Verdicts": (
         "Speed: faster or slower if the interval lies beyond {speed_margin}, same if the 90% interval lies within it. "
         "Accuracy: not worse if the 90% lower bound loses less than {accuracy_margin}, worse if the interval lies "
-        "below 0. Anything else is inconclusive, which is a result."
+        "below 0. Anything else is inconclusive, which is a result, too."
     ),
     "Lossless": (
-        "Graded by feeding every emitted token back to the plain model: exact (the same tokens), near-tie (other "
-        "tokens, each within rounding of the best), divergent, inconclusive (other tokens, and nothing to judge "
-        "them by: too few positions to know what rounding does here, or re-scoring ran out of memory). The floor "
-        "beside a grade is what batching alone does: the arm that is promised, at the smallest batch size of the "
-        "run against the largest. Arms lossy by design, and those that promise the same distribution and not the "
-        "same tokens, are named so and not graded."
+        "A grade says whether the tokens are those of the arm that is promised. Every emitted token is fed back to the "
+        "plain model. Exact: the same tokens. Near-tie: other tokens, each within rounding error of the largest logit. "
+        "Divergent: a token beyond that. Inconclusive: other tokens, and nothing to judge them by, since there are too "
+        "few positions to measure the rounding error or re-scoring ran out of memory. The floor next to a grade is the "
+        "effect of batching alone: the promised arm at the smallest against the largest batch size of the run. Arms "
+        "that are lossy by design, and arms that promise the same distribution and not the same tokens, have no grade."
     ),
     "Same rules for all arms": (
-        "{choice} Sampling defaults that a checkpoint brings along (repetition_penalty, temperature "
-        "and the like) are neutralised for every arm, baselines too. Arms run next to each other inside every "
-        "block, in random order, after a warm-up; accuracy and speed come from the same generations."
+        "{choice} Sampling defaults of a checkpoint (repetition_penalty, temperature and the like) are disabled for "
+        "every arm, baselines included. Arms run next to each other inside every block, in random order, after a "
+        "warm-up. Accuracy and speed come from the same generations."
     ),
-    "Void and mind": (
-        "A void arm cannot be trusted and is left out of the summary. “Mind” is true, and to be kept in mind."
+    "Void and note": (
+        "A void arm cannot be trusted, and the summary leaves it out. A note limits what the values of an arm mean."
     ),
 }

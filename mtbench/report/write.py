@@ -304,7 +304,7 @@ def _markdown_section(section: Section, own_summary: str) -> list[str]:
         ("Where the speedup went", section.factors),
         ("Over another engine", section.engines),
         ("Accuracy, compared on the same items", section.accuracies),
-        ("Cost and conduct", section.cost),
+        ("Cost of the measurement", section.cost),
     ):
         if table.rows:
             lines += [f"### {heading}", "", *_markdown_table(table)]

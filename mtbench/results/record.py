@@ -36,17 +36,18 @@ SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
 ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
 
 
-def _said(words: tuple[str, ...]) -> StringConstraints:
-    """A verdict: one of the words, and perhaps a detail behind a colon or a comma."""
+def _one_of(words: tuple[str, ...]) -> StringConstraints:
+    """Return the constraint of a verdict: one of the words; a detail may follow a colon or a comma."""
     return StringConstraints(pattern=f"^({'|'.join(words)})($|: |, )")
 
 
-SpeedVerdict = Annotated[str, _said(SPEED_WORDS)]
-AccuracyVerdict = Annotated[str, _said(ACCURACY_WORDS)]
+SpeedVerdict = Annotated[str, _one_of(SPEED_WORDS)]
+AccuracyVerdict = Annotated[str, _one_of(ACCURACY_WORDS)]
 SPEED_VERDICT = "faster, slower, same or inconclusive; a detail may follow"
 
 
 def _named(task: dict[str, Any]) -> dict[str, Any]:
+    """Raise ValueError if a task has no name."""
     if not isinstance(task.get("name"), str):
         raise ValueError("a task must have a name")
     return task

@@ -252,7 +252,7 @@ def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) ->
             ("not worse", "worse than margin"),
             "both arms are faster than ar@mars/graph on the same checkpoint: 1.40 to 1.80 times as fast. "
             "1 of the faster arms keeps accuracy within 2 points of the baseline's: mars@mars/graph, "
-            "1.40 [1.30, 1.50] times as fast with 75.0% right against 50.0%, at 1.00 tokens per forward.",
+            "1.40 [1.30, 1.50] times as fast with 75.0% correct against 50.0%, at 1.00 tokens per forward.",
         ),
         (
             ("faster", "faster"),
@@ -264,14 +264,14 @@ def test_an_unscored_suite_claims_nothing_of_accuracy(reported: RunDirectory) ->
             ("same", "faster"),
             ("not worse", "worse by less than the margin"),
             "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
-            "The faster arm keeps accuracy within 2 points of the baseline's: 75.0% right against 50.0%, at ",
+            "The faster arm keeps accuracy within 2 points of the baseline's: 75.0% correct against 50.0%, at ",
         ),
         (
             ("slower", "faster"),
             ("not worse", "inconclusive, needs n ≈ 900"),
             "1 of 2 arms is faster than ar@mars/graph on the same checkpoint: 1.80 [1.70, 1.90] times as fast. "
             "1 arm is slower. No faster arm is shown to keep accuracy within 2 points of the baseline's on the same "
-            "items, so speed alone recommends nothing.",
+            "items, so none is recommended.",
         ),
         (
             ("inconclusive: 3 blocks, 6 needed", "inconclusive: 3 blocks, 6 needed"),
@@ -360,7 +360,7 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
         (
             "slower",
             {"draft_forwards_per_token": 2.0, "draft_s": 0.3, "head_s": 0.06},
-            "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (1.00 without it) and is slower than "
+            "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (baseline: 1.00) and is slower than "
             "ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions instead of 1.00; drafting "
             "needs 3.60 forwards for each of the target's and takes 50% of decoding; heads take 10% of decoding; fewer "
             "rows are live in a forward (×0.80); its answers are 1.20 times as long.",
@@ -416,7 +416,7 @@ def test_what_drafts_and_heads_cost_has_columns_where_any_arm_has_them(run: RunD
     cell = arm_of(results, "mars:tau")
     cell |= {"draft_forwards": 1200, "draft_forwards_per_token": 2.5, "draft_s": 0.3, "head_s": 0.06, "decode_s": 0.6}
     (shown,) = [part for part in sections_of(run, results) if "| draft" in part]
-    cost = shown.partition("### Cost and conduct")[2]
+    cost = shown.partition("### Cost of the measurement")[2]
     assert "| draft forwards per token | draft time | head time |" in cost
     assert "| 2.50, 1,200 in all | 300 ms, 50.0% of decoding | 60.0 ms, 10.0% of decoding |" in cost
     assert cost.count("| 0 | 0 | 0 |") == 3

@@ -278,13 +278,13 @@ def test_too_few_measurements_do_not_decide_where_an_arm_stops_paying(
         (
             16,
             "same",
-            "mars stops paying at batch size 16: it is faster than ar at 4, and from 16 on it is not shown to be",
+            "mars stops paying at batch size 16: it is faster than ar at 4, and not shown to be faster from 16 on",
         ),
         (16, "inconclusive: faster alone, not among 4 arms", "mars stops paying at batch size 16"),
         (
             None,
             UNMEASURED,
-            "Where mars stops paying over ar cannot be told: 3 blocks, 6 needed at batch size 16, the largest of "
+            "It is not known where mars stops paying over ar: 3 blocks, 6 needed at batch size 16, the largest of "
             "1, 4, 16. It is faster at 1, 4.",
         ),
     ],
@@ -315,11 +315,11 @@ def test_the_report_separates_batchings_and_engines(run: RunDirectory) -> None:
     assert re.search(r"\(against hf-generate(:cache=static)?@ar\)|than hf-generate", static)
     assert "plain ar@ar/graph ×" in static
     assert "incl. engine" not in refilled
-    assert refilled.count("Between commits: the step a row began at is not stored") == 1
-    assert "the step a row began at" not in static
+    assert refilled.count("Between commits: for refilled slots the step at which a row starts is not stored") == 1
+    assert "the step at which a row starts" not in static
     summary = static.split("\n\n")[2]
     assert "hf-generate" not in summary
-    assert "Where mars:tau=0.3@mars/graph stops paying over ar@mars/graph cannot be told: " in page
+    assert "It is not known where mars:tau=0.3@mars/graph stops paying over ar@mars/graph: " in page
     assert (run.path / "figures/arithmetic.batch-sizes.svg").is_file()
     assert not list(run.path.glob("figures/*refill.batch-sizes*"))
     latex = (run.path / "tables/arithmetic.b3.tex").read_text()
@@ -351,7 +351,7 @@ def test_a_terminal_breaks_no_word_and_no_number(results: Results, width: int) -
         whole = re.split(r"\s+", table)
         assert "unchecked" in whole or "lossy" in whole
         assert any(word.endswith("tau=0.3") or "tau=0.3@" in word for word in whole)
-        units = re.findall(r"inconclusive:\s+(?:such\s+as\s+)?[\d.]+\s+(s|block)", table)
+        units = re.findall(r"inconclusive:\s+(?:for\s+example\s+)?[\d.]+\s+(s|block)", table)
         assert len(units) == len(set(units)) > 0  # each kind of reason once
     assert ("tokens/s" in text, "speedup," in text, "lossless" in text) == (width >= 80, True, True)
 

@@ -264,7 +264,7 @@ def test_the_time_left_is_estimated_from_this_process(monkeypatch: pytest.Monkey
     progress.step(120, {"loss": 1.234, "mask": 0.9, "ar": 0.0334}, 6100.4)
     progress.end()
     assert printed.getvalue().splitlines() == [
-        "step 100/400 was reached before; going on",
+        "continuing from step 100/400",
         "step 120/400 loss 1.234 mask 0.9000 ar 0.03340 6,100 tokens/s 2:20 left",
     ]
 

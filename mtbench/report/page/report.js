@@ -9,7 +9,7 @@
   const previous = at("viewer-previous"), next = at("viewer-next");
   const hidden = new Set();
 
-  // Whatever a model wrote goes into the page as text, never as markup.
+  // The text of a model goes into the page as text, never as markup.
   const element = (tag, className, text) => {
     const made = document.createElement(tag);
     if (className) made.className = className;
@@ -62,13 +62,13 @@
     return text;
   };
 
-  const endings = { end: "ended by itself", stop: "ended at a stop string", length: "cut by the budget" };
+  const endings = { end: "ended with an end token", stop: "ended at a stop string", length: "cut by the token budget" };
 
   const countsOf = (answer) => {
     const counts = element("p", "counts");
     if (answer.score !== null) {
       const [className, mark] =
-        answer.score === 1 ? ["mark-right", "✓ right"] : answer.score === 0 ? ["mark-wrong", "✗ wrong"] : ["", `scored ${answer.score.toFixed(2)}`];
+        answer.score === 1 ? ["mark-right", "✓ correct"] : answer.score === 0 ? ["mark-wrong", "✗ wrong"] : ["", `scored ${answer.score.toFixed(2)}`];
       counts.append(element("span", className, mark), " · ");
     }
     if (answer.forwards) {
@@ -79,10 +79,10 @@
     counts.append(endings[answer.finish] || "");
     const idle = answer.commits ? answer.commits.filter((count) => !count).length : 0;
     if (idle) counts.append(`; ${plural(idle, "forward")} committed nothing`);
-    if (!answer.commits) counts.append("; this engine does not tell its forwards apart, so nothing is shaded");
+    if (!answer.commits) counts.append("; this engine hides its forwards, so there are no shades");
     const against = answer.against;
     if (against) {
-      counts.append(against.same === null ? `; same tokens as ${against.arm}` : `; as ${against.arm} for the first ${plural(against.same, "token")}`);
+      counts.append(against.same === null ? `; same tokens as ${against.arm}` : `; differs from ${against.arm} after ${plural(against.same, "token")}`);
     }
     return counts;
   };
@@ -109,7 +109,7 @@
     const place = Array.from(item.options).findIndex((option) => option.value === item.value);
     previous.disabled = place <= 0;
     next.disabled = place >= item.options.length - 1;
-    const all = chosen.of > chosen.items.length ? ` The first ${chosen.items.length} of ${chosen.of} items are here.` : "";
+    const all = chosen.of > chosen.items.length ? ` This page has the first ${chosen.items.length} of ${chosen.of} items.` : "";
     at("viewer-status").textContent = `Item ${place + 1} of ${item.options.length}: ${entry.item}.${all}`;
   };
 
@@ -120,7 +120,7 @@
     const add = (entry, index) => {
       const scored = scores(entry);
       const right = scored.filter((score) => score === 1).length;
-      const option = new Option(scored.length ? `${entry.item} (${right} of ${scored.length} right)` : entry.item, index);
+      const option = new Option(scored.length ? `${entry.item} (${right} of ${scored.length} correct)` : entry.item, index);
       option.dataset.item = entry.item;
       item.add(option);
     };
