@@ -6,11 +6,11 @@
 
 A step has a fixed shape and never waits for the host: acceptance, the cut at end tokens and cursor moves are tensor
 operations on tensors that keep their place, so that a step can be captured once and replayed. The host reads the
-cursors between steps: on a CPU at once, and it feeds no more than needed; on a GPU some steps late, so that the queue
-of launches never runs empty. Tokens behind a stop are cut from answer, text and counts.
+cursors between steps. On a CPU it reads them at once and feeds no more than needed. On a GPU it reads them some steps
+later, so that launches are always queued. Tokens behind a stop are cut from answer, text and counts.
 
 Requests sit in rows. Where there are more requests than rows, a finished row is refilled from the queue. A method with
-several widths has one variant per width; the variants share rows and state, and each step is by one of them.
+several widths has one variant per width; the variants share rows and state, and each step uses one of them.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
 """

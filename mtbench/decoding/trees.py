@@ -1,7 +1,8 @@
 """Trees of guesses. The root is the last decided token; a guess follows its parent and attends to its ancestors.
 
 A chain of drafts, a tree of candidates (SpecInfer: Miao et al., arXiv 2305.09781; Medusa: arXiv 2401.10774), or groups
-of masks, each continuing another outcome (TiDAR: arXiv 2511.08923; MARS: arXiv 2604.07023, section 4.6).
+of mask tokens, one group for each number of guesses that may be accepted (TiDAR: arXiv 2511.08923; MARS: arXiv
+2604.07023, section 4.6).
 
 G = guesses.
 """

@@ -3,7 +3,7 @@
 A difference has a 95 % interval and a margin: 2 points of accuracy, 2 % of a rate (mtbench/statistics.py).
 
 agrees           the whole interval lies within the margin
-differs          the interval leaves the margin and excludes no difference
+differs          the interval is not wholly inside the margin and does not contain zero
 cannot tell      neither; it says how many items it has, and how many it would take
 not comparable   the figures are not of the same thing; it says why (another engine, protocol, GPU, benchmark …)
 
@@ -13,7 +13,7 @@ intervals (Newcombe 1998, Statistics in Medicine 17:873, method 10). It takes th
 same items, but which of them the paper's arm had right is not published; so the interval is too wide and never too
 narrow, neither word comes too easily, and where the paper's n alone leaves more than the margin, no n of ours suffices.
 The difference itself stands beside the verdict. A mean over benchmarks combines the intervals in the same way
-(Zou & Donner 2008, Statistics in Medicine 27:1693), of which Newcombe's is the case of two terms.
+(Zou & Donner 2008, Statistics in Medicine 27:1693); with two terms this is Newcombe's interval.
 
 **A change of accuracy** between two arms is paired: ours has its Bonett-Price interval; theirs has that of as many
 items with our share of items that changed, for theirs is not published. It is the difference of two rounded figures,

@@ -3,7 +3,7 @@
 mtbench/reproduce/agreement.py defines the verdicts. A figure is **not comparable** if ours measures something else: a
 miniature (another family, benchmark or token budget, a part of each subtask, simulated weights); for times, another
 engine, device or batch size than the paper's; another accounting. A figure that the published file marks as not
-comparable, such as a time on a GPU that is not stated, never is. Fewer questions of the same benchmark measure the same
+comparable stays so, for example a time whose GPU is not stated. Fewer questions of the same benchmark measure the same
 thing with a wider interval. A row without a checkpoint is **not run**; its reason names the command that would run it,
 and the other rows still run. The same holds for a benchmark without data or sandbox.
 

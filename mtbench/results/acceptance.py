@@ -1,4 +1,4 @@
-"""How many draft tokens the target accepted, from what each forward committed, and the same as other projects count it.
+"""Acceptance, from the tokens that each forward committed: by our definition and by other projects' formulas.
 
 Of the n tokens that a forward commits, the first is the target's own and n − 1 are accepted guesses. A forward that
 commits nothing (a block that is not yet full, a row that waits) verifies nothing, so it is no step of a

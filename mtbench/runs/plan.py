@@ -4,7 +4,7 @@ The prompts of private suites are the exception: no file holds them (mtbench/run
 
 A **cell** is suite × arm × batch size × batching. The cells that differ only in the arm form a **group**: they share
 the same **blocks** (fixed lists of prompts) and run next to each other inside every block, in random order. A static
-block is one batch. A block of refilled batches has at least eight prompts for every slot. Round 1 covers all blocks
+block is one batch. A refilled block has at least eight prompts per row. Round 1 covers all blocks
 and yields the generations that are scored. Later rounds repeat the first blocks for timing.
 """
 
