@@ -323,7 +323,7 @@ def _void(data: CellData, dropped: int) -> list[str]:
             reasons.append(f"counts do not add up: {line.item}")
             break
     if any(t.miscounted for t in data.timings):
-        reasons.append("counts do not add up: the models saw other forwards than the lanes counted")
+        reasons.append("counts do not add up: the models ran other forwards than were counted")
     if any(t.identical not in (None, t.items) for t in data.timings):
         reasons.append("tokens differ between rounds")
     if data.timings:
@@ -350,7 +350,7 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))
-        flags.append(f"the engine counts {theirs:,} tokens, its answers have {ours:,} here")
+        flags.append(f"token counts differ: engine {theirs:,}, ours {ours:,}")
     return flags
 
 

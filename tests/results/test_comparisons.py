@@ -46,7 +46,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
         batching=("static", "refill"),
         limit=33,
         rounds=2,
-        max_new_tokens=6,
+        max_new_tokens=4,
         device="cpu",
     )
 
