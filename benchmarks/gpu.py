@@ -40,7 +40,7 @@ from mtbench.hardware.timer import Stopwatch
 from mtbench.models import kernels
 from mtbench.models.loading import DTYPES
 from mtbench.runs import energy, rescoring, simulation
-from mtbench.runs.directory import Record
+from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, RunRequest
 from mtbench.runs.planner import make_plan
@@ -80,9 +80,9 @@ class Bench:
         self.dtype = "float32" if self.cpu else "bfloat16"
         self.console = Console(width=150, highlight=False)
         self.bars: list[Bar] = []
-        self.found: Record = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
+        self.found: JsonObject = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
         self.probe: tuple[probe.Probe | None, str | None] = (None, "not probed")
-        self.layers: Record = {}  # the description of the layers that was printed last
+        self.layers: JsonObject = {}  # the description of the layers that was printed last
         self._pool: ModelPool | None = None
 
     def say(self, text: str) -> None:
@@ -263,7 +263,7 @@ class Operations:
     def __init__(self, bench: Bench) -> None:
         self.bench, self.cpu, self.device = bench, bench.cpu, torch.device(bench.args.device)
         self.generator = torch.Generator(self.device).manual_seed(0)
-        self.found: dict[str, Record] = {}
+        self.found: dict[str, JsonObject] = {}
 
     def noise(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator, device=self.device).to(DTYPES[self.bench.dtype])
@@ -400,7 +400,7 @@ def equality(bench: Bench) -> None:
 
 def grade(bench: Bench) -> None:
     """In bfloat16 on 0.5B shapes: re-score tokens by transformers' modules; compare batch sizes 1 and 16."""
-    found: dict[str, Record] = {}
+    found: dict[str, JsonObject] = {}
     prompts: list[list[int]] = []
     for engine in ("graph", "invariant"):
         plans = [bench.plan(SMALL, (f"ar:engine={engine}",), n, prompt=64, blocks=16 // n) for n in (1, 16)]

@@ -18,10 +18,10 @@ from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.results.roofline import fraction
 from mtbench.results.samples import CellData
-from mtbench.runs.directory import Record
+from mtbench.runs.directory import JsonObject
+from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
-from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.requests import requests_of
 from mtbench.statistics import Ratio, ratio_of_totals
 
@@ -36,7 +36,7 @@ class Race:
 
     arms: dict[str, CellData]
     preparation_s: dict[str, float]  # seconds of the first calls beyond those of a warm call
-    session: Record  # as environment.json has it
+    session: JsonObject  # as environment.json has it
 
     def ratio(self, arm: str, baseline: str, clock: str) -> Ratio:
         """Return the baseline's time over the arm's, by `decode_s` or `wall_s`."""
@@ -61,7 +61,7 @@ class Race:
         """Return the number of contaminated batches by reason; batches dropped because of them do not count."""
         return Counter(t.dropped for one in self.arms.values() for t in one.timings if t.dropped)
 
-    def figures(self, arm: str) -> Record:
+    def figures(self, arm: str) -> JsonObject:
         """Return the figures of one arm."""
         measured = self.arms[arm]
         cell, totals = measured.cell, measured.totals
@@ -95,7 +95,7 @@ class Race:
 def race(
     pool: ModelPool,
     plan: Plan,
-    session: Record,
+    session: JsonObject,
     deadline: float,
     *,
     blocks: int | None = None,
@@ -127,7 +127,7 @@ def race(
             generations, timing = decode(cell, chosen[block], suite.max_new_tokens)
             window = machine.window(before, machine.sample(pool.device))
             window["dropped"] = window["dropped"] or (PREPARED if timing.preparation_s else None)
-            place: Record = {"session": 1, "round": round_, "block": block, "order": order}
+            place: JsonObject = {"session": 1, "round": round_, "block": block, "order": order}
             timings[cell.arm].append(TimingLine(**place, **dataclasses.asdict(timing), **window, identical=None))
             for i, generation in zip(chosen[block], generations, strict=True):
                 item = suite.items[i]

@@ -21,7 +21,7 @@ from mtbench import records
 from mtbench.errors import UserError, unknown
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
-from mtbench.runs import execution
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import DEFAULTS, OPTIONS, Execution, RunRequest
 
@@ -84,14 +84,14 @@ def run(
     """
     request = _request(options)
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
-    execution.check(settings, request.device)
+    lifecycle.check(settings, request.device)
     if resume and out is None:
         raise UserError("resume=True needs the run directory: mtbench.run(out=DIR, resume=True).")
-    directory = execution.default_directory(request) if out is None else Path(out)
-    if resume and not execution.clear_unplanned(directory):
-        opened = execution.reopen(directory, request, options)
+    directory = lifecycle.default_directory(request) if out is None else Path(out)
+    if resume and not lifecycle.clear_unplanned(directory):
+        opened = lifecycle.reopen(directory, request, options)
     else:
-        opened, plan = execution.start(directory, request, sys.argv)
+        opened, plan = lifecycle.start(directory, request, sys.argv)
         for warning in plan.warnings():
             warnings.warn(warning, stacklevel=2)
     with RunProgress(Console(stderr=True, quiet=not progress)) as shown:

@@ -1,7 +1,7 @@
 """Records: the base class of what mtbench stores as JSON, how a file becomes records, and how records become JSON.
 
-The models themselves are in mtbench/runs/records.py (what a run writes), mtbench/results/record.py (results.json) and
-mtbench/reproduce/record.py (published tables and reproductions). The JSON Schemas in mtbench/schemas/ are generated
+The models themselves are in mtbench/runs/formats.py (what a run writes), mtbench/results/format.py (results.json) and
+mtbench/reproduce/format.py (published tables and reproductions). The JSON Schemas in mtbench/schemas/ are generated
 from them (`make schemas`).
 
 A reader gets a record of the right shape or one UserError in one line, which names the file, the line of a JSONL file,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from mtbench.results.record import Estimate, Finish, Percentiles, ResultCell, Samples, Speedup
+from mtbench.results.format import Estimate, Finish, Percentiles, ResultCell, Samples, Speedup
 from mtbench.results.samples import CellData
+from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Cell
-from mtbench.runs.records import GenerationLine, TimingLine
 
 
 def generation_line(**given: Any) -> GenerationLine:

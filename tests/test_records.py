@@ -14,11 +14,10 @@ from pydantic import BaseModel
 from mtbench.cli.schemas import FOLDER, SCHEMAS, schema, text
 from mtbench.errors import UserError
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
-from mtbench.reproduce.record import Published
-from mtbench.results.record import Accuracy, Results, Speedup
+from mtbench.reproduce.format import Published
+from mtbench.results.format import Accuracy, Results, Speedup
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Plan
-from mtbench.runs.records import (
+from mtbench.runs.formats import (
     EnergyRecord,
     Environment,
     FailureLine,
@@ -29,6 +28,7 @@ from mtbench.runs.records import (
     Scores,
     TimingLine,
 )
+from mtbench.runs.plan import Plan
 
 STORED = Path(__file__).parents[1] / "reports" / "2026-11-21_tiny_cpu_methods"
 WHOLE: dict[str, type[BaseModel]] = {

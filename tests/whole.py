@@ -11,7 +11,7 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
-from mtbench.runs import execution
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -22,7 +22,7 @@ from mtbench.runs.score import score
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     """Do what `mtbench run` does, without the pages."""
-    run, _ = execution.start(folder / "run", request, ["mtbench", "run"])
+    run, _ = lifecycle.start(folder / "run", request, ["mtbench", "run"])
     with RunProgress(Console(quiet=True)) as progress:
         pipeline.finish(run, Execution(), progress, pages=False)
     return run

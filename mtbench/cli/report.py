@@ -7,7 +7,7 @@ from mtbench.cli.session import err, out, say
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import results_tables
-from mtbench.results.record import Results
+from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
 

@@ -16,12 +16,12 @@ from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress, clock
 from mtbench.report.terminal import plan_table
-from mtbench.reproduce import page, published
+from mtbench.reproduce import page, rerun
 from mtbench.reproduce.compare import compare
-from mtbench.reproduce.published import Part
-from mtbench.reproduce.record import Asked, Published
-from mtbench.runs.execution import changed, check
+from mtbench.reproduce.format import Asked, Published
+from mtbench.reproduce.rerun import Part
 from mtbench.runs.executor import estimate_s
+from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
 
 PER_EXECUTION = {"offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
@@ -39,7 +39,7 @@ def start(directory: Path | None, params: Mapping[str, Any]) -> Started:
     """Plan a reproduction and write its plans. Nothing is written if the options are wrong."""
     folder = directory or Path("runs") / f"{params['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
     asked, _, parts = _plan(params, folder)
-    published.begin(folder, asked, parts, sys.argv)
+    rerun.begin(folder, asked, parts, sys.argv)
     session.started.append(folder)
     return Started(folder, asked, parts)
 
@@ -58,10 +58,10 @@ def dry_run(params: Mapping[str, Any]) -> None:
 
 def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[Asked, Published, list[Part]]:
     check(Execution(workers=params["workers"], ray=params["ray"]), params["device"])
-    asked, table = _asked(params), published.published(params["name"])
+    asked, table = _asked(params), rerun.published(params["name"])
     if folder is not None:
-        published.refuse_existing(folder)
-    return asked, table, published.lay_out(table, asked)
+        rerun.refuse_existing(folder)
+    return asked, table, rerun.lay_out(table, asked)
 
 
 def _asked(params: Mapping[str, Any]) -> Asked:
@@ -80,7 +80,7 @@ def _asked(params: Mapping[str, Any]) -> Asked:
 
 def resume(directory: Path, params: Mapping[str, Any], given: Collection[str]) -> Started:
     """Open the reproduction in `directory`; the `given` options must agree with it."""
-    stored, parts = published.reopen(directory)
+    stored, parts = rerun.reopen(directory)
     if params["name"] not in (None, stored.name):
         raise UserError(f"{str(directory)!r} holds {stored.name!r}, not {params['name']!r}; leave out the name.")
     asked = _asked({**params, "name": stored.name})
@@ -106,13 +106,13 @@ def finish(started: Started, workers: int | None, ray: str | None) -> bool:
     for part in planned:
         try:
             with RunProgress(err) as progress:
-                published.run(folder, part, asked, progress, workers, ray)
+                rerun.run(folder, part, asked, progress, workers, ray)
         except UserError as error:
             errors.append(error)
             warn(f"{part.family} could not be run: {error}")
     if len(errors) == len(planned):
         raise errors[0]
-    result = compare(published.published(asked.name), asked, parts, folder)
+    result = compare(rerun.published(asked.name), asked, parts, folder)
     written = page.write(folder, result)
     out.print(page.terminal_table(result))
     say(written)
@@ -129,8 +129,8 @@ def _print_skipped(parts: list[Part]) -> None:
 def list_tables() -> None:
     """Print the published tables: what they are, what they run and what they need."""
     table = Table("name", "what it is", "runs", "needs")
-    for name in published.names():
-        known = published.published(name)
+    for name in rerun.names():
+        known = rerun.published(name)
         needs = ", ".join(_needs(known)) or "–"
         table.add_row(*map(escape, (name, known.what, "\n".join(_runs(known)), needs)))
         table.add_section()
@@ -141,7 +141,7 @@ def list_tables() -> None:
 def _runs(table: Published) -> list[str]:
     lines = []
     for family in table.families:
-        arms = published.specs_of([row for row in table.rows if row.family == family])
+        arms = rerun.specs_of([row for row in table.rows if row.family == family])
         lines.append(f"{family}: {len(arms)} arms")
     suites = [benchmark.suite for benchmark in table.benchmarks.values()]
     lines.append(f"{len(suites)} suites" if len(suites) > 1 else suites[0])
@@ -149,7 +149,7 @@ def _runs(table: Published) -> list[str]:
 
 
 def _needs(table: Published) -> list[str]:
-    needs = [f"--checkpoint {role}=…" for role in published.not_released(table)]
+    needs = [f"--checkpoint {role}=…" for role in rerun.not_released(table)]
     if any("speedup" in row.figures for row in table.rows):
         needs.append("a GPU, for times")
     return needs

@@ -11,10 +11,10 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from mtbench.records import Record
-from mtbench.reproduce.record import Published, Reproduction
-from mtbench.results.record import Results
+from mtbench.reproduce.format import Published, Reproduction
+from mtbench.results.format import Results
+from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan
-from mtbench.runs.records import GenerationLine, TimingLine
 
 FOLDER = Path(__file__).parents[1] / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

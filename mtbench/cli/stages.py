@@ -10,10 +10,10 @@ from mtbench.decoding.openai_client import ServerError
 from mtbench.errors import UserError
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import plan_table
-from mtbench.runs import execution
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import check as check
 from mtbench.runs.executor import estimate_s
+from mtbench.runs.lifecycle import check as check
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
@@ -21,8 +21,8 @@ from mtbench.runs.run_request import Execution, RunRequest
 
 def start(request: RunRequest, directory: Path | None) -> RunDirectory:
     """Plan a run. Nothing is written if the request is wrong."""
-    path = directory or execution.default_directory(request)
-    run, planned = execution.start(path, request, sys.argv)
+    path = directory or lifecycle.default_directory(request)
+    run, planned = lifecycle.start(path, request, sys.argv)
     session.started.append(path)
     for warning in planned.warnings():
         warn(warning)
@@ -33,9 +33,9 @@ def resume(request: RunRequest, directory: Path | None, given: Collection[str]) 
     """Open the run in `directory`; the `given` fields of the request must agree with its plan."""
     if directory is None:
         raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
-    if execution.clear_unplanned(directory):
+    if lifecycle.clear_unplanned(directory):
         return start(request, directory)
-    run = execution.reopen(directory, request, given)
+    run = lifecycle.reopen(directory, request, given)
     session.started.append(directory)
     return run
 
@@ -49,18 +49,18 @@ def generate(directory: Path, settings: Execution) -> None:
     """Decode what is missing of a plan."""
     run = RunDirectory.open(directory)
     with RunProgress(err) as progress:
-        execution.generate(run, settings, progress)
+        lifecycle.generate(run, settings, progress)
 
 
 def score(directory: Path, settings: Execution) -> None:
     """Score the stored texts of a run."""
-    execution.score(RunDirectory.open(directory), settings)
+    lifecycle.score(RunDirectory.open(directory), settings)
 
 
 def dry_run(request: RunRequest, directory: Path | None) -> None:
     """Print the plan and a time estimate."""
     if directory is not None:
-        execution.refuse_existing(directory)
+        lifecycle.refuse_existing(directory)
     planned = make_plan(request)
     out.print(plan_table(planned))
     for warning in planned.warnings():

@@ -10,7 +10,7 @@ from mtbench import statistics
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
 from mtbench.report.formatting import bounds, listed, times
-from mtbench.results.record import ResultCell, Speedup, StopsPaying
+from mtbench.results.format import ResultCell, Speedup, StopsPaying
 
 SIZES_NEEDED = 3  # batch sizes of a sweep
 

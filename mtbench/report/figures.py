@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench.report.formatting import Spread, bounds, listed, number, times
-from mtbench.results.record import ResultCell, Speedup
+from mtbench.results.format import ResultCell, Speedup
 from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 
 INK, MUTED, RULE, ACCENT, PAPER, WARN = "#1c2127", "#5b6570", "#d5dbe1", "#1769aa", "#fefefe", "#a8471a"

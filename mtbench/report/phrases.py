@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
 from mtbench.report.formatting import listed
-from mtbench.results.record import ResultCell
+from mtbench.results.format import ResultCell
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 

@@ -5,10 +5,10 @@ The command line, `mtbench.run` and `mtbench reproduce` share these steps.
 
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
-from mtbench.results.record import Results
+from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.execution import generate, score_if_due
 from mtbench.runs.executor import Progress
+from mtbench.runs.lifecycle import generate, score_if_due
 from mtbench.runs.run_request import Execution
 
 

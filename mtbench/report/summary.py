@@ -11,7 +11,7 @@ from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import bounds, counted, interval, number, percent, times
 from mtbench.report.phrases import floors
-from mtbench.results.record import ResultCell, Speedup
+from mtbench.results.format import ResultCell, Speedup
 
 NOTED_BELOW = 0.95  # a factor above it costs too little to be named
 KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy within the margin

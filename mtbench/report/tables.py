@@ -22,7 +22,7 @@ from mtbench.report.formatting import (
 from mtbench.report.phrases import flags_of_measurement, ungraded
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
-from mtbench.results.record import (
+from mtbench.results.format import (
     AcceptanceFigures,
     Accuracy,
     AccuracyComparison,

@@ -10,7 +10,7 @@ from rich.table import Table
 from mtbench.report.formatting import NONE, bounds, interval, listed, number, percent, times
 from mtbench.report.phrases import batches, disclaimers, flags_of_measurement, floors, ungraded
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
-from mtbench.results.record import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.format import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
 from mtbench.runs.plan import Plan
 
 ACCURACY, PER_FORWARD, RATE = "accuracy, %", "tokens per\nforward", "tokens/s"

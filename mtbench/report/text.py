@@ -7,8 +7,8 @@ from pathlib import Path
 from mtbench.report.formatting import NONE, counted, listed, memory, number
 from mtbench.report.phrases import disclaimers, is_overridden
 from mtbench.results.acceptance import OWNERS
-from mtbench.results.record import ResultCell, Results
-from mtbench.runs.records import GpuInfo, Machine, SessionRecord
+from mtbench.results.format import ResultCell, Results
+from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
 
 TITLE = "Comparison of multi-token decoding"
 

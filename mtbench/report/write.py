@@ -21,7 +21,7 @@ from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simul
 from mtbench.report.summary import remarks, summary
 from mtbench.report.tables import Entry, Table
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
-from mtbench.results.record import ResultCell, Results
+from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import read_plan
 

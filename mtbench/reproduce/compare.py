@@ -1,4 +1,4 @@
-"""Compare every published figure with ours, from the runs of a reproduction (mtbench/reproduce/published.py).
+"""Compare every published figure with ours, from the runs of a reproduction (mtbench/reproduce/rerun.py).
 
 mtbench/reproduce/agreement.py defines the verdicts. A figure is **not comparable** if ours measures something else: a
 miniature (another family, benchmark or token budget, a part of each subtask, simulated weights); for times, another
@@ -23,8 +23,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.records import dump
 from mtbench.reproduce import agreement
 from mtbench.reproduce.agreement import WORDS, Estimate, Finding
-from mtbench.reproduce.published import EAGER, PAPER, RESULT, SHARES, Part, arm_of, stands_in, suites_of
-from mtbench.reproduce.record import (
+from mtbench.reproduce.format import (
     AVERAGE,
     SCHEMA_VERSION,
     UNITS,
@@ -43,12 +42,13 @@ from mtbench.reproduce.record import (
     Reproduction,
     RunMachine,
 )
+from mtbench.reproduce.rerun import EAGER, PAPER, RESULT, SHARES, Part, arm_of, stands_in, suites_of
 from mtbench.results import samples
 from mtbench.results.comparisons import gains_and_losses, wall_ratio
-from mtbench.results.record import ResultCell, Results
+from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.records import Environment, SessionRecord
+from mtbench.runs.formats import Environment, SessionRecord
 
 
 def compare(table: Published, asked: Asked, parts: Sequence[Part], folder: Path) -> Reproduction:

@@ -17,7 +17,7 @@ from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.tables import SIGNS
 from mtbench.report.write import plain, template
 from mtbench.reproduce.agreement import WORDS, Word
-from mtbench.reproduce.record import Figure, FigureDifference, OurFigure, Quantity, Reproduction
+from mtbench.reproduce.format import Figure, FigureDifference, OurFigure, Quantity, Reproduction
 from mtbench.runs.directory import RunDirectory
 
 PAGE = "reproduction.html"

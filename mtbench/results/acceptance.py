@@ -14,9 +14,9 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from mtbench.results.record import AcceptanceFigures, DerivedAcceptance
+from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.samples import CellData, add
-from mtbench.runs.records import TimingLine
+from mtbench.runs.formats import TimingLine
 
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 

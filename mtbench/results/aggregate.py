@@ -19,7 +19,7 @@ from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
-from mtbench.results.record import (
+from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
     Finish,
@@ -39,8 +39,8 @@ from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import Summary, by_task, summarize
 from mtbench.runs import energy, rescoring
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import EnergyRecord, Environment, MemoryRecord, PreparationLine, SessionRecord
 from mtbench.runs.plan import Cell, Group, Plan, read_plan
-from mtbench.runs.records import EnergyRecord, Environment, MemoryRecord, PreparationLine, SessionRecord
 
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.results.record import (
+from mtbench.results.format import (
     AccuracyComparison,
     Agreement,
     Estimate,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from mtbench.hardware.probe import Probe, Shape, floor_s
 from mtbench.records import dump
+from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.plan import Cell
-from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 
 
 class Fraction(NamedTuple):

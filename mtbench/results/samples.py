@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Plan
-from mtbench.runs.records import FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.statistics import Totals
 
 

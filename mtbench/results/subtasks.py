@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.results import acceptance
 from mtbench.results.comparisons import bounds, compare, estimate
-from mtbench.results.record import AcceptanceFigures, Accuracy, Estimate, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.format import AcceptanceFigures, Accuracy, Estimate, Speedup, TaskFigures, TaskSpeedup
 from mtbench.results.samples import CellData
 from mtbench.runs.plan import Item
 

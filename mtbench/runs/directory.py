@@ -23,7 +23,7 @@ from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.records import M
 
-Record = dict[str, Any]
+JsonObject = dict[str, Any]
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
@@ -90,7 +90,7 @@ class RunDirectory:
         """Complete or absent: written aside, flushed, renamed."""
         files.write_bytes(self.path / name, data, ADVICE)
 
-    def append(self, name: str, records: Iterable[Record]) -> None:
+    def append(self, name: str, records: Iterable[JsonObject]) -> None:
         """Add lines and see them to the disk."""
         path = self.path / name
         with files.write_errors(path, ADVICE):
@@ -100,7 +100,7 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def lines(self, name: str) -> list[Record]:
+    def lines(self, name: str) -> list[JsonObject]:
         """The records of a JSONL file, none if it is absent. A torn last line is left out (it will be redone);
 
         a broken line elsewhere raises UserError with its number.
@@ -125,7 +125,7 @@ class RunDirectory:
                     ) from None
         return records
 
-    def keep_lines(self, name: str, records: list[Record]) -> None:
+    def keep_lines(self, name: str, records: list[JsonObject]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
         text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         path = self.path / name

@@ -15,7 +15,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.requests import requests_of
@@ -37,7 +37,7 @@ def measure(
     Without a counter it holds the reason. Stops at `deadline` (time.monotonic).
     """
     known = run.read_json("energy.json") if run.has("energy.json") else {}
-    cells: Record = known.get("cells", {})
+    cells: JsonObject = known.get("cells", {})
     gpu = machine.gpu() if pool.device == "cuda" else None
     if gpu is None or gpu.energy_j() is None:
         reason = NO_COUNTER
@@ -74,7 +74,7 @@ def _answered(run: RunDirectory, cell: Cell) -> dict[str, list[int]]:
     return {item: ids for item, ids in answers.items() if ids is not None}
 
 
-def of(known: Record, cell: str, error: str | None = None) -> Record:
+def of(known: JsonObject, cell: str, error: str | None = None) -> JsonObject:
     """Return a cell's part of energy.json for results: joules of the window, joules per token, or why they are None."""
     found = known.get("cells", {}).get(cell) or _unknown(error or known.get("reason", UNMEASURED))
     return {name: found[name] for name in ("energy_j", "j_per_token", "energy_reason")}
@@ -86,7 +86,7 @@ def window(
     pool: ModelPool,
     cell: Cell,
     answered: Mapping[str, Sequence[int]] = MappingProxyType({}),
-) -> Record:
+) -> JsonObject:
     """Decode the cell's full blocks in turn, from an idle device to an idle device, for at least WINDOW_S.
 
     The first block runs once before, so that nothing is captured or compiled in the window. `answered`: by item, the
@@ -124,7 +124,7 @@ def window(
     }
 
 
-def _unknown(reason: str) -> Record:
+def _unknown(reason: str) -> JsonObject:
     return {
         "energy_j": None,
         "window_s": None,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from mtbench.decoding.output import Generation, answer_tokens
 from mtbench.errors import UserError
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
@@ -371,7 +371,9 @@ class Stage:
         return done
 
 
-def _generation_line(item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool) -> Record:
+def _generation_line(
+    item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
+) -> JsonObject:
     """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
     return {
         "item": item,

@@ -18,7 +18,7 @@ from mtbench.hardware.timer import Stopwatch
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
-from mtbench.runs.directory import Record
+from mtbench.runs.directory import JsonObject
 from mtbench.runs.plan import Cell, RunRequest, Script
 
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
@@ -135,7 +135,7 @@ class ModelPool:
         if self.device == "cuda":
             torch.cuda.empty_cache()
 
-    def describe(self) -> Record:
+    def describe(self) -> JsonObject:
         """Return this session's part of environment.json: device, dtype, threads, the cost of a synchronisation."""
         stopwatch = Stopwatch(torch.device(self.device))
         started_at = stopwatch.now()

@@ -34,7 +34,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.models import sampling
 from mtbench.models.families import RANDOM
 from mtbench.options import show
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell, Script, Simulated, read_plan
 
 CURSOR = "simulated_cursor"
@@ -153,7 +153,7 @@ class Acceptance:
         self.source = text
         self.run = RunDirectory(Path(text)) if text and Path(text).is_dir() else None
         self.cells: Sequence[Cell] = _read_cells(self.run) if self.run else []
-        self.generations: dict[str, list[Record]] = {}  # cell -> lines of its generations
+        self.generations: dict[str, list[JsonObject]] = {}  # cell -> lines of its generations
         self.probabilities: list[float] = []
         if self.run:
             return
@@ -230,7 +230,7 @@ class Acceptance:
         same = [c for c in self.cells if _strip_engine(c.arm, c.engine) == name and self._lines(c.cell)]
         return max(same, key=lambda c: (c.suite == suite, c.batch_size), default=None)
 
-    def _lines(self, cell: str) -> list[Record]:
+    def _lines(self, cell: str) -> list[JsonObject]:
         assert self.run is not None
         if cell not in self.generations:
             self.generations[cell] = self.run.lines(f"generations/{cell}.jsonl")

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 
 from mtbench.runs import energy, peak_memory, rescoring
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Environment
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Plan, RunRequest
-from mtbench.runs.records import Environment
 from mtbench.runs.workers import interrupts_blocked
 
 

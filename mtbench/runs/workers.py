@@ -28,7 +28,7 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.hardware import machine, probe
 from mtbench.models.loading import DTYPES
-from mtbench.runs.directory import Record
+from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Cell, RunRequest
 
@@ -49,7 +49,7 @@ class Done(NamedTuple):
 
     generations: list[Generation]
     timing: Timing
-    conditions: Record
+    conditions: JsonObject
 
 
 class Failed(NamedTuple):
@@ -68,7 +68,7 @@ class Worker(Protocol):
     name: str
     closed: bool
 
-    def describe(self) -> Record:
+    def describe(self) -> JsonObject:
         """Load the models; describe the process and its device. Raises UserError if it cannot decode anything."""
         ...
 
@@ -94,7 +94,7 @@ class LocalWorker:
     def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
         self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
 
-    def describe(self) -> Record:
+    def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
         probed = probe.describe(self.pool.device, DTYPES[self.pool.dtype], self.pool.checkpoints)
         return {**machine.environment(sys.argv), **self.pool.describe(), **probed}
@@ -147,7 +147,7 @@ class Process:
         if self.closed:  # meanwhile
             self.close()
 
-    def describe(self) -> Record:
+    def describe(self) -> JsonObject:
         return self._ask(None)  # type: ignore[no-any-return]
 
     def decode(self, task: Task) -> Done | Failed:
@@ -212,7 +212,7 @@ class Actor:
         remote = ray.remote(num_gpus=self.gpus, num_cpus=1, max_restarts=0)(_Remote)
         self.actor = remote.remote(self.request, list(self.cells))
 
-    def describe(self) -> Record:
+    def describe(self) -> JsonObject:
         return self._get(self.actor.describe.remote())  # type: ignore[no-any-return]
 
     def decode(self, task: Task) -> Done | Failed:
@@ -242,7 +242,7 @@ class _Remote:
     def __init__(self, request: RunRequest, cells: Sequence[Cell]) -> None:
         self.worker = LocalWorker(ModelPool(request), cells)
 
-    def describe(self) -> Record | UserError:
+    def describe(self) -> JsonObject | UserError:
         try:
             return self.worker.describe()
         except UserError as error:

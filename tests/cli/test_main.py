@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mtbench.cli import main, request_options
-from mtbench.runs import execution
+from mtbench.runs import lifecycle
 
 HEAVY = ("torch", "transformers", "pandas", "pydantic")
 LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
@@ -52,7 +52,7 @@ def test_every_option_of_a_run_has_a_panel() -> None:
 def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []
-    monkeypatch.setattr(execution, "run_plan", lambda *args, **options: calls.append((args[2:], options)))
+    monkeypatch.setattr(lifecycle, "run_plan", lambda *args, **options: calls.append((args[2:], options)))
     monkeypatch.setattr("mtbench.cli.stages.RunDirectory.open", lambda path: path)
     words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory"]
     result = CliRunner().invoke(main.app, words)

@@ -26,7 +26,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.report.tables import gaps
 from mtbench.results.aggregate import assemble
-from mtbench.runs import execution
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
@@ -408,7 +408,7 @@ def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM ends a run like Ctrl-C: one line says how to resume, or that nothing was started."""
-    monkeypatch.setattr(execution, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(lifecycle, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     path = tmp_path / "run"
     code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
     expected = "nothing was started"

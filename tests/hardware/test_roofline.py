@@ -15,8 +15,8 @@ from mtbench.hardware import probe
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.random_shapes import SHAPES
 from mtbench.results.roofline import fraction
+from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.plan import Cell
-from mtbench.runs.records import GenerationLine, SessionRecord, TimingLine
 
 H200 = Probe(
     bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, copy_bytes=1 << 31, matmul_size=8192, cache_bytes=50 << 20

@@ -20,7 +20,7 @@ from mtbench.report.terminal import results_tables
 from mtbench.report.write import write_report
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
-from mtbench.results.record import ResultCell, Results, Speedup
+from mtbench.results.format import ResultCell, Results, Speedup
 from mtbench.runs.directory import RunDirectory
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -13,8 +13,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
 from mtbench.reproduce.agreement import half_unit, number
-from mtbench.reproduce.published import EAGER, arm_of, names, not_released, published, specs_of
-from mtbench.reproduce.record import AVERAGE, Published
+from mtbench.reproduce.format import AVERAGE, Published
+from mtbench.reproduce.rerun import EAGER, arm_of, names, not_released, published, specs_of
 
 ALL = names()
 COMPARED = {  # hashes of the figures

@@ -20,13 +20,13 @@ from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.reproduce import page
-from mtbench.reproduce import published as reproduction
+from mtbench.reproduce import rerun as reproduction
 from mtbench.reproduce.agreement import WORDS
 from mtbench.reproduce.compare import compare
-from mtbench.reproduce.published import Part, lay_out, names, published
-from mtbench.reproduce.record import Asked, Benchmark, Published, PublishedRow, Reproduction, TablePlan
+from mtbench.reproduce.format import Asked, Benchmark, Published, PublishedRow, Reproduction, TablePlan
+from mtbench.reproduce.rerun import Part, lay_out, names, published
 from mtbench.results.samples import read
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell, RunRequest
 
 MINIATURE: dict[str, Any] = {
@@ -72,7 +72,7 @@ def begun(table: Published, asked: Asked, folder: Path) -> list[Part]:
     return parts
 
 
-def carried_out(table: Published, asked: Asked, folder: Path) -> Record:
+def carried_out(table: Published, asked: Asked, folder: Path) -> JsonObject:
     """The reproduction as its file has it."""
     parts = begun(table, asked, folder)
     for part in parts:
@@ -81,7 +81,7 @@ def carried_out(table: Published, asked: Asked, folder: Path) -> Record:
     return dump(compare(table, asked, parts, folder))
 
 
-def validate(result: Record) -> None:
+def validate(result: JsonObject) -> None:
     """As its schema says, read by a parser that knows no NaN."""
     schema = json.loads((files("mtbench") / "schemas" / "reproduction.schema.json").read_text())
     Draft202012Validator.check_schema(schema)
@@ -168,21 +168,21 @@ def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Path]:
+def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[JsonObject, Path]:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("own") / "it"
     return carried_out(own_table(80), OWN, folder), folder
 
 
-def figure(result: Record, row: str, quantity: str, benchmark: str = "sums") -> Record:
-    found: list[Record] = [
+def figure(result: JsonObject, row: str, quantity: str, benchmark: str = "sums") -> JsonObject:
+    found: list[JsonObject] = [
         f for f in result["figures"] if (f["row"], f["quantity"], f["benchmark"]) == (row, quantity, benchmark)
     ]
     assert len(found) == 1
     return found[0]
 
 
-def test_the_same_thing_is_compared(own: tuple[Record, Path]) -> None:
+def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
     """Accuracy and tokens per forward of a table's own family, suite and budget get a verdict with its difference."""
     result, _ = own
     validate(result)
@@ -198,7 +198,7 @@ def test_the_same_thing_is_compared(own: tuple[Record, Path]) -> None:
     assert plain["word"] in WORDS[:3]
 
 
-def test_a_mean_of_one_is_that_one(own: tuple[Record, Path]) -> None:
+def test_a_mean_of_one_is_that_one(own: tuple[JsonObject, Path]) -> None:
     """The average over benchmarks combines values, intervals and differences."""
     result, _ = own
     for quantity in ("accuracy", "tokens_per_forward"):
@@ -207,7 +207,7 @@ def test_a_mean_of_one_is_that_one(own: tuple[Record, Path]) -> None:
             assert all(one[part][k] == pytest.approx(mean[part][k]) for k in ("value", "ci_low", "ci_high"))
 
 
-def test_times_are_compared_only_where_they_can_be(own: tuple[Record, Path]) -> None:
+def test_times_are_compared_only_where_they_can_be(own: tuple[JsonObject, Path]) -> None:
     """A CPU is no GPU, and a GPU that is not stated is none that can be had."""
     result, _ = own
     assert figure(result, "fast", "speedup")["why"] == "measured on cpu, theirs on a GPU"
@@ -234,7 +234,7 @@ def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> N
     )
 
 
-def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[Record, Path]) -> None:
+def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[JsonObject, Path]) -> None:
     """Its tokens per forward are all tokens that were accepted over the same forwards; recounted from the lines."""
     result, folder = own
     _, parts = reproduction.reopen(folder)
@@ -343,7 +343,7 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
         assert one["quantity"] in timed or one == other
 
 
-def test_what_models_and_files_say_is_text(own: tuple[Record, Path], tmp_path: Path) -> None:
+def test_what_models_and_files_say_is_text(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
     """Markup in a name is shown, not obeyed."""
     result = json.loads(json.dumps(own[0]).replace("absent", "<script>broken</script>"))
     page.write(tmp_path, Reproduction(**result))
@@ -351,7 +351,7 @@ def test_what_models_and_files_say_is_text(own: tuple[Record, Path], tmp_path: P
     assert "<script" not in (tmp_path / "reproduction.md").read_text()
 
 
-def test_the_terminal_says_every_figure_and_reason(own: tuple[Record, Path]) -> None:
+def test_the_terminal_says_every_figure_and_reason(own: tuple[JsonObject, Path]) -> None:
     """Theirs, ours, the verdict; reasons once, below."""
     console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(page.terminal_table(Reproduction(**own[0])))

@@ -19,7 +19,7 @@ from mtbench.report.terminal import results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
-from mtbench.results.record import Floor, Percentiles, ResultCell, Results, StopsPaying
+from mtbench.results.format import Floor, Percentiles, ResultCell, Results, StopsPaying
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory

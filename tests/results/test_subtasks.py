@@ -13,7 +13,7 @@ from rich.console import Console
 from mtbench.report.terminal import results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
-from mtbench.results.record import ResultCell, Results
+from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 
 EVEN, ODD = "even & co", "odd"

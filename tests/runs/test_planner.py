@@ -15,7 +15,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.records import dump
 from mtbench.results.aggregate import assemble
-from mtbench.runs.directory import Record, RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest, read_plan
 from mtbench.runs.planner import begin_run, make_plan
@@ -86,7 +86,7 @@ def begun(path: Path, checkpoints: dict[str, str], **asked: Any) -> RunDirectory
     return run
 
 
-def answers(run: RunDirectory) -> dict[str, dict[str, Record]]:
+def answers(run: RunDirectory) -> dict[str, dict[str, JsonObject]]:
     cells = [cell["cell"] for cell in run.read_json("plan.json")["cells"]]
     return {cell: {g["item"]: g for g in run.lines(f"generations/{cell}.jsonl")} for cell in cells}
 

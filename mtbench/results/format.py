@@ -22,8 +22,8 @@ from mtbench.records import (
     Sparse,
     VersionOne,
 )
+from mtbench.runs.formats import Environment, Grade
 from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
-from mtbench.runs.records import Environment, Grade
 from mtbench.runs.run_request import CHECKPOINTS
 
 SCHEMA_VERSION: Literal[1] = 1

@@ -24,7 +24,7 @@ from mtbench.models.families import Family
 from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
-from mtbench.reproduce.record import Asked, AskedFile, AskedPart, Published, PublishedRow
+from mtbench.reproduce.format import Asked, AskedFile, AskedPart, Published, PublishedRow
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress
 from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
