@@ -652,6 +652,7 @@ def test_tokens_that_share_a_letter_are_shown_together() -> None:
         assert len(split(ids, decode)) == len(ids)
 
 
+@pytest.mark.whole
 def test_the_viewer_in_a_browser(reported: RunDirectory) -> None:
     """There is no error and no request, and buttons and lists work, from the keyboard too."""
     browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -29,6 +29,8 @@ from mtbench.results.samples import read
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell, RunRequest
 
+pytestmark = pytest.mark.whole
+
 MINIATURE: dict[str, Any] = {
     "family": "tiny",
     "suite": ("arithmetic",),

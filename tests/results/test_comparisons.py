@@ -28,6 +28,8 @@ from mtbench.runs.plan import RunRequest, read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 
+pytestmark = pytest.mark.whole
+
 OUTSIDE = ("hf-generate@ar", "hf-generate:cache=static@ar")
 UNMEASURED = "inconclusive: 3 blocks, 6 needed"
 HIDDEN = (
