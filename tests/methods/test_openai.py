@@ -331,9 +331,7 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     assert served["roofline_reason"]
     assert served["ttft_s"]["p50"] > 0
     counted = [c for c in served["flags"] if c.startswith("token counts differ")]
-    assert counted == [
-        f"token counts differ: engine {c + 5 * 2:,}, ours {c:,}" for c in (2 * served["tokens"],)
-    ]
+    assert counted == [f"token counts differ: engine {c + 5 * 2:,}, ours {c:,}" for c in (2 * served["tokens"],)]
     timings = run.lines(f"timings/{served['cell']}.jsonl")
     assert {t["drafts"] - t["tokens"] for t in timings} == {0}
     assert {t["accepted"] for t in timings} == {None}
