@@ -34,14 +34,14 @@ def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
         found.append(SIMULATED.format(kinds=" and ".join(kinds)))
     demonstrations = [cell for cell in cells if cell.demonstration]
     if demonstrations:
-        found.append(DEMONSTRATION if all(map(_is_synthetic, demonstrations)) else SMALL_MODEL)
+        synthetic = all(is_synthetic(cell.family, cell.suite, cell.device) for cell in demonstrations)
+        found.append(DEMONSTRATION if synthetic else SMALL_MODEL)
     return found
 
 
-def _is_synthetic(cell: ResultCell) -> bool:
+def is_synthetic(family: str, suite: str, device: str | None) -> bool:
     """Return whether the suite is the synthetic one that the family was trained for, and ran on a CPU."""
-    family = FAMILIES.get(cell.family)
-    return family is not None and family.domain == cell.suite.partition(":")[0] and cell.device != "cuda"
+    return family in FAMILIES and FAMILIES[family].domain == suite.partition(":")[0] and device != "cuda"
 
 
 def checkpoint_names(cells: Sequence[ResultCell]) -> str:

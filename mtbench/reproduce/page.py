@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.report.formatting import NONE
-from mtbench.report.phrases import DEMONSTRATION
+from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, is_synthetic
 from mtbench.report.tables import SIGNS
 from mtbench.report.write import plain, template
 from mtbench.reproduce.agreement import WORDS, Word
@@ -126,8 +126,9 @@ def terminal_table(result: Reproduction) -> Table:
             table.add_row(*map(escape, (f"  {line.benchmark}, {line.quantity}", line.published, ours, verdict)))
         table.add_section()
     notes = [summary(result.verdicts), *(f"({number}) {why}" for why, number in reasons.items())]
-    if _demonstrates(result):
-        notes.insert(0, DEMONSTRATION)
+    demonstration = _demonstration(result)
+    if demonstration is not None:
+        notes.insert(0, demonstration)
     table.caption = escape("\n".join(notes))
     return table
 
@@ -176,8 +177,14 @@ def _by_row(result: Reproduction) -> Iterator[tuple[str, list[Figure]]]:
         yield row, list(figures)
 
 
-def _demonstrates(result: Reproduction) -> bool:
-    return any(run.demonstration for run in result.runs)
+def _demonstration(result: Reproduction) -> str | None:
+    """Return the disclaimer of a reproduction by a family that was made for one task; None without such a family."""
+    runs = [run for run in result.runs if run.demonstration]
+    if not runs:
+        return None
+    suites = {figure.suite for figure in result.figures if figure.suite is not None}
+    synthetic = all(is_synthetic(run.family, suite, run.machine.device) for run in runs for suite in suites)
+    return DEMONSTRATION if synthetic else SMALL_MODEL
 
 
 def _source(result: Reproduction) -> str:
@@ -251,10 +258,10 @@ def _accounting(result: Reproduction) -> tuple[list[tuple[str, str]], list[tuple
 
 
 def _page(result: Reproduction) -> str:
-    demonstration, reasons = _demonstrates(result), dict[str, int]()
+    demonstration, reasons = _demonstration(result), dict[str, int]()
     rows = [(row, figures[0], [line_of(f, reasons) for f in figures]) for row, figures in _by_row(result)]
     return template("reproduction.html.j2").render(
-        title=DEMONSTRATION if demonstration else result.title,
+        title=demonstration or result.title,
         subject=f"{result.title}. {_source(result)}" if demonstration else _source(result),
         lead=summary(result.verdicts),
         rows=rows,
@@ -272,8 +279,9 @@ def _page(result: Reproduction) -> str:
 
 def _markdown(result: Reproduction) -> str:
     lines = [f"# {result.title}", ""]
-    if _demonstrates(result):
-        lines += [f"**{DEMONSTRATION}**", ""]
+    demonstration = _demonstration(result)
+    if demonstration is not None:
+        lines += [f"**{demonstration}**", ""]
     lines += [plain(f"{_source(result)}."), "", summary(result.verdicts), ""]
     lines += ["| row | benchmark | quantity | published | ours | difference | verdict |"]
     lines += ["|:--|:--|:--|--:|--:|--:|:--|"]

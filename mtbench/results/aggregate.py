@@ -39,7 +39,14 @@ from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import Summary, by_task, summarize
 from mtbench.runs import energy, rescoring
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import EnergyRecord, Environment, MemoryRecord, PreparationLine, SessionRecord
+from mtbench.runs.formats import (
+    EnergyRecord,
+    Environment,
+    MemoryRecord,
+    PreparationLine,
+    RescoringRecord,
+    SessionRecord,
+)
 from mtbench.runs.plan import Cell, Group, Plan, read_plan
 
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
@@ -155,7 +162,7 @@ def _cell(
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
-        **_energy(stored.energy, cell.cell, data.error)._asdict(),
+        **energy.of(stored.energy, cell.cell, data.error)._asdict(),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
         speedup=comparisons.speedup,
@@ -268,21 +275,6 @@ def _over(total: float | None, count: float | None) -> float | None:
     return total / count if total is not None and count else None
 
 
-class _Energy(NamedTuple):
-    """The fields of a cell about energy."""
-
-    energy_j: float | None  # of the whole window
-    j_per_token: float | None
-    energy_reason: str | None
-
-
-def _energy(stored: EnergyRecord, cell: str, error: str | None) -> _Energy:
-    found = stored.cells.get(cell)
-    if found is None:
-        return _Energy(None, None, error or stored.reason or energy.UNMEASURED)
-    return _Energy(found.energy_j, found.j_per_token, found.energy_reason)
-
-
 def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
     """Return the share of the measured roofline, or why there is none."""
     cell, judged = data.cell, 1
@@ -307,11 +299,10 @@ def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
     if not same_batch:
         return None
     name = f"lossless/{cell.cell}.json"
-    rescored = stored.run.read_json(name) if stored.run.has(name) else None
+    rescored = stored.run.read(name, RescoringRecord) if stored.run.has(name) else None
     dtype = stored.last_session.dtype or "float32"
-    lines, against = ({k: {"token_ids": g.token_ids} for k, g in d.lines.items()} for d in (data, same_batch[-1]))
-    grade = rescoring.grade(lines, against, rescored, dtype)
-    return None if grade is None else Lossless(against=cell.held_to, **grade, floor=floor(held_to))
+    graded = rescoring.grade(data.lines, same_batch[-1].lines, rescored, dtype)
+    return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
 
 
 def _void(data: CellData, dropped: int) -> list[str]:

@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
@@ -16,6 +17,7 @@ from mtbench.errors import first_line
 from mtbench.hardware import machine
 from mtbench.hardware.machine import Gpu
 from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.formats import EnergyRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.requests import requests_of
@@ -74,10 +76,20 @@ def _answered(run: RunDirectory, cell: Cell) -> dict[str, list[int]]:
     return {item: ids for item, ids in answers.items() if ids is not None}
 
 
-def of(known: JsonObject, cell: str, error: str | None = None) -> JsonObject:
+class CellFigures(NamedTuple):
+    """Energy of a cell, as results.json has it."""
+
+    energy_j: float | None
+    j_per_token: float | None
+    energy_reason: str | None
+
+
+def of(known: EnergyRecord, cell: str, error: str | None = None) -> CellFigures:
     """Return a cell's part of energy.json for results: joules of the window, joules per token, or why they are None."""
-    found = known.get("cells", {}).get(cell) or _unknown(error or known.get("reason", UNMEASURED))
-    return {name: found[name] for name in ("energy_j", "j_per_token", "energy_reason")}
+    found = known.cells.get(cell)
+    if found is None:
+        return CellFigures(None, None, error or known.reason or UNMEASURED)
+    return CellFigures(found.energy_j, found.j_per_token, found.energy_reason)
 
 
 def window(

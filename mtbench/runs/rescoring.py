@@ -18,7 +18,7 @@ something else cannot excuse itself. In float32 and float64 it is a constant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from mtbench.models import sampling
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, SuitePlan
 from mtbench.runs.requests import item_seed
@@ -128,12 +129,24 @@ def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tens
     return torch.cat(own), torch.cat(largest)
 
 
+class Graded(NamedTuple):
+    """The grade of a cell, and what it is based on. The names are those of results.json."""
+
+    grade: Grade
+    items: int
+    identical: int
+    first_divergence: int | None
+    epsilon: float | None
+    worst_margin: float | None
+    near_ties: float | None
+
+
 def grade(
-    lines: Mapping[str, Mapping[str, Any]],
-    against: Mapping[str, Mapping[str, Any]],
-    rescored: Mapping[str, Any] | None,
+    lines: Mapping[str, GenerationLine],
+    against: Mapping[str, GenerationLine],
+    rescored: RescoringRecord | None,
     dtype: str,
-) -> dict[str, Any] | None:
+) -> Graded | None:
     """Return the grade of a cell from its generation lines by item, those of the reference arm, and the rescoring.
 
     None if the two have no item in common.
@@ -141,29 +154,34 @@ def grade(
     common = sorted(lines.keys() & against.keys())
     if not common:
         return None
-    pairs = [(item, lines[item]["token_ids"], against[item]["token_ids"]) for item in common]
-    apart = {item: _first_difference(ours, theirs) for item, ours, theirs in pairs if ours != theirs}
-    covered = rescored is not None and all(item in rescored["items"] for item in common)
-    epsilon = rescored["epsilon"] if rescored is not None and covered else None
-    short = [v for item in common for v in rescored["items"][item].values()] if rescored and covered else []
-    worst = max(short, default=0.0) if covered else None
+    pairs = [(lines[item].token_ids, against[item].token_ids) for item in common]
+    divergences = [_first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
+    epsilon = worst = near_ties = None
+    if rescored is not None and all(item in rescored.items for item in common):
+        short = [shortfall for item in common for shortfall in rescored.items[item].values()]
+        epsilon, worst = rescored.epsilon, max(short, default=0.0)
+        near_ties = len(short) / sum(len(ours) for ours, _ in pairs)
+    return Graded(
+        grade=_grade(identical=not divergences, epsilon=epsilon, worst=worst, dtype=dtype),
+        items=len(common),
+        identical=len(common) - len(divergences),
+        first_divergence=min(divergences, default=None),
+        epsilon=epsilon,
+        worst_margin=worst,
+        near_ties=near_ties,
+    )
+
+
+def _grade(*, identical: bool, epsilon: float | None, worst: float | None, dtype: str) -> Grade:
+    """Return the grade; `worst` is the largest distance of a token's logit below the largest, None: not rescored."""
     if worst is not None and worst > EXACT_EPSILON.get(dtype, EPSILON_CAP):
-        word = "divergent"
-    elif not apart:
-        word = "exact"
-    elif epsilon is not None and worst is not None:
-        word = "near-tie" if worst <= epsilon else "divergent"
-    else:  # not rescored: in exact arithmetic other tokens are wrong, else their grade is unknown
-        word = "divergent" if dtype in EXACT_EPSILON else "inconclusive"
-    return {
-        "grade": word,
-        "items": len(common),
-        "identical": len(common) - len(apart),
-        "first_divergence": min(apart.values(), default=None),
-        "epsilon": epsilon,
-        "worst_margin": worst,
-        "near_ties": len(short) / sum(len(ours) for _, ours, _ in pairs) if covered else None,
-    }
+        return "divergent"
+    if identical:
+        return "exact"
+    if epsilon is not None and worst is not None:
+        return "near-tie" if worst <= epsilon else "divergent"
+    # Not rescored: in exact arithmetic other tokens are wrong, else their grade is unknown.
+    return "divergent" if dtype in EXACT_EPSILON else "inconclusive"
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from rich.console import Console
 from mtbench.cli import main
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.report.phrases import DEMONSTRATION
+from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL
 from mtbench.reproduce import page
 from mtbench.reproduce import rerun as reproduction
 from mtbench.reproduce.agreement import WORDS
@@ -351,6 +351,16 @@ def test_what_models_and_files_say_is_text(own: tuple[JsonObject, Path], tmp_pat
     page.write(tmp_path, Reproduction(**result))
     assert "<script" not in (tmp_path / "reproduction.html").read_text()
     assert "<script" not in (tmp_path / "reproduction.md").read_text()
+
+
+def test_real_questions_are_no_synthetic_task(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
+    """Over other suites than its own, the embedded family is a demonstration of a small model."""
+    result = Reproduction(**own[0])
+    page.write(tmp_path, result.changed(figures=[f.changed(suite="questions") for f in result.figures]))
+    for name in ("reproduction.html", "reproduction.md"):
+        text = (tmp_path / name).read_text()
+        assert SMALL_MODEL in text
+        assert "synthetic task" not in text
 
 
 def test_the_terminal_says_every_figure_and_reason(own: tuple[JsonObject, Path]) -> None:

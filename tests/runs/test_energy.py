@@ -12,6 +12,7 @@ from mtbench.decoding.request import Request
 from mtbench.hardware import machine
 from mtbench.runs import energy
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import EnergyRecord
 from mtbench.runs.plan import Cell, Item, Plan, SuitePlan
 
 IDLE_W, BUSY_W, BLOCK_S, TOKENS = 70, 500, 4, 100
@@ -74,6 +75,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return made
 
 
+def figures_of(known: Any, cell: str, error: str | None = None) -> dict[str, Any]:
+    """Return what results.json has of a cell, given energy.json."""
+    return energy.of(EnergyRecord.model_validate(known), cell, error)._asdict()
+
+
 def test_a_window_holds_whole_blocks_for_ten_seconds(bench: Bench, run: RunDirectory) -> None:
     """Three full blocks of four seconds behind one that warms up; what the GPU draws when idle stays in."""
     found = bench.measure(run)
@@ -87,7 +93,7 @@ def test_a_window_holds_whole_blocks_for_ten_seconds(bench: Bench, run: RunDirec
         "energy_reason": None,
     }
     assert bench.decoded == [("one", 2)] * 4 + [("two", 2)] * 4
-    assert energy.of(found, "one") == {"energy_j": 6000, "j_per_token": 20, "energy_reason": None}
+    assert figures_of(found, "one") == {"energy_j": 6000, "j_per_token": 20, "energy_reason": None}
     assert len(bench.notes) == 1
 
 
@@ -109,7 +115,7 @@ def test_the_time_budget_ends_it(bench: Bench, run: RunDirectory) -> None:
     found = bench.measure(run, deadline=bench.now + 10)
     assert list(found["cells"]) == ["one"]
     assert "the energy of 1 cells is measured with --resume" in bench.notes[-1]
-    assert energy.of(found, "two")["energy_reason"] == energy.UNMEASURED
+    assert figures_of(found, "two")["energy_reason"] == energy.UNMEASURED
     assert not bench.measure(RunDirectory(run.path / "other"), deadline=bench.now - 1)
 
 
@@ -117,16 +123,16 @@ def test_a_method_that_breaks_costs_its_own_figure(bench: Bench, run: RunDirecto
     """The others are measured."""
     bench.breaks = "one"
     found = bench.measure(run)
-    assert energy.of(found, "one") == {"energy_j": None, "j_per_token": None, "energy_reason": "RuntimeError: broken"}
+    assert figures_of(found, "one") == {"energy_j": None, "j_per_token": None, "energy_reason": "RuntimeError: broken"}
     assert found["cells"]["two"]["tokens"] == 300
-    assert energy.of({}, "three", "out of memory")["energy_reason"] == "out of memory"
+    assert figures_of({}, "three", "out of memory")["energy_reason"] == "out of memory"
 
 
 def test_an_engine_of_its_own_process_has_no_figure(bench: Bench, run: RunDirectory) -> None:
     """Whose GPU that is on nobody knows; nor is it asked for anything."""
     found = bench.measure(run, second="openai")
     assert {name for name, _ in bench.decoded} == {"one"}
-    assert energy.of(found, "two") == {"energy_j": None, "j_per_token": None, "energy_reason": energy.ELSEWHERE}
+    assert figures_of(found, "two") == {"energy_j": None, "j_per_token": None, "energy_reason": energy.ELSEWHERE}
     assert bench.measure(run, second="openai") == found
 
 
@@ -135,7 +141,7 @@ def test_a_window_shared_with_another_process_has_no_figure(bench: Bench, run: R
     bench.driver.state["nvmlDeviceGetComputeRunningProcesses"] = lambda: processes(1, 2) if bench.now > 20 else []
     found = bench.measure(run)
     assert found["cells"]["one"]["energy_j"] == 6000
-    assert energy.of(found, "two")["energy_reason"] == "device shared with another process"
+    assert figures_of(found, "two")["energy_reason"] == "device shared with another process"
 
 
 @pytest.mark.parametrize(
@@ -161,4 +167,4 @@ def test_without_a_counter_nothing_runs_and_the_reason_is_written(
     hide(bench, monkeypatch)
     assert bench.measure(run) == {"reason": reason}
     assert (bench.decoded, bench.notes, bench.now) == ([], [], 0)
-    assert energy.of({"reason": reason}, "one")["energy_reason"] == reason
+    assert figures_of({"reason": reason}, "one")["energy_reason"] == reason

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from decoding_cases import decode_prompts
+from made_records import generation_line
 from small import save_small, small_checkpoint
 from whole import Quiet, cells_of, start
 
@@ -23,6 +24,7 @@ from mtbench.results.aggregate import assemble
 from mtbench.runs import peak_memory, rescoring
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
+from mtbench.runs.formats import RescoringRecord
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, RunRequest, SuitePlan
 
@@ -158,21 +160,22 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
 )
 def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> None:
     """Given ε = 0.2 and the farthest that a token lies under the judge's argmax; None: nobody judged."""
-    rescored = None if worst is None else {"epsilon": 0.2, "items": {"a": {"1": worst}}}
-    other = {"a": {"token_ids": [4, 5 if same else 6]}}
-    graded = rescoring.grade({"a": {"token_ids": [4, 5]}}, other, rescored, dtype)
+    rescored = None if worst is None else RescoringRecord(epsilon=0.2, items={"a": {"1": worst}})
+    other = {"a": generation_line(token_ids=[4, 5 if same else 6])}
+    graded = rescoring.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
     assert graded is not None
-    assert (graded["grade"], graded["worst_margin"]) == (word, worst)
-    assert graded["near_ties"] == (None if worst is None else 0.5)
+    assert (graded.grade, graded.worst_margin) == (word, worst)
+    assert graded.near_ties == (None if worst is None else 0.5)
 
 
 def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
     """Whatever ε would have been, it would not have been more."""
-    lines, other = {"a": {"token_ids": [4]}}, {"a": {"token_ids": [5]}}
+    lines, other = {"a": generation_line(token_ids=[4])}, {"a": generation_line(token_ids=[5])}
     for worst, word in ((0.6, "divergent"), (0.4, "inconclusive")):
-        graded = rescoring.grade(lines, other, {"epsilon": None, "items": {"a": {"0": worst}}}, "bfloat16")
+        rescored = RescoringRecord(epsilon=None, items={"a": {"0": worst}})
+        graded = rescoring.grade(lines, other, rescored, "bfloat16")
         assert graded is not None
-        assert graded["grade"] == word
+        assert graded.grade == word
 
 
 @torch.inference_mode()
