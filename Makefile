@@ -34,7 +34,7 @@ slow: $(INSTALLED)  ## the checks that take minutes
 	$(BIN)/pytest -m slow
 
 mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes files in place while it runs
-	$(BIN)/pip install -q -c constraints.txt cosmic-ray
+	$(BIN)/pip install -q -c constraints.txt cosmic-ray==8.7.0
 	$(BIN)/python tests/mutants.py
 
 schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
