@@ -36,10 +36,10 @@ from torch import Tensor
 
 from mtbench import statistics
 from mtbench.hardware import machine, probe
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import kernels
 from mtbench.models.loading import DTYPES
-from mtbench.runs import energy, rescoring, simulation
+from mtbench.runs import energy, lossless_check, simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, RunRequest
@@ -419,7 +419,7 @@ def grade(bench: Bench) -> None:
         margins = [
             margin
             for pair in zip(prompts, tokens[1], strict=True)
-            for margin in rescoring.shortfalls(rescorer, rescoring.Answer(*pair), 64).values()
+            for margin in lossless_check.shortfalls(rescorer, lossless_check.Answer(*pair), 64).values()
         ]
         found[engine] = {
             "identical alone and in a batch": sum(a == b for a, b in zip(*tokens, strict=True)) / len(prompts),

@@ -51,7 +51,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from mtbench import statistics
 from mtbench.hardware import machine, probe
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import loading
 from mtbench.models.attention import ATTENTION
 from mtbench.statistics import INCONCLUSIVE, Ratio

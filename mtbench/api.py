@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
 from mtbench import records
 from mtbench.errors import UserError, unknown
 from mtbench.report import pipeline
+from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
@@ -94,7 +94,7 @@ def run(
         opened, plan = lifecycle.start(directory, request, sys.argv)
         for warning in plan.warnings():
             warnings.warn(warning, stacklevel=2)
-    with RunProgress(Console(stderr=True, quiet=not progress)) as shown:
+    with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:
         results = pipeline.finish(opened, settings, shown)
     return Results(directory, records.dump(results))
 

@@ -1,16 +1,48 @@
-"""User errors: one line with the wrong value, the allowed values and the next command."""
+"""User errors: one line with the wrong value, the allowed values and the next command.
+
+Messages repeat text that strangers wrote: names, paths, a server's answer. `printable` makes such text harmless.
+"""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+NEVER_PRINTED = {
+    "Cc",
+    "Cf",
+    "Cs",
+    "Zl",
+    "Zp",
+}  # Unicode: controls, formats, surrogates, separators
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return `text` with every character that could control a terminal or reorder a line as a Python escape.
+
+    `keep`: characters that stay as they are.
+
+    >>> print(printable("a\x1b[2Jb\u202ec"))
+    a\x1b[2Jb\u202ec
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c in keep or unicodedata.category(c) not in NEVER_PRINTED else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class UserError(ValueError):
     """A mistake that the user can correct. The command line prints it in one line and exits with 2."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, without its full stop, cut at 200 characters."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+    """Return the first line of an exception's message, printable, without its full stop, cut at 200 characters."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0]).rstrip(".")[:200]
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:

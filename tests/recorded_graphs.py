@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mtbench.decoding.engines import Captured
+from mtbench.decoding.cuda_graph import Captured
 
 
 class Recording(TorchDispatchMode):
@@ -66,6 +66,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "graph", record)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr("mtbench.decoding.engines.DEVICE", "cpu")
+    monkeypatch.setattr("mtbench.decoding.cuda_graph.DEVICE", "cpu")
     monkeypatch.setattr(Captured, "_anchor", None)
     return made

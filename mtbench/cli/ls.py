@@ -18,7 +18,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import common, options_of, roles_of, show
-from mtbench.registry import Registry
+from mtbench.plugins import Registry
 
 app = typer.Typer()
 

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from mtbench.report.console import Terminal
 
-out = Console()
-err = Console(stderr=True)
+out = Terminal()
+err = Terminal(stderr=True)
 started: list[Path] = []  # run directories of this process: an interruption names the last one
 
 
-def say(text: Any, console: Console | None = None) -> None:
+def say(text: Any, console: Terminal | None = None) -> None:
     """Print one line of plain text, unwrapped."""
     (console or out).print(str(text), markup=False, highlight=False, soft_wrap=True)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer import Option
 from typer.core import TyperGroup
 
 from mtbench.cli.request_options import DataOption as DataDirOption
 from mtbench.cli.request_options import OfflineOption
+from mtbench.cli.session import err, out
 from mtbench.errors import UserError, unknown
 
 
@@ -34,8 +34,6 @@ app = typer.Typer(
     cls=Commands,
     help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
-out = Console()
-err = Console(stderr=True)
 
 OutOption = Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")]
 DataOption = Annotated[

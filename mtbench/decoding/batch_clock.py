@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.run_state import RunState
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 
 
 class BatchClock:

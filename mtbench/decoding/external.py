@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
 from mtbench.decoding.request import Request
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import Checkpoint, Inspected
 
 _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mtbench.decoding.method import Method
 from mtbench.options import options_of
-from mtbench.registry import Registry
+from mtbench.plugins import Registry
 
 
 def _check_method(cls: type[Any]) -> None:

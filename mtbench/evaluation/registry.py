@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtbench.evaluation.suite import Suite
-from mtbench.registry import Registry
+from mtbench.plugins import Registry
 
 
 def _check_suite(cls: type[Any]) -> None:

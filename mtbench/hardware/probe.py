@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import Checkpoint
 
 COPY_BYTES = 2 << 30  # of each of two buffers, if memory allows

@@ -37,7 +37,7 @@ from mtbench.results.format import (
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import Summary, by_task, summarize
-from mtbench.runs import energy, rescoring
+from mtbench.runs import energy, lossless_check
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
     EnergyRecord,
@@ -301,7 +301,7 @@ def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
     name = f"lossless/{cell.cell}.json"
     rescored = stored.run.read(name, RescoringRecord) if stored.run.has(name) else None
     dtype = stored.last_session.dtype or "float32"
-    graded = rescoring.grade(data.lines, same_batch[-1].lines, rescored, dtype)
+    graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
     return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
 
 

@@ -17,13 +17,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
-from mtbench.decoding.output import Generation, answer_tokens
+from mtbench.decoding.output import answer_tokens
 from mtbench.errors import UserError
-from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.requests import requests_of
+from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.runs.untimed import UntimedPasses
 from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers
 
@@ -284,7 +285,7 @@ class Stage:
             prompts = [self.suite.prompt(number, self.answered[cell.cell]) for number in numbers]
             public = self.suite.withheld is None
             lines = [
-                _generation_line(item.item, prompt, generation, block, public=public)
+                generation_line(item.item, prompt, generation, block, public=public)
                 for item, prompt, generation in zip(items, prompts, generations, strict=True)
             ]
             self.run.append(f"generations/{cell.cell}.jsonl", lines)
@@ -293,17 +294,7 @@ class Stage:
         else:
             first = self.tokens[cell.cell]
             identical = sum(first[i.item] == g.token_ids for i, g in zip(items, generations, strict=True))
-        line = {
-            "session": session.session,
-            "round": round_,
-            "block": block,
-            "order": place,
-            **dataclasses.asdict(timing),
-            **conditions,
-            "identical": identical,
-        }
-        if timing.preparation_s:
-            line["dropped"] = line["dropped"] or "a shape was prepared inside the window"
+        line = timing_line(session.session, round_, block, place, timing, conditions, identical)
         self.run.append(f"timings/{cell.cell}.jsonl", [line])
         self.progress.decoded(cell, index, len(items), line)
 
@@ -369,27 +360,6 @@ class Stage:
             lines = self.run.lines(f"generations/{name}")
             self.run.keep_lines(f"generations/{name}", [line for line in lines if (1, line["block"]) in done])
         return done
-
-
-def _generation_line(
-    item: str, prompt: Sequence[int], generation: Generation, block: int, *, public: bool
-) -> JsonObject:
-    """Return the stored line of an answer. Of a private suite's prompt only the length is stored."""
-    return {
-        "item": item,
-        "prompt_ids": list(prompt) if public else None,
-        "prompt_tokens": len(prompt),
-        "token_ids": generation.token_ids,
-        "text": generation.text,
-        "forwards": generation.forwards,
-        "commits": generation.commits,
-        "positions_fed": generation.positions_fed,
-        "draft_forwards": generation.draft_forwards,
-        "drafted": generation.drafted,
-        "surplus": generation.surplus,
-        "finish_reason": generation.finish_reason,
-        "block": block,
-    }
 
 
 def estimate_s(plan: Plan) -> float:

@@ -14,7 +14,7 @@ from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
-from mtbench.hardware.timer import Stopwatch
+from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from mtbench.runs import energy, peak_memory, rescoring
+from mtbench.runs import energy, lossless_check, peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 from mtbench.runs.model_pool import ModelPool, resolve_device
@@ -29,7 +29,7 @@ class UntimedPasses:
         run, plan, failed = self.run, self.plan, set(self.failed)
         for cell in plan.cells:
             if cell.cell not in failed:
-                rescoring.check(run, cell, plan.suite(cell.suite), pool, note)
+                lossless_check.check(run, cell, plan.suite(cell.suite), pool, note)
         energy.measure(run, plan, pool, failed, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:
             peak_memory.measure(run, plan, pool, failed, note, self.deadline)

@@ -8,7 +8,7 @@ from mtbench.decoding.arms import baselines, cell_id, engine_baselines, parse_ar
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.options import build
-from mtbench.registry import Registry
+from mtbench.plugins import Registry
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
 from whole import plan_of
 
-from mtbench.decoding.engines import ENGINES, Captured
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.models import sampling

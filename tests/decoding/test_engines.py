@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3Config
 
 from mtbench.decoding.arms import ENGINES as NAMES
-from mtbench.decoding.engines import ENGINES, PLAIN_STEPS, Captured
+from mtbench.decoding.cuda_graph import PLAIN_STEPS, Captured
+from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError

@@ -14,7 +14,8 @@ from small import END, MASK, save_small
 from torch import Tensor
 
 from mtbench.decoding.arms import parse_arms
-from mtbench.decoding.engines import ENGINES, Captured
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation

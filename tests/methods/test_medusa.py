@@ -13,7 +13,8 @@ from small import END, MASK, save_small
 from torch import Tensor
 from whole import plan_of
 
-from mtbench.decoding.engines import ENGINES, Captured
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError

@@ -21,7 +21,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.report.text import method_notes
 from mtbench.results.aggregate import assemble
-from mtbench.runs import peak_memory, rescoring
+from mtbench.runs import lossless_check, peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import RescoringRecord
@@ -108,20 +108,20 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     """In half precision: between the judge at width 1 and the arm's engine at its width; the judge's own is the eager
     one, and an outside engine is measured by it.
     """
-    for module in (rescoring, statistics):
+    for module in (lossless_check, statistics):
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
     monkeypatch.setattr(statistics, "EPSILON_CAP", torch.inf)
     monkeypatch.setitem(ENGINES, "graph", Louder)
     pool = ModelPool(RunRequest(device="cpu", dtype="float64", offline=True))
     pool.checkpoints["model"], pool.dtype = checkpoint, "bfloat16"
     fed: list[tuple[ModelRunner, int]] = []
-    forced = rescoring.forced_logits
+    forced = lossless_check.forced_logits
 
     def listen(runner: ModelRunner, *args: Any) -> Any:
         fed.append((runner, args[-1]))
         return forced(runner, *args)
 
-    monkeypatch.setattr(rescoring, "forced_logits", listen)
+    monkeypatch.setattr(lossless_check, "forced_logits", listen)
     cell = SimpleNamespace(
         cell="c", claims="lossless", held_to="ar", on="ar", engine=engine, checkpoints={"ar": "model"}
     )
@@ -132,11 +132,11 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
     run.append("generations/c.jsonl", lines)
     suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
-    rescoring.check(run, cast("Cell", cell), suite, pool, pytest.fail)
+    lossless_check.check(run, cast("Cell", cell), suite, pool, pytest.fail)
 
     found = run.read_json("lossless/c.json")
     judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
-    logits = np.concatenate([forced(judge, rescoring.Answer(*answer), 1)[0].detach() for answer in answers])
+    logits = np.concatenate([forced(judge, lossless_check.Answer(*answer), 1)[0].detach() for answer in answers])
     assert found["epsilon"] == pytest.approx(np.quantile(percent / 100 * np.abs(logits), 0.999), rel=1e-4, abs=1e-5)
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
     plain = pool.runner("ar", "model", "eager")
@@ -162,7 +162,7 @@ def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> No
     """Given ε = 0.2 and the farthest that a token lies under the judge's argmax; None: nobody judged."""
     rescored = None if worst is None else RescoringRecord(epsilon=0.2, items={"a": {"1": worst}})
     other = {"a": generation_line(token_ids=[4, 5 if same else 6])}
-    graded = rescoring.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
+    graded = lossless_check.grade({"a": generation_line(token_ids=[4, 5])}, other, rescored, dtype)
     assert graded is not None
     assert (graded.grade, graded.worst_margin) == (word, worst)
     assert graded.near_ties == (None if worst is None else 0.5)
@@ -173,7 +173,7 @@ def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
     lines, other = {"a": generation_line(token_ids=[4])}, {"a": generation_line(token_ids=[5])}
     for worst, word in ((0.6, "divergent"), (0.4, "inconclusive")):
         rescored = RescoringRecord(epsilon=None, items={"a": {"0": worst}})
-        graded = rescoring.grade(lines, other, rescored, "bfloat16")
+        graded = lossless_check.grade(lines, other, rescored, "bfloat16")
         assert graded is not None
         assert graded.grade == word
 
@@ -187,10 +187,10 @@ def test_sampled_tokens_are_judged_by_their_own_dice(checkpoint: Checkpoint) -> 
             METHODS["ar"](), ModelRunners("ar", {"ar": runner}), PROMPTS, BUDGET, temperature=temperature, seeds=seeds
         )[0]
         for prompt, generation, seed in zip(PROMPTS, said, seeds, strict=True):
-            own = rescoring.Answer(prompt, generation.token_ids, seed, temperature)
-            assert rescoring.shortfalls(runner, own, 4) == {}
-        emitted, largest = rescoring.forced_logits(runner, own._replace(seed=99), 4)
-        greedy = rescoring.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
+            own = lossless_check.Answer(prompt, generation.token_ids, seed, temperature)
+            assert lossless_check.shortfalls(runner, own, 4) == {}
+        emitted, largest = lossless_check.forced_logits(runner, own._replace(seed=99), 4)
+        greedy = lossless_check.forced_logits(runner, own._replace(temperature=0.0), 4)[1]
         assert (largest - greedy).abs().max() < 20 * temperature  # logits, and noise of the size of the temperature
         assert temperature < 1 or (largest > emitted).any()
 

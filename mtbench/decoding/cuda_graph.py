@@ -1,0 +1,107 @@
+"""A batch whose steps run as CUDA graphs: each shape is captured once and replayed.
+
+CUDA graphs: CUDA C++ Programming Guide, section "CUDA Graphs"; `torch.cuda.CUDAGraph`.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtbench.decoding.host_sync import Shape
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.request import Workload
+from mtbench.decoding.run_state import RunState
+from mtbench.models.fused_decoder import compilations
+
+DEVICE = "cuda"  # of captured steps
+PLAIN_STEPS = 3  # of a shape before its capture: libraries allocate and compile in their first calls
+
+
+class Captured(Batch):
+    """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
+
+    The first steps of a shape run without a graph; the next one is captured, and all later ones are replays.
+    """
+
+    one_launch = True
+    _anchor: tuple[Any, torch.cuda.CUDAGraph, Tensor] | None = None
+
+    def __init__(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> None:
+        super().__init__(method, runners, rows, positions, tight=False)
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+        self._plain: dict[Shape, int] = {}
+        self._forwards_each: dict[Shape, list[int]] = {}
+        self._setting: tuple[list[tuple[int, ...]], float] | None = None
+
+    def shape(self, run: RunState) -> Shape:
+        """Return a shape that is not captured yet, if there is one: no width is then captured in a timed block."""
+        shape = super().shape(run)
+        if self.tight:
+            return shape
+        every = (shape._replace(variant=variant) for variant in range(len(self.variants)))
+        return next((s for s in every if s not in self._graphs), shape)
+
+    def advance(self, run: RunState, shape: Shape) -> None:
+        if self.tight:  # shapes change from step to step
+            super().advance(run, shape)
+            return
+        if shape not in self._graphs:
+            started_at = time.perf_counter()
+            self._prepare(shape)
+            run.preparation_s += time.perf_counter() - started_at
+            return
+        self._graphs[shape].replay()
+        for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
+            runner.forwards += forwards
+
+    def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
+        before = compilations()
+        generations, timing = super().run(workload)
+        if compilations() > before:  # its time is not reported: at most all of the run
+            timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
+        return generations, timing
+
+    @classmethod
+    def _pool(cls) -> Any:
+        """Return the memory pool that all graphs share, since they never run at the same time.
+
+        The allocator frees a pool with its last graph; a graph of one addition keeps it alive.
+        """
+        if cls._anchor is None:
+            pool, graph, place = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph(), torch.zeros(1, device=DEVICE)
+            with torch.cuda.graph(graph, pool=pool):
+                place.add_(1)
+            cls._anchor = (pool, graph, place)
+        return cls._anchor[0]
+
+    def _reset(self, workload: Workload) -> None:
+        super()._reset(workload)
+        epochs = [runner.epoch for runner in self.runners.values()]
+        setting = (epochs, workload.temperature)
+        if setting != self._setting:  # memory has moved: captured graphs would write to freed memory
+            self._graphs.clear()
+            self._plain.clear()
+            self._setting = setting
+
+    def _prepare(self, shape: Shape) -> None:
+        """Run one plain step; after PLAIN_STEPS of them capture a step and replay it."""
+        if self._plain.setdefault(shape, 0) < PLAIN_STEPS:
+            self._plain[shape] += 1
+            self.step(shape, check_values=True)
+            torch.cuda.synchronize()
+            return
+        before = [runner.forwards for runner in self.runners.values()]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool()):
+            self.step(shape)
+        self._forwards_each[shape] = [
+            runner.forwards - count for runner, count in zip(self.runners.values(), before, strict=True)
+        ]  # counted now for the replay that follows
+        self._graphs[shape] = graph
+        graph.replay()
+        torch.cuda.synchronize()
