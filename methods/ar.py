@@ -1,4 +1,4 @@
-"""Autoregressive decoding: one token per forward, the model's own choice. What every method is compared with."""
+"""Autoregressive decoding: one token per forward, chosen by the model. Every method is compared with it."""
 
 from dataclasses import dataclass
 

@@ -3,12 +3,12 @@
 Arriola et al.: "Block Diffusion: Interpolating Between Autoregressive and Diffusion Language Models", ICLR 2025,
 arXiv 2503.09573 (BD3-LM), with the shift of autoregressive models: a position predicts the next token, so the last
 token of a block predicts the first one of the next (as in the baseline of MARS, arXiv 2604.07023).
-The most confident first: LLaDA's low-confidence remasking, arXiv 2502.09992, section 2.4. All above a threshold at
-once: Fast-dLLM, arXiv 2505.22618, section 3.3.
+The order by confidence is LLaDA's low-confidence remasking, arXiv 2502.09992, section 2.4. The threshold, above which
+several positions are decided at once, is from Fast-dLLM, arXiv 2505.22618, section 3.3.
 
-Blocks are counted from position 0, the prompt included. A position attends to its whole block and all blocks before.
-The decided tokens of a block up to its first gap are output. A finished block is fed again, in the first step of the
-next one, so that its keys and values are exact.
+Blocks are counted from position 0, the prompt included. A position attends to its whole block and all earlier blocks.
+The tokens of a block before its first undecided position are output. A finished block is fed again in the first step
+of the next block, so that its keys and values are exact.
 
 R = rows, B = positions of a block, S = slots.
 """
@@ -31,9 +31,9 @@ OPEN = -1  # no token yet
 class BlockDiffusion(Method):
     """A block of masks, decided in order of the model's confidence."""
 
-    block_size: int = option(4, "B: positions of a block, counted from the prompt's first", low=1, trained=True)
+    block_size: int = option(4, "B: positions per block; the first block starts the prompt", low=1, trained=True)
     per_forward: int = option(1, "k: each forward decides at least the k most confident positions of the block", low=1)
-    tau: float = option(1.0, "also decide positions whose probability reaches tau; 1 = only the k", low=0.0, high=1.0)
+    tau: float = option(1.0, "also decide positions with probability >= tau; 1 = only the k", low=0.0, high=1.0)
 
     roles = ("block_diffusion",)
     needs_mask = True
@@ -50,7 +50,7 @@ class BlockDiffusion(Method):
         return key_position // self.block_size <= query_position // self.block_size
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """`decided` (R, S): the prompt's tokens; later also tokens after a gap, which are not output yet."""
+        """`decided` (R, S): the prompt's tokens; later also decided tokens that are not output yet."""
         place = torch.arange(rows.tokens.shape[1], device=rows.tokens.device)
         return {"decided": rows.tokens.masked_fill(place >= rows.known[:, None], OPEN)}
 

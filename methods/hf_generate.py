@@ -1,14 +1,14 @@
-"""transformers' own greedy `generate`: what people run, and what our engine is measured against.
+"""transformers' own greedy `generate`: a widely used loop, as a baseline for our engine.
 
 Wolf et al.: "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020, arXiv 1910.03771.
 An external engine: the stock attention, cache and loop, on the weights that the other arms use. Prompts are padded on
-the left. On CUDA transformers compiles the model for a static cache, anew for each length; it therefore gets the run's
-one length from the start.
+the left. On CUDA with a static cache, transformers compiles the model for each cache length, so every call of a run
+gets the same length.
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
-arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods
-every draft has the given length: no schedule, no threshold. It takes one prompt at a time, so the rows of a batch are
-decoded one after the other.
+arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods,
+every draft has the given length, without schedule or threshold. Assisted generation takes one prompt at a time, so the
+rows of a batch are decoded one after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ class HFGenerate(Outside):
     """transformers' loop: one token per forward, or more with assisted generation."""
 
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)
-    draft: str | None = option(None, "the draft's role, for assisted generation; rows go one by one", role=True)
+    draft: str | None = option(None, "the draft's role, for assisted generation; decodes row by row", role=True)
     ahead: int = option(AHEAD, "tokens it drafts", low=1)
-    prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; rows go one by one", low=0)
+    prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
 
     roles = ("ar",)
     reference = True
@@ -47,11 +47,11 @@ class HFGenerate(Outside):
 
     def __post_init__(self) -> None:
         if self.draft and self.prompt_lookup:
-            raise UserError("hf-generate drafts by draft or by prompt_lookup; give one. See `mtbench ls methods`.")
+            raise UserError("hf-generate drafts with draft or prompt_lookup; give one. See `mtbench ls methods`.")
         if self.ahead != AHEAD and not self.draft:
-            raise UserError(f"hf-generate: ahead={self.ahead} is for a draft; add `draft=ROLE`, or leave it out.")
+            raise UserError(f"hf-generate: ahead={self.ahead} needs a draft; add `draft=ROLE`, or leave out ahead.")
         if self.assisted and self.cache == "static":
-            raise UserError("hf-generate cannot rewind cache=static, so nothing can draft for it; leave that out.")
+            raise UserError("hf-generate: drafting needs cache=dynamic; leave out cache=static.")
 
     @property
     def assisted(self) -> bool:
@@ -90,7 +90,7 @@ class HFGenerate(Outside):
         return Answers(out[:, prompt:].tolist())
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
-        """The draft model with a constant draft length; an LM head padded to another width has the same tokens."""
+        """Return the draft model with a constant draft length. (LM heads may be padded to different widths.)"""
         draft = stock(checkpoint)
         steady = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
@@ -104,14 +104,14 @@ def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) 
     longest = max(lengths)
     eager = model.config._attn_implementation == "eager"
     if eager and model.dtype == torch.float64 and longest > min(lengths):
-        raise NotImplementedError("transformers' eager attention makes NaN of padding in float64; use float32")
+        raise NotImplementedError("transformers' eager attention gives NaN for padding in float64; use float32")
     ids = [[pad] * (longest - length) + list(r.prompt_ids) for r, length in zip(requests, lengths, strict=True)]
     mask = [[0] * (longest - length) + [1] * length for length in lengths]
     return torch.tensor(ids), torch.tensor(mask)
 
 
 class StopStrings(StoppingCriteria):  # type: ignore[misc]  # transformers is Any to mypy
-    """Ends rows whose text holds a stop string. Searches every few tokens; a forward adds at most `most`.
+    """Ends rows whose text contains a stop string. It searches every few tokens; a forward adds at most `most`.
 
     It keeps no state: transformers 5.17 also calls it for drafts.
     """

@@ -1,4 +1,4 @@
-"""Jacobi decoding: guess many positions at once, by the last forward's predictions for them.
+"""Jacobi decoding: guess many positions at once, from the last forward's predictions for them.
 
 Santilli et al.: "Accelerating Transformer Inference for Translation via Parallel Decoding", ACL 2023, arXiv 2305.10427,
 section 3. Greedy decoding is a triangular system of equations. It is iterated in parallel from arbitrary tokens, here
@@ -24,7 +24,7 @@ from mtbench.options import option
 class Jacobi(Method):
     """The last forward's predictions are the next one's guesses."""
 
-    ahead: int = option(8, "N: positions guessed; the budget for all of them, as in the paper", low=1)
+    ahead: int = option(8, "N: positions guessed; the paper guesses as many as the budget", low=1)
 
     roles = ("ar",)
     claims = "lossless"

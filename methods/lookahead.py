@@ -9,9 +9,9 @@ N = 4 and W = 5, numbered by their position relative to the last decided token, 
     level 2    2  3  4  5  6     to 0 … 4 of level 0, token 6 of level 2 also to that one
     predicted  3  4  5  6  7     each column, read down, is an n-gram of consecutive positions
 
-It is a tree (`mtbench.decoding.trees`): level 0 is a chain, each of its tokens has a column. After a forward level 0 is
-dropped and the predictions become the last level, shifted by one position whatever was accepted (as in the released
-code). The n-grams go into a pool. Up to G of its latest that begin with the last decided token are verified.
+The window is a tree (`mtbench.decoding.trees`): level 0 is a chain; each of its tokens has a column. After a forward
+level 0 is dropped and the predictions become the last level, one position further, however many tokens were accepted
+(as in the released code). A pool stores the n-grams. Its latest G that begin with the last decided token are verified.
 """
 
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ class Lookahead(Method):
 
     @property
     def ahead(self) -> int:
-        """Tokens after an n-gram's first; also the window's levels."""
+        """Number of tokens after an n-gram's first; equals the number of levels."""
         return self.ngram - 1
 
     @property
     def first(self) -> int:
-        """Number of the first n-gram's first guess; the window's come before, but its first token is no guess."""
+        """Index of the n-grams' first guess. The window's guesses come before it; its first token is no guess."""
         return self.ahead * self.width - 1
 
     @property
@@ -96,7 +96,7 @@ class Lookahead(Method):
         return Commit(tokens, accepted + 1, kept=accepted, path=path, offered=offered)
 
     def _remember(self, pool: Tensor, ngrams: Tensor) -> None:
-        """Put n-grams (R, W, N) first, and drop the older of two equal ones."""
+        """Put n-grams (R, W, N) first; of two equal n-grams drop the older."""
         both = torch.cat((ngrams, pool), 1)
         equal = (both[:, :, None] == ngrams[:, None]).all(3)  # (R, W + POOL, W)
         duplicate = equal.tril(-1).any(2, keepdim=True)

@@ -1,14 +1,14 @@
 """MARS: mask autoregression. Feed masks after the text; accept the leading confident predictions.
 
 Jin, Wang, Luo, Sun: "MARS: Enabling Autoregressive Models Multi-Token Generation", arXiv 2604.07023, section 3.4.
-The last known token predicts the next one, B − 1 masks those after it. Predictions are accepted from the left while the
-confidence reaches τ; the first depends on real text only and is always accepted. `block_size=auto` adapts the window to
-recent acceptance (the paper's future work, section 5).
+The last known token predicts the next one; B − 1 masks predict those after it. Predictions are accepted from the left
+while the confidence reaches τ; the first depends only on real text and is always accepted. `block_size=auto` adapts
+the window to recent acceptance (the paper's future work, section 5).
 
 Cache policies (section 4.5 of the paper and its stated future work):
 - `cursor`: accepted tokens are fed again, in the forward of the next masks, so that their keys and values are exact.
-- `none`: everything is recomputed in every forward. The same tokens, commits and forwards as `cursor`.
-- `block`: the paper's, for reproduction. Every forward feeds the rest of a block of `cache_block` positions as masks;
+- `none`: every forward recomputes everything. Tokens, commits and forwards are the same as with `cursor`.
+- `block`: the paper's policy. Every forward feeds the rest of a block of `cache_block` positions as masks;
   once all live rows have filled it, one more forward makes its keys and values final.
 """
 
@@ -43,7 +43,7 @@ class Mars(Method):
 
     def __post_init__(self) -> None:
         if self.cache == "block" and self.block_size == AUTO:
-            raise UserError("mars: block_size=auto needs cache=cursor or none: a block's rest sets its window.")
+            raise UserError("mars: block_size=auto needs cache=cursor or none: cache=block sets the window.")
         if self.cache == "block" and self.extra:
             raise UserError("mars: extra=true needs cache=cursor or none: a block has no position for another mask.")
 
@@ -69,7 +69,7 @@ class Mars(Method):
         return torch.zeros_like(rows.known) if self.cache == "none" else rows.known - 1
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        """Masks, (R, G); with cache=block after the block's known tokens."""
+        """Masks, (R, G); with cache=block they follow the block's known tokens."""
         masks = state["mask"].expand(-1, self.window().guesses)
         if self.cache != "block":
             return masks

@@ -1,11 +1,11 @@
 """Self-speculation on a MARS checkpoint: its masks draft, its own next-token predictions verify, in one forward.
 
-After SDLM (arXiv 2509.24007), which verifies what it drafted in a block, and TiDAR (arXiv 2511.08923), which feeds the
-next drafts for every outcome together with the verification. Here both come from a plain MARS checkpoint (arXiv
-2604.07023), not retrained, without a second model: a forward feeds the last known token, K drafts, and K + 1 groups of
+After SDLM (arXiv 2509.24007), which verifies its own drafts of a block, and TiDAR (arXiv 2511.08923), which drafts for
+every outcome of the verification in the same forward. Here a plain MARS checkpoint (arXiv 2604.07023) does both,
+without retraining and without a second model: a forward feeds the last known token, K drafts, and K + 1 groups of
 K masks, group j after draft j. The predictions at real tokens accept j drafts and choose the next token y. The masks of
 group j have the positions of y and its successors, so they predict the next drafts. Tokens are those of `ar` on the
-same checkpoint. The cost is width: K + (K + 1)·K guesses, and as many logits. `ahead=auto` adapts K to recent
+same checkpoint. The cost is a wide forward: K + (K + 1)·K guesses, each with logits. `ahead=auto` adapts K to recent
 acceptance; on a GPU it uses the positions that cost nothing extra.
 """
 
@@ -37,7 +37,7 @@ class MarsSelfSpeculative(Method):
         return Window(pending=1, guesses=len(offset), commits=self.ahead + 1, sees=sees, offset=offset)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """`drafts` (R, K): none yet; the mask id, which no model emits, stands for no draft."""
+        """`drafts` (R, K): none yet; the mask id, which no model emits, marks a missing draft."""
         mask_id = runners.target.checkpoint.mask_id
         assert mask_id is not None, "planning refuses a checkpoint without one"
         drafts = torch.full((len(rows.known), self.ahead), mask_id, device=rows.known.device)

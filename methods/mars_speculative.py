@@ -28,9 +28,9 @@ class MarsSpeculative(Method):
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1)
     tau: float = option(1.0, "threshold of the confidence after the drafts; 1 = none is accepted", low=0.0, high=1.0)
-    block_size: int = option(4, "B: the next token and B-1 masks after each outcome", low=2, trained=True)
+    block_size: int = option(4, "B: after each outcome, the next token and B-1 masks", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
-    per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
+    per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
 
     roles = ("mars",)
     needs_mask = True
@@ -68,7 +68,7 @@ class MarsSpeculative(Method):
         column = torch.arange(self.ahead + self.block_size, device=accepted.device) - accepted[:, None] - 1
         group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
         verified = torch.arange(column.shape[1], device=column.device).clamp(max=self.ahead)
-        source = torch.where(column < 0, verified, group)  # the verified and the next token, then the group's
+        source = torch.where(column < 0, verified, group)  # drafts and next token, then the group's predictions
         sure = (column < 0) | (self._sure(output).gather(1, source) & (column < self.masks))
         offered = torch.full_like(accepted, self.ahead + self.masks * (self.tau < 1))
         return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)

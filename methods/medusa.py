@@ -4,7 +4,7 @@ Cai et al.: "Medusa: Simple LLM Inference Acceleration Framework with Multiple D
 2401.10774, sections 2.1.1 and 2.1.2. Head k reads the LM head's input at the last accepted token, and predicts the
 token k positions after the one that the LM head predicts. The tree is the Cartesian product of each head's top choices;
 the longest path that equals the target's own choices is accepted. `mtbench train medusa` trains the heads and stores
-them beside the checkpoint. The prefill keeps no hidden states, so a row's first forward has no guesses.
+them beside the checkpoint. Prefill stores no hidden states, so a row's first forward has no guesses.
 
 R = rows, K = heads, G = guesses, V = vocabulary, C = hidden size.
 """
@@ -31,7 +31,7 @@ class Medusa(Method):
     """Extra heads predict the tokens after the next one."""
 
     heads: int = option(4, "K: heads; each predicts one token further", low=1, trained=True)
-    tree: str = option("1", "top choices of each head, such as 3x2; 1 for heads left out: a chain")
+    tree: str = option("1", "top choices of each head, such as 3x2; 1 if not listed; `1` is a chain")
 
     roles = ("medusa",)
     claims = "lossless"

@@ -1,15 +1,15 @@
-"""A server that speaks OpenAI's completions protocol: vLLM, SGLang, llama.cpp's server, or what a service runs.
+"""A server with OpenAI's completions protocol: vLLM, SGLang, llama.cpp's server or a hosted service.
 
 vLLM: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", arXiv 2309.06180.
 SGLang: Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", arXiv 2312.07104.
 
-The server must serve the checkpoint of the role given by `on`, whose tokenizer makes the prompts' tokens. mtbench
-cannot check that, so its tokens are not graded. A batch of R prompts is R concurrent requests. Decoding is greedy with
-the checkpoint's penalties off. No prefix cache is used between requests, as in our arms.
+The server must serve the checkpoint of the role given by `on`; the tokenizer of that checkpoint encodes the prompts.
+mtbench cannot check this, so the server's tokens are not graded. A batch of R prompts is R concurrent requests.
+Decoding is greedy, without the checkpoint's penalties. As in our arms, requests share no prefix cache.
 
-Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
-that of the server's own `usage`, the cell is flagged. Forwards and commits are null. The counters of its speculation
-cover all its clients, so it should serve no others.
+Token ids are the server's if it returns them (vLLM: `return_token_ids`); else mtbench tokenizes its text. If their
+number differs from the server's `usage`, the cell is flagged. Forwards and commits are null. The server's counters of
+speculation include all its clients, so it should serve no others during a run.
 """
 
 import time
@@ -46,13 +46,13 @@ REPLY = {
 @METHODS.register("openai")
 @dataclass(frozen=True, kw_only=True)
 class OpenAI(Outside):
-    """A server, with whatever decoding it runs."""
+    """A server; it chooses the decoding method."""
 
     url: str = option("http://127.0.0.1:8000/v1", "the server's address, up to /v1", engine=True)
-    model: str | None = option(None, "its name for the model; none: the first that it lists", engine=True)
+    model: str | None = option(None, "the server's name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
-    timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, engine=True)
+    timeout_s: float = option(300.0, "longest time without data, in seconds", low=0.01, engine=True)
 
     roles = ("ar",)
     reference = True
@@ -87,10 +87,10 @@ class OpenAI(Outside):
         with ThreadPoolExecutor(len(requests)) as threads:
             replies = list(threads.map(complete, requests))
         if fixed_length and any(reply.finish != "length" for reply in replies):
-            raise ServerError(f"{server.url} does not know ignore_eos; leave --fixed-length or this arm out")
+            raise ServerError(f"{server.url} does not support ignore_eos; leave out --fixed-length or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
         if not all(answers):
-            raise ServerError(f"{server.url} gave an answer without a token; see whether it serves the model as it is")
+            raise ServerError(f"{server.url} returned an empty answer; check that it serves the unmodified model")
         counts = [reply.counted for reply in replies if reply.counted is not None]
         return Answers(
             answers,

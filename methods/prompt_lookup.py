@@ -4,7 +4,7 @@ Saxena: "Prompt Lookup Decoding", 2023, github.com/apoorvumang/prompt-lookup-dec
 with Reference: Lossless Acceleration of Large Language Models", arXiv 2304.04487, section 3. Find the longest suffix of
 the text, of at most `ngram` tokens, that occurs earlier in prompt or answer, and its latest occurrence; copy the tokens
 after it. A copy that reaches the end of the text continues with the drafts themselves, periodically.
-Drafting needs no model; without repetitions its only cost is the wider forward.
+Drafting needs no model. If the text has no repetitions, the only cost is the wider forward.
 
 R = rows, K = drafts, S = slots.
 """
@@ -26,7 +26,7 @@ class PromptLookup(Method):
     """Drafts are copied from the text so far."""
 
     ahead: int = option(10, "K: tokens copied for each forward", low=1, widths=(2, 4, 8, 16))
-    ngram: int = option(3, "longest suffix that is searched for; then shorter ones, down to one token", low=1)
+    ngram: int = option(3, "longest suffix to search for; shorter ones follow, down to one token", low=1)
 
     roles = ("ar",)
     claims = "lossless"

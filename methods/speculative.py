@@ -2,11 +2,11 @@
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", ICML 2023, arXiv 2211.17192;
 Chen et al.: "Accelerating Large Language Model Decoding with Speculative Sampling", arXiv 2302.01318.
-The leading drafts that equal the target's own choice are accepted, and one token more. In sampling, draft and target
-share one random number per request and position (`Rows.choose`), so the tokens are those of sampled `ar`. The papers'
-rejection sampling accepts a draft with probability min(1, p/q): other tokens, the same distribution.
+The leading drafts that equal the target's own choice are accepted, and one token after them. In sampling, draft and
+target share one random number per request and position (`Rows.choose`), so the tokens are those of sampled `ar`. The
+papers' rejection sampling accepts a draft with probability min(1, p/q): other tokens with the same distribution.
 
-With `per_forward` above 1 the draft is a MARS model, which drafts several tokens in a forward (arXiv 2604.07023, 4.6).
+With `per_forward` above 1 a MARS model must draft; it drafts several tokens in a forward (arXiv 2604.07023, 4.6).
 """
 
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ class Speculative(Method):
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1, widths=(1, 2, 4, 8))
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
-    per_forward: int = option(1, "drafts of one forward of the draft; above 1 by masks, for a MARS draft", low=1)
-    verify: Literal["match", "rejection"] = option("match", "accept the target's own choice, or by rejection sampling")
+    per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
+    verify: Literal["match", "rejection"] = option("match", "accept the target's choice, or use rejection sampling")
 
     roles = ("ar",)
 

@@ -1,4 +1,4 @@
-"""mtbench compares multi-token decoding methods on your model and your GPU, with numbers you can defend.
+"""mtbench compares multi-token decoding methods on your model and your GPU, with confidence intervals.
 
 The library, from one place: `run` and `load` for comparisons, the rest for methods and suites of your own. A name is
 imported when it is used, so that `import mtbench` is quick.

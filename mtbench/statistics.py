@@ -5,15 +5,15 @@ linearised as for ratio estimators in survey sampling (Cochran 1977, chapter 6).
 covers much less than its nominal level. With very uneven blocks (log standard deviation of sizes 0.7, of noise 0.2) a
 95 % interval covers 91 % at K = 6.
 
-Verdicts. A verdict is a word. Each word is a one-sided test, equivalent to a bound of an interval: a 95 % interval's
-bound tests at 2.5 %, a 90 % interval's at 5 %; `same` is two tests at 5 % (Schuirmann 1987). With many arms, the
-p-values of one word, one per arm, are adjusted by Holm (1979) and compared with the same level. So the chance that any
-arm wrongly gets a word is that of a single arm, and a single arm gets exactly the word that its intervals give.
-Intervals are not adjusted. Arms without a test are not counted. Without an interval the verdict is `inconclusive`.
+Verdicts. A verdict is a word. Each word is a one-sided test, equivalent to a bound of an interval: the bound of a 95 %
+interval tests at 2.5 %, that of a 90 % interval at 5 %; `same` is two tests at 5 % (Schuirmann 1987). With several
+arms, the p-values of a word (one per arm) are adjusted by Holm (1979) and compared with the same level. So the chance
+that any arm wrongly gets the word is at most that level. With a single arm, the intervals alone determine the word.
+Intervals are not adjusted. Arms without a test do not count. Without an interval the verdict is `inconclusive`.
 
 A missing value is None, never NaN. scipy is imported inside the functions that need a distribution, because it is slow
-to import and a run needs the definitions only. Wilson and McNemar are computed here: scipy's `binomtest` agrees up to
-rounding (the tests compare them), but results are stored with all digits, and the last one would change.
+to import and a run needs only the definitions. Wilson and McNemar are computed here: scipy's `binomtest` agrees up to
+rounding (the tests compare them), but results are stored with all digits, and the last digit would change.
 """
 
 import math
@@ -44,8 +44,8 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
-OVERRULED = "alone, not among"  # "faster alone, not among 4 arms": the word without Holm's adjustment
-WORD_LEVELS = {  # word -> level of its test; of two words that both hold, the first is the stronger
+OVERRULED = "alone, not among"  # "faster alone, not among 4 arms": `faster` only without Holm's adjustment
+WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
     "slower": 0.025,
     "same": 0.05,
@@ -104,7 +104,7 @@ class Parts(NamedTuple):
 
     tokens_per_forward: float
     rows: float  # R, mean rows per forward pass: the batch size, or less if the last static block is short
-    utilisation: float  # u, live share of the rows; rows that a short block lacks do not count as idle
+    utilisation: float  # u, live share of the rows; rows missing from a short block do not count as idle
     forward_s: float  # t, device time per forward pass
     host: float  # g, device time / decode time = 1 − host gap
     decode_share: float  # d, decode time / wall time
@@ -238,9 +238,9 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
 
 def n_needed(gained: int, lost: int, n: int, margin: float = ACCURACY_MARGIN) -> int | None:
-    """Return 6.18·ψ/M², ψ = (gained + lost)/n, M = margin: the items at which an equally good arm has 80 % power.
+    """Return the number of items needed for 80 % power: 6.18·ψ/M², ψ = (gained + lost)/n, M = margin.
 
-    That is, the verdict on an arm as good as the baseline is then `not worse` in 80 % of runs. None without items.
+    That is, an arm as good as the baseline then gets the verdict `not worse` in 80 % of runs. None without items.
     """
     if n == 0:
         return None
@@ -250,7 +250,7 @@ def n_needed(gained: int, lost: int, n: int, margin: float = ACCURACY_MARGIN) ->
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted for their number (Holm 1979), in the given order.
 
-    The i-th smallest of m is multiplied by m − i + 1; then none is smaller than its predecessor, and none exceeds 1.
+    The i-th smallest of m is multiplied by m − i + 1, raised to at least its predecessor, and limited to 1.
     """
     order = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values, float)[order] * np.arange(len(order), 0, -1)
@@ -262,8 +262,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def near_tie_epsilon(logit_differences: npt.ArrayLike, dtype: str) -> float | None:
     """Return ε: a token ties with the best one if its logit is at most ε lower. None for too few positions.
 
-    `logit_differences`: between `ar` at its own window width and at the arm's, on the same prefixes. ε is the 99.9th
-    percentile of their absolute values, at most 0.5; in float32 and float64 it is fixed.
+    `logit_differences`: logits of `ar` at its own window width minus those at the arm's, on the same prefixes. ε is
+    the 99.9th percentile of their absolute values, at most 0.5; in float32 and float64 it is fixed.
     """
     if dtype in EXACT_EPSILON:
         return EXACT_EPSILON[dtype]
@@ -314,7 +314,7 @@ def too_few(units: int, unit: Unit = "block") -> str | None:
 def too_short(windows_s: Sequence[float], synchronisation_s: float) -> str | None:
     """Return why an arm's timed windows are too short to compare, or None.
 
-    They need one second in total, and each needs ten times the cost of a synchronisation.
+    The windows need one second in total. Each window needs ten times the cost of a synchronisation.
     """
     total, shortest = sum(windows_s), min(windows_s, default=0.0)
     if total < WINDOW_NEEDED_S:
@@ -370,7 +370,7 @@ def accuracy_verdicts(differences: Sequence[Difference], margin: float = ACCURAC
 
     `not worse`: 90 % interval above −margin; `worse`: 95 % interval below 0; `worse by less than the margin`: both;
     `worse than margin`: 95 % interval below −margin; else `inconclusive`, with the number of items needed unless the
-    arm has as many.
+    arm already has that many.
     """
     verdicts = [Verdict(INCONCLUSIVE, ": no items")] * len(differences)
     tested = [i for i, arm in enumerate(differences) if arm.n]
@@ -401,7 +401,7 @@ def stops_paying(verdicts: Mapping[int, str]) -> int | None:
 def seeds_verdict(differences: Sequence[float], needed: int = SEEDS_NEEDED) -> Verdict:
     """Return `higher` or `lower` if all training seeds agree in sign and their 95 % t interval excludes 0.
 
-    Else `cannot tell`, also with fewer than `needed` seeds.
+    Otherwise, or with fewer than `needed` seeds, return `cannot tell`.
     """
     seeds = len(differences)
     if reason := _short_of(needed, seeds, "seed"):

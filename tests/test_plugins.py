@@ -137,8 +137,8 @@ BROKEN = {
     "bare field": (GOOD + "    width: int = 3\n", "Good.width is a field without mtbench.options.option"),
     "odd type": (GOOD + "    width: list[int] = option(None, 'w')\n", "Good.width is of type list[int]"),
     "unknown type": (GOOD + "    width: 'Nothing' = option(None, 'w')\n", "name 'Nothing' is not defined"),
-    "no dataclass": (GOOD.replace("@dataclass(frozen=True, kw_only=True)", ""), "Good is no @dataclass"),
-    "no method": (GOOD.replace("(Method)", ""), "Good is no mtbench.decoding.method.Method"),
+    "no dataclass": (GOOD.replace("@dataclass(frozen=True, kw_only=True)", ""), "Good is not a @dataclass"),
+    "no method": (GOOD.replace("(Method)", ""), "Good is not a subclass of mtbench.decoding.method.Method"),
     "no roles": (GOOD.replace('("ar",)', "()"), "Good.roles is ()"),
     "default arms": (GOOD + "    default_arms = ('good:k=3',)\n", "unknown option of good 'k'"),
 }

@@ -1,4 +1,4 @@
-"""`mtbench fetch`: a bundle, one file with what a run needs on a machine without a network."""
+"""`mtbench fetch`: write a bundle, one file with the data and checkpoints of a run without a network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -43,13 +43,13 @@ def fetch(
 ) -> None:
     """Pack data and checkpoints for a machine without a network.
 
-    There, use the file with `mtbench run --bundle FILE.tar --offline`.
+    On that machine, use the file with `mtbench run --bundle FILE.tar --offline`.
     """
     from mtbench.runs.bundle import write_bundle  # imports torch
     from mtbench.runs.prompts import open_suite
 
     if no_checkpoints and role:
-        raise UserError("--role names a checkpoint to pack and --no-checkpoints packs none; give one of them.")
+        raise UserError("--role and --no-checkpoints contradict each other; give one of them.")
     overrides = checkpoints(checkpoint)
     packed = None if no_checkpoints else _family(suite, family, model, overrides)
     request = RunRequest(
@@ -69,7 +69,7 @@ def fetch(
 
 
 def _family(suites: list[str], name: str | None, model: str | None, overrides: dict[str, str]) -> Family:
-    """Return the family to pack. Raises UserError if the suites have different ones and none is named."""
+    """Return the family to pack. Raises UserError if the suites' families differ and none is named."""
     named = {name or SUITES[spec.partition(":")[0]].family for spec in suites}
     if len(named) > 1 and model is None:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`mtbench ls`: one line for every method, suite or family; with a name, all about that one."""
+"""`mtbench ls`: one line for every method, suite or family; with a name, its details."""
 
 import inspect
 import re
@@ -30,7 +30,7 @@ NONE = "–"
 @app.command()
 def ls(
     kind: Annotated[str, typer.Argument(help="methods, suites or families.")] = "methods",
-    name: Annotated[str | None, typer.Argument(help="One of them: its options, its subtasks, its roles.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
 ) -> None:
     """List methods, suites or families, or describe one of them."""
     listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}
@@ -79,11 +79,11 @@ def _show_method(name: str) -> None:
         out.print(table)
     say("")
     engines = f", engine={'|'.join(ENGINES)}" if "engine" in common(method) else ""
-    _wrapped(f"Also: on=ROLE{engines}. 'a|b' makes two arms; quote it in a shell.")
+    _wrapped(f"Every method also takes: on=ROLE{engines}. 'a|b' makes two arms; quote it in a shell.")
 
 
 def _claims(method: Any) -> str:
-    """Return what a method claims, or that its options decide."""
+    """Return a method's claim; `by options` if the claim depends on them."""
     return method.claims if isinstance(method.claims, str) else "by options"
 
 
@@ -154,7 +154,7 @@ def _docstring(registered: type) -> str:
 
 
 def _print_docstring(registered: type) -> None:
-    """Print a docstring. Paragraphs are wrapped anew, unless they hold indented lines."""
+    """Print a docstring. Wrap paragraphs again, unless they contain indented lines."""
     for paragraph in _docstring(registered).split("\n\n"):
         if re.search("^ {4}", paragraph, re.MULTILINE):
             say(paragraph)
@@ -169,7 +169,7 @@ def _wrapped(text: str) -> None:
 
 
 def _print_list(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print one line a row: the last column is shortened to the width of the terminal."""
+    """Print one line per row. The last column is shortened to the width of the terminal."""
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
     left = out.width - sum(widths[:-1]) - GAP * (len(widths) - 1)
@@ -212,5 +212,5 @@ def _table(headings: Sequence[str]) -> Table:
 
 
 def _plain(*cells: str) -> list[str]:
-    """Return cells whose text is no markup."""
+    """Return cells with markup escaped."""
     return [escape(cell) for cell in cells]

@@ -1,6 +1,6 @@
 """The command `mtbench`. A command's module is imported when the command is used: torch takes seconds.
 
-Exit codes: 0 every cell is ok; 2 a mistake, something missing or a failed cell; 130 interrupted.
+Exit codes: 0: every cell is ok; 2: a user's mistake, a missing part or a failed cell; 130: interrupted.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from mtbench.cli import session
 from mtbench.cli.session import err, out, say
 from mtbench.errors import UserError
 
-UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # of the option parser in Typer
+UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 INTERRUPTED = 130
 
 
@@ -35,7 +35,7 @@ COMMANDS = {
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Pack data and checkpoints for a machine without a network."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
-    "generate": Entry("mtbench.cli.run", STAGES, "Decode what is missing of a plan."),
+    "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan."),
     "score": Entry("mtbench.cli.run", STAGES, "Score the stored texts of a run. Needs no model and no GPU."),
     "report": Entry("mtbench.cli.run", STAGES, "Rebuild results.json, report.md and report.html from stored lines."),
     "train": Entry(

@@ -27,7 +27,7 @@ def report(directory: Path, json_to: Path | None) -> None:
 
 
 def _print_results(run: RunDirectory, results: Results, json_to: Path | None) -> None:
-    """Print the tables, then the page's path as the last line; with `--json -`, only the JSON is standard output."""
+    """Print the tables, then the page's path as the last line. With `--json -`, standard output is only the JSON."""
     to_stdout = str(json_to) == "-"
     console = err if to_stdout else out
     for table in results_tables(results, console.width):

@@ -32,13 +32,13 @@ app = typer.Typer()
 @in_panels
 def reproduce(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="A published table; without a name, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A published table; without a name, list all tables.")] = None,
     family: Annotated[
-        str | None, Option("--family", help="Only this family of the table; or another family in place of all.")
+        str | None, Option("--family", help="Only this family; one that is not in the table replaces all of its own.")
     ] = None,
     suite: Annotated[
         list[str],
-        Option("--suite", help="Only this suite of the table; or another suite in place of all. Repeatable."),
+        Option("--suite", help="Only this suite; one that is not in the table replaces all of its own. Repeatable."),
     ] = [],  # noqa: B006
     checkpoint: CheckpointOption = [],  # noqa: B006
     limit: Annotated[int | None, Option("--limit", help="Items per suite or subtask; default: as published.")] = None,
@@ -49,7 +49,7 @@ def reproduce(
         int | None, Option("--rounds", help="How often the first blocks are timed; default: the table's.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, Option("--max-new-tokens", help="Most tokens of an answer; default: as published.")
+        int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: as published.")
     ] = None,
     engine: Annotated[
         str | None, Option("--engine", help="graph, eager (as papers measure) or invariant; default: the table's.")

@@ -79,7 +79,7 @@ def _asked(params: Mapping[str, Any]) -> Asked:
 
 
 def resume(directory: Path, params: Mapping[str, Any], given: Collection[str]) -> Started:
-    """Open the reproduction in `directory`; the `given` options must agree with it."""
+    """Open the reproduction in `directory`; the `given` options must agree with its own."""
     stored, parts = rerun.reopen(directory)
     if params["name"] not in (None, stored.name):
         raise UserError(f"{str(directory)!r} holds {stored.name!r}, not {params['name']!r}; leave out the name.")
@@ -120,7 +120,7 @@ def finish(started: Started, workers: int | None, ray: str | None) -> bool:
 
 
 def _print_skipped(parts: list[Part]) -> None:
-    """Print what will not be run, and why."""
+    """Print the parts that are not run, with the reason."""
     for part in parts:
         for skipped, why in (*part.missing.items(), *part.closed.items()):
             warn(f"not run: {part.family}, {skipped}: {why}")
@@ -134,7 +134,7 @@ def list_tables() -> None:
         needs = ", ".join(_needs(known)) or "–"
         table.add_row(*map(escape, (name, known.what, "\n".join(_runs(known)), needs)))
         table.add_section()
-    table.caption = "a small version of each: mtbench reproduce NAME --family tiny --suite arithmetic --limit 8"
+    table.caption = "any table with a small model: mtbench reproduce NAME --family tiny --suite arithmetic --limit 8"
     out.print(table)
 
 

@@ -1,4 +1,4 @@
-"""The options of a run, declared once: `mtbench run` and `mtbench plan` take them all. Defaults: `RunRequest`'s."""
+"""The options of a run, declared once for `mtbench run` and `mtbench plan`. The defaults are `RunRequest`'s."""
 
 import copy
 import inspect
@@ -97,7 +97,7 @@ def options(
         str,
         Option("--engine", help="How forward passes run: graph, eager (as papers measure) or invariant."),
     ] = DEFAULTS.engine,
-    batch_size: Annotated[str, Option("--batch-size", help="One or several, such as 1,8.")] = ",".join(
+    batch_size: Annotated[str, Option("--batch-size", help="One or several sizes, such as 1,8.")] = ",".join(
         map(str, DEFAULTS.batch_size)
     ),
     batching: Annotated[
@@ -114,7 +114,7 @@ def options(
         str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
     ] = None,
     max_new_tokens: Annotated[
-        int | None, Option("--max-new-tokens", help="Most tokens of an answer; default: the suite's.")
+        int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
     ] = DEFAULTS.max_new_tokens,
     dtype: DtypeOption = DEFAULTS.dtype,
     device: DeviceOption = DEFAULTS.device,
@@ -128,7 +128,7 @@ def options(
     ] = DEFAULTS.temperature,
     data_dir: DataOption = None,
     bundle: Annotated[
-        Path | None, Option("--bundle", help="Data and checkpoints from this file, made by `mtbench fetch`.")
+        Path | None, Option("--bundle", help="Read data and checkpoints from this file, made by `mtbench fetch`.")
     ] = None,
     offline: OfflineOption = DEFAULTS.offline,
     skip_unscorable: SkipOption = DEFAULTS.skip_unscorable,
@@ -144,11 +144,11 @@ def options(
         float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
     ] = DEFAULTS.accuracy_margin,
 ) -> None:
-    """Never called: its signature lists the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
+    """Never called. Its signature declares the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the options of a run and its own, in panels. It reads them in `ctx.params`; `**_` takes them."""
+    """Give `command` the options of a run and its own, in panels. It reads them from `ctx.params`; `**_` is unused."""
     own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
     request = list(inspect.signature(options).parameters.values())
     return _with_signature(command, [*own, *request])
@@ -243,7 +243,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def absolute(path: Path | None) -> str | None:
-    """Return a folder as it is stored: by its absolute path."""
+    """Return the absolute path of a folder, as files store it."""
     return None if path is None else str(path.resolve())
 
 

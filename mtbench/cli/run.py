@@ -74,9 +74,9 @@ def generate(
     data_dir: DataOption = None,
     peak_memory: PeakMemoryOption = False,
 ) -> None:
-    """Decode what is missing of a plan.
+    """Decode the missing batches of a plan.
 
-    Needs no network, no lm-eval and no datasets, unless the authors of a suite ask that its prompts be in no file.
+    Needs no network, lm-eval or datasets, except for a suite whose authors do not allow its prompts to be stored.
     """
     from mtbench.cli import stages
 

@@ -1,4 +1,4 @@
-"""Output of the command line, and what it has started."""
+"""Output of the command line, and the run directories that it has started."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from mtbench.report.console import Terminal
 
 out = Terminal()
 err = Terminal(stderr=True)
-started: list[Path] = []  # run directories of this process: an interruption names the last one
+started: list[Path] = []  # run directories of this process; the message on interruption names the last one
 
 
 def say(text: Any, console: Terminal | None = None) -> None:

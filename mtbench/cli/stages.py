@@ -1,4 +1,4 @@
-"""What `mtbench plan`, `generate` and `score` do and print. Imports nothing of the report, nor its libraries."""
+"""What `mtbench plan`, `generate` and `score` do and print. It does not import the report's pages or libraries."""
 
 import sys
 from collections.abc import Collection
@@ -46,7 +46,7 @@ def plan(request: RunRequest, directory: Path | None) -> None:
 
 
 def generate(directory: Path, settings: Execution) -> None:
-    """Decode what is missing of a plan."""
+    """Decode the missing batches of a plan."""
     run = RunDirectory.open(directory)
     with RunProgress(err) as progress:
         lifecycle.generate(run, settings, progress)

@@ -1,4 +1,4 @@
-"""`mtbench train`: one command per objective, made from its fields; `init` and `answers`; `--recipe` for several."""
+"""`mtbench train`: one command per objective, made from its fields; `init`, `answers`, `page`, `--recipe`."""
 
 import inspect
 import os
@@ -21,7 +21,7 @@ from mtbench.errors import UserError, unknown
 
 
 class Commands(TyperGroup):
-    """The commands of this module and one per objective, which is made when needed because objectives import torch."""
+    """The commands of this module, and one per objective. These are made when needed: objectives import torch."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *_objective_commands()]
@@ -41,7 +41,7 @@ DataOption = Annotated[
     Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeatable."),
 ]
 DryRunOption = Annotated[
-    bool, Option("--dry-run", help="Check everything that needs no weights, print the cost, train nothing.")
+    bool, Option("--dry-run", help="Check everything that needs no weights and print the cost; do not train.")
 ]
 
 
@@ -81,7 +81,7 @@ def recipe(
     folder = folder or Path("checkpoints") / name
     workers = workers or recipe_runner.default_workers()
     if dry_run:
-        recipe_runner.complete_stages(stages, folder)  # refuses another checkpoint in a stage's place
+        recipe_runner.complete_stages(stages, folder)  # refuses a folder with another checkpoint
         _print_cost(cost.estimate(stages, folder, workers, data_dir=data_dir, offline=offline))
         return
     session = ["--data-dir", str(data_dir.resolve())] if data_dir else []
@@ -152,7 +152,7 @@ def answers(
     written, left_out = write_answers(
         teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline
     )
-    err.print(f"{written:,} answers; {left_out:,} left out, longer than {max_new_tokens} tokens", highlight=False)
+    err.print(f"{written:,} answers; {left_out:,} left out: they reach {max_new_tokens} tokens", highlight=False)
     _print_path(file)
 
 
@@ -163,7 +163,7 @@ def page(
         Path | None, Option("--out", "-o", help="HTML file to write; default: beside the first folder.")
     ] = None,
 ) -> None:
-    """Write a page about several trainings: losses, accuracy by distance ahead, calibration."""
+    """Write a page about several trainings: losses, accuracy by tokens ahead, calibration."""
     from mtbench.training.page import write_training_page
 
     _print_path(write_training_page(checkpoints, file))
@@ -259,7 +259,7 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
 
 
 def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
-    """Train as the parameters of `common` and the options say, or check that and print the cost."""
+    """Train with the parameters of `common` and the options; in a dry run, check them and print the cost."""
     from mtbench.report.progress import TrainingProgress
     from mtbench.training import cost
     from mtbench.training.page import write_training_page
@@ -293,7 +293,7 @@ def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
         return
     train(request, TrainingProgress(err), given["report_to"])
     if _is_main_process():
-        err.print(f"its page: {write_training_page([directory])}", soft_wrap=True, markup=False, highlight=False)
+        err.print(f"page: {write_training_page([directory])}", soft_wrap=True, markup=False, highlight=False)
     _print_path(directory)
 
 

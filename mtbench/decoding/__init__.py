@@ -1,1 +1,1 @@
-"""The decode loop, and what a method is."""
+"""The decode loop and the interface of a decoding method."""

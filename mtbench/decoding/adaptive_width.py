@@ -1,8 +1,8 @@
 """Choose the width of the next step: the one with the most expected tokens per cost.
 
-Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.17192, section 3); the cost from the
-positions fed and the forwards of draft models. At `EVEN` positions the arithmetic takes as long as reading the weights:
-a GPU overlaps the two, so fewer positions cost nothing extra; a CPU does one after the other.
+Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.17192, section 3). The cost follows from
+the positions fed and the forwards of draft models. At `EVEN` positions arithmetic takes as long as reading the
+weights. A GPU overlaps the two, so up to `EVEN` positions cost nothing extra. A CPU does one after the other.
 
 R = rows.
 """
@@ -16,16 +16,16 @@ from mtbench.decoding.method import Window
 from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
 
-RECENT = 8  # forwards: time constant of the moving average
+RECENT = 8  # time constant of the moving average, in forwards
 EXPECTED = 0.7  # acceptance assumed for a new request
-EVEN = {"cuda": 184, "cpu": 24}  # an H200 in bfloat16; a small model on a core
+EVEN = {"cuda": 184, "cpu": 24}  # positions; an H200 in bfloat16; a small model on a core
 
 
 class Widths:
-    """Recent acceptance of each row and the window that suits it. Tensors keep their place, so a graph can use them."""
+    """Recent acceptance of each row and its best window. Tensors keep their address, so that a graph can use them."""
 
     def __init__(self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device) -> None:
-        """`pending`: pending positions that every window feeds; None: no more than needed."""
+        """`pending`: pending positions that every window feeds; None: only those needed."""
         self.many = len(windows) > 1
         self.commits = torch.tensor([w.commits for w in windows], dtype=torch.float32, device=device)
         self.fed = torch.tensor([rows * ((pending or w.pending or 1) + w.guesses) for w in windows], device=device)
@@ -36,7 +36,7 @@ class Widths:
         self.none = torch.zeros(rows, dtype=torch.long, device=device)
 
     def set_costs(self, target: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
-        """Set each window's cost relative to a forward of one position; drafts are by the `others`."""
+        """Set each window's cost relative to a forward of one position. `others`: all runners, by role."""
         if not self.many:
             return
         share = self.fed / EVEN[target.device.type]
@@ -48,7 +48,7 @@ class Widths:
         self.cost.copy_(forward + draft * self.drafts)
 
     def begin(self, at: Tensor) -> None:
-        """Start anew for the new requests in the rows `at`."""
+        """Reset the rows `at`, which have new requests."""
         self.accepted[at], self.tried[at] = EXPECTED, 1.0
 
     def update(self, count: Tensor, offered: Tensor) -> None:
@@ -59,7 +59,7 @@ class Widths:
             self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
 
     def best(self) -> Tensor:
-        """Return the number of the window that suits each row, (R,)."""
+        """Return the index of each row's best window, (R,)."""
         if not self.many:
             return self.none
         return sampling.best_width(self.accepted / self.tried.clamp(min=1e-6), self.commits, self.cost)

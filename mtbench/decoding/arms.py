@@ -3,7 +3,7 @@
 mars:tau=0.95|0.8,cache=block   two arms; bars separate alternatives of a value
 mars:tau=0.95@mars/graph        an arm's string: options that differ from their defaults, role, engine
 mars-tau0.95.mars.graph         the same in a file's name
-hf-generate:cache=static@ar     an external engine (mtbench/decoding/external.py) has no engine of ours
+hf-generate:cache=static@ar     an external engine (mtbench/decoding/external.py) uses none of ours
 """
 
 import itertools
@@ -22,7 +22,7 @@ ENGINES = ("graph", "eager", "invariant")  # those of mtbench/decoding/engines.p
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm of a run. `options`: those given, by name. `copy` counts an arm that is given several times, from 1."""
+    """One arm of a run. `options`: given options, by name. `copy`: 1, or 2, 3 … for an arm given again."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Arm:
 
     @property
     def equivalent_arm(self) -> "Arm | None":
-        """The arm that promises the same output with one option back at its default, or None."""
+        """The arm with one option set back to its default that promises the same output, or None."""
         for option in options_of(METHODS[self.method]):
             value = self.options.get(option.name, option.default)
             if value != option.default and value in option.same_output:
@@ -155,8 +155,8 @@ def _references(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _nearest(arm: Arm, references: Sequence[Arm]) -> list[str]:
-    """Return the references on the arm's own checkpoint (the gain of decoding), then those on the reference's own role
-    (deployment).
+    """Return the references on the arm's own checkpoint (gain of decoding), then those on the reference's default role
+    (gain of deployment).
     """
     same = [a for a in references if a.on == arm.on]
     deployment = [a for a in references if a.on == METHODS[a.method].roles[0]]
@@ -164,20 +164,20 @@ def _nearest(arm: Arm, references: Sequence[Arm]) -> list[str]:
 
 
 def baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
-    """Return the arms that its decoding is compared with: references with the same engine."""
+    """Return the baselines of the arm's decoding: references on the same engine."""
     return _nearest(arm, [a for a in _references(arms) if a.machinery == arm.machinery])
 
 
 def engine_baselines(arm: Arm, arms: Sequence[Arm]) -> list[str]:
-    """Return references with other engines: the ratio is that of engine and method together."""
+    """Return references on other engines; a ratio to them includes the gain of the engine."""
     return _nearest(arm, [a for a in _references(arms) if a.machinery != arm.machinery])
 
 
 def reference_arm(arm: Arm, claims: str, arms: Sequence[Arm]) -> str | None:
     """Return the arm of the run whose tokens this arm promises, or None.
 
-    A lossless arm promises the tokens of the plain loop on the same checkpoint: with its own engine if the run has that
-    arm, else with the eager one. The plain loop itself promises those of the eager engine.
+    A lossless arm promises the tokens of the plain reference on the same checkpoint: on its own engine if the run has
+    that arm, else on `eager`. The plain reference promises the tokens of the plain reference on `eager`.
     """
     if arm.equivalent_arm in arms:
         return str(arm.equivalent_arm)

@@ -13,7 +13,7 @@ from mtbench.hardware.stopwatch import Stopwatch
 
 
 class BatchClock:
-    """Runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide the time between."""
+    """It runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide this time."""
 
     def __init__(self, runners: ModelRunners, *, one_launch: bool) -> None:
         """`one_launch`: each step is a single launch, so that its span on a GPU contains no gaps between launches."""
@@ -28,7 +28,7 @@ class BatchClock:
         self._started_at = self._stopwatch.now()
 
     def end_prefill(self) -> None:
-        """All rows hold their first request; decoding begins."""
+        """End the prefill: all rows hold their first request."""
         self._prefilled_at = self._stopwatch.now()
         self._prefill_s = self._prefilled_at - self._started_at
         self._model_s, self._draft_s, self._head_s = -self._host_s(), -self._host_draft_s(), -self._host_head_s()
@@ -52,15 +52,15 @@ class BatchClock:
 
     @property
     def timed_heads(self) -> bool:
-        """Whether the method computed anything beside its models."""
+        """Whether the method computed anything outside its models."""
         return self._head_s > 0
 
     def timing(
         self, run: RunState, generations: Sequence[Generation], *, rows: int, kv_bytes: int, heads: bool
     ) -> Timing:
-        """Return the times and counts of the run. `heads`: the method computes something beside its models."""
+        """Return the times and counts of the run. `heads`: the method computes something outside its models."""
         cuda, wall_s = self._stopwatch.cuda, self._ended_at - self._started_at
-        # A step's span begins where the step before it ended: it contains the host's work between the two.
+        # A step's span begins at the end of the previous step: it contains the host's work between the two.
         spans = [self._laps[0], *(wait + step for wait, step in zip(self._laps[1::2], self._laps[2::2], strict=True))]
         until_first_token = min(map(_forwards_until_first_token, generations[:rows]))
         return Timing(
@@ -107,6 +107,6 @@ class BatchClock:
 
 
 def _forwards_until_first_token(generation: Generation) -> int:
-    """The number of the first forward that committed a token, from 1."""
+    """Return the number of the first forward that committed a token, from 1."""
     commits = generation.commits or [1]
     return next(forward for forward, count in enumerate(commits, start=1) if count)

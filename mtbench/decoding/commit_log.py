@@ -13,22 +13,22 @@ class Counts(NamedTuple):
     """Tokens of one request, by forward."""
 
     commits: list[int]
-    offered: list[int]  # beyond the first, that could have been committed
-    accepted: list[int]  # before the cut at the end token
+    offered: list[int]  # tokens beyond the first that could have been committed
+    accepted: list[int]  # tokens accepted, before the cut at the end token
 
 
 class CommitLog:
-    """Counts by row and by forward of the request in that row. All tensors keep their place."""
+    """Counts by row and by forward of the request in that row. All tensors keep their memory address."""
 
     def __init__(self, rows: int, forwards: int, device: torch.device) -> None:
-        """`forwards`: the most that one request may wait or decode for."""
+        """`forwards`: the maximum that one request may take, waiting included."""
         self._forwards = torch.zeros(rows, dtype=torch.long, device=device)
         self._commits = torch.zeros(rows, forwards, dtype=torch.long, device=device)
         self._offered = torch.zeros_like(self._commits)
         self._accepted = torch.zeros_like(self._commits)
 
     def begin(self, at: Tensor) -> None:
-        """New requests sit in the rows `at`."""
+        """Restart the rows `at`, which have new requests."""
         self._forwards[at] = 0
 
     def record(self, count: Tensor, offered: Tensor, accepted: Tensor, left: Tensor) -> None:

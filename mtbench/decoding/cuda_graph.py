@@ -18,8 +18,8 @@ from mtbench.decoding.request import Workload
 from mtbench.decoding.run_state import RunState
 from mtbench.models.fused_decoder import compilations
 
-DEVICE = "cuda"  # of captured steps
-PLAIN_STEPS = 3  # of a shape before its capture: libraries allocate and compile in their first calls
+DEVICE = "cuda"  # device of captured steps
+PLAIN_STEPS = 3  # steps of a shape before its capture: libraries allocate and compile in their first calls
 
 
 class Captured(Batch):
@@ -39,7 +39,7 @@ class Captured(Batch):
         self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
     def shape(self, run: RunState) -> Shape:
-        """Return a shape that is not captured yet, if there is one: no width is then captured in a timed block."""
+        """Return a shape that is not captured yet, if there is one, so that no timed block has to capture a width."""
         shape = super().shape(run)
         if self.tight:
             return shape
@@ -62,7 +62,7 @@ class Captured(Batch):
     def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         before = compilations()
         generations, timing = super().run(workload)
-        if compilations() > before:  # its time is not reported: at most all of the run
+        if compilations() > before:  # torch does not report the time: at most that of the whole run
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
         return generations, timing
 
@@ -101,7 +101,7 @@ class Captured(Batch):
             self.step(shape)
         self._forwards_each[shape] = [
             runner.forwards - count for runner, count in zip(self.runners.values(), before, strict=True)
-        ]  # counted now for the replay that follows
+        ]  # the capture counted them; the replay below executes them
         self._graphs[shape] = graph
         graph.replay()
         torch.cuda.synchronize()

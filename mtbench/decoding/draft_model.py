@@ -1,8 +1,8 @@
 """A draft model predicts the tokens that speculative decoding verifies.
 
 Leviathan, Kalman, Matias: "Fast Inference from Transformers via Speculative Decoding", arXiv 2211.17192; Chen et al.,
-arXiv 2302.01318. The draft model has its own KV cache. A cursor in the method's state, `cached`, says how much of it
-holds decided tokens. The loop caches the prompt but for its last token, as for the target.
+arXiv 2302.01318. The draft model has its own KV cache. The cursor `cached` in the method's state counts the decided
+tokens in it. The loop caches the prompt except its last token, as for the target.
 
 R = rows, K = drafts, M = drafts per forward of the draft model, V = the target's vocabulary.
 """
@@ -20,21 +20,21 @@ from mtbench.models.loading import Inspected
 
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
-    """Raise UserError if the checkpoint in a role cannot draft so many tokens in a forward."""
+    """Raise UserError if the checkpoint in a role cannot draft `per_forward` tokens in one forward."""
     checkpoint = checkpoints[role]
     if per_forward == 1 or (checkpoint.mask_id is not None and checkpoint.feeds_masks):
         return
     reason = "has no mask token"
     if checkpoint.mask_id is not None:
-        reason = f"was trained by {checkpoint.objective!r}, which feeds none"
+        reason = f"was trained by {checkpoint.objective!r}, which feeds no mask tokens"
     raise UserError(
-        f"per_forward={per_forward} drafts by masks, and {checkpoint.source!r} in the role {role!r} {reason}; name a "
+        f"per_forward={per_forward} needs mask tokens, and {checkpoint.source!r} in role {role!r} {reason}; name a "
         "MARS draft, such as `draft=draft_mars`, or leave per_forward at 1."
     )
 
 
 def forwards(ahead: int, per_forward: int) -> int:
-    """Return the forwards of the draft model for `ahead` tokens."""
+    """Return the number of forwards that the draft model needs for `ahead` tokens."""
     return -(-ahead // per_forward)
 
 
@@ -48,12 +48,12 @@ class Drafted(NamedTuple):
 def draft(
     runners: ModelRunners, role: str, rows: Rows, cached: Tensor, ahead: int, per_forward: int = 1, behind: int = 0
 ) -> Drafted:
-    """Draft the next `ahead` tokens by the model in `role`, `per_forward` at a time; moves its cursor `cached` (R,).
+    """Draft the next `ahead` tokens with the model in `role`, `per_forward` at a time; move its cursor `cached` (R,).
 
-    The last token predicts the first token of a forward, masks after it the others, as models trained like MARS can
-    (arXiv 2604.07023, table 6). The draft chooses like the target (`Rows.choose`), with the same random numbers. The
-    method must lower `cached` to what it accepts. `behind`: tokens that the method may commit after the accepted drafts
-    and the next token.
+    In each forward the last token predicts the first draft; masks after it predict the others, which needs a model
+    trained like MARS (arXiv 2604.07023, table 6). The draft model chooses tokens like the target (`Rows.choose`), with
+    the same random numbers. The method must lower `cached` to the end of the accepted drafts. `behind`: tokens that
+    the method may commit after the accepted drafts and the next token.
     """
     runner, known = runners[role], rows.known[:, None]
     torch.minimum(cached, rows.known - 1, out=cached)

@@ -6,8 +6,8 @@
 - `invariant`: as `graph`, with batch-invariant kernels: a row's result depends on that row alone, so tokens do not
   change with batch size or window width, even in bfloat16. The kernels need a GPU; in half precision a CPU is refused.
 
-Layers of an architecture that the decoder does not support run as transformers' modules, and are captured too; a run's
-environment.json says which.
+If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. A run's
+environment.json states what runs the layers.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 
-ROOM = 256  # a captured batch's positions per row are a multiple of it, so that other prompt lengths share it
+ROOM = 256  # positions per row of a captured batch are a multiple of this: similar lengths share a batch
 
 
 class Engine:
-    """`eager`. Creates runners and batches; a batch takes runners of its own engine."""
+    """The engine `eager`. It creates runners and batches; a batch takes only runners of its own engine."""
 
     name = "eager"
 
@@ -38,12 +38,12 @@ class Engine:
         return Batch(method, runners, rows, positions)
 
     def layers(self, checkpoint: Checkpoint) -> str:
-        """Say in words what runs a checkpoint's layers."""
+        """Return in words what runs a checkpoint's layers."""
         return "transformers' modules"
 
 
 class Graph(Engine):
-    """`graph` and `invariant`."""
+    """The engines `graph` and `invariant`."""
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Graph(Engine):
         self._batches: dict[Any, Captured] = {}
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
-        """Return a new runner. Raises UserError if the engine is `invariant` and cannot be so on this checkpoint."""
+        """Return a new runner. Raises UserError if `invariant` does not support the checkpoint."""
         if checkpoint not in self._decoders and checkpoint not in self._unsupported:
             try:
                 decoder = build(checkpoint.model, invariant=self.name == "invariant")
@@ -79,7 +79,7 @@ class Graph(Engine):
         return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
-        """Return a batch; on a GPU an earlier one of the same size, with its graphs."""
+        """Return a batch. On a GPU an earlier batch of the same size is used again, with its graphs."""
         if runners.target.device.type != "cuda":
             return Batch(method, runners, rows, positions)
         positions = -(-positions // ROOM) * ROOM

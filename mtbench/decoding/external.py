@@ -1,7 +1,7 @@
 """External engines: methods with their own decode loop. They get checkpoints and requests, and return tokens.
 
-Metrics that they do not expose (forwards, commits, the parts of their time) are None, never 0. The end of an answer,
-its text and the clock, from an idle device to an idle device, come from the code that our own loop uses.
+Metrics that they do not expose (forwards, commits, the parts of their time) are None, never 0. The code of our loop
+decides where an answer ends and makes its text. The wall time is measured from an idle device to an idle device.
 """
 
 import copy
@@ -25,13 +25,13 @@ _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
 class Answers(NamedTuple):
     """What an external engine returned for a batch of requests; metrics that it does not expose are None."""
 
-    token_ids: list[list[int]]  # per request; tokens behind its end token or beyond its budget are cut off
+    token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
 
 
 class Outside(Method):
-    """A method with its own engine. It runs on none of ours, and in static batches only."""
+    """A method with its own engine. It uses none of our engines and runs in static batches only."""
 
     outside: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ def run_outside(
     fixed_length: bool = False,
     room: int = 0,
 ) -> tuple[list[Generation], Timing]:
-    """Decode like `mtbench.decoding.loop.decode`, by the method's own loop.
+    """Decode like `mtbench.decoding.loop.decode`, but with the method's own loop.
 
     `checkpoints`: by role, the target's first.
     """
@@ -114,7 +114,7 @@ def run_outside(
 def _generation(
     target: Checkpoint | Inspected, request: Request, ids: Sequence[int], end_ids: Sequence[int]
 ) -> Generation:
-    """Return an engine's answer, cut where it ends. The engine reveals no counts."""
+    """Return an engine's answer, cut where it ends. The engine exposes no counts."""
     token_ids, text, reason = finish(
         target.tokenizer, until_end(ids, request.max_new_tokens, end_ids), end_ids, request.stop
     )
@@ -138,7 +138,7 @@ def target_of(checkpoints: Mapping[str, C]) -> C:
 
 
 def stock(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return the checkpoint's model as transformers has it: the same weights, default settings, none of our hooks."""
+    """Return the checkpoint's model as transformers loads it: same weights, default settings, without our hooks."""
     model = checkpoint.model
     if checkpoint not in _stock:
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

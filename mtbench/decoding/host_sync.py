@@ -1,4 +1,4 @@
-"""What passes between host and device while a batch is decoded: shapes of steps out, snapshots of cursors back.
+"""Data between host and device while a batch is decoded: the host sets step shapes and reads snapshots of cursors.
 
 On a CPU a snapshot is read at once; on a GPU it is copied asynchronously, and the host waits for it some steps later.
 """
@@ -16,8 +16,8 @@ class HostSnapshot(NamedTuple):
     cached: list[int]
     known: list[int]
     done: list[int]
-    wanted: list[int]  # the variant that suits the row
-    tokens: list[list[int]] | None  # read where stop strings are searched for
+    wanted: list[int]  # index of the variant that suits the row
+    tokens: list[list[int]] | None  # None unless stop strings are searched for
 
 
 class Shape(NamedTuple):
@@ -51,7 +51,7 @@ class AsyncCopy:
 
     @staticmethod
     def _send(tensor: Tensor) -> Tensor:
-        """Return a copy that later steps do not overwrite; it is complete once the event behind it has passed."""
+        """Return a copy that later steps do not overwrite; it is complete when the event after it has passed."""
         if not tensor.is_cuda:
             return tensor.clone()
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -2,14 +2,14 @@
 
     while a row decodes:
         propose → one forward over pending tokens and guesses → accept → cut, write, move the cursors
-        read what is done → refill the rows of finished requests
+        read which rows are done → refill the rows of finished requests
 
 A step has a fixed shape and never waits for the host: acceptance, the cut at end tokens and cursor moves are tensor
-operations on tensors that keep their place, so that a step can be captured once and replayed. The host reads the
-cursors between steps. On a CPU it reads them at once and feeds no more than needed. On a GPU it reads them some steps
-later, so that launches are always queued. Tokens behind a stop are cut from answer, text and counts.
+operations on tensors that keep their memory address, so that a step can be captured once and replayed. The host reads
+the cursors between steps. On a CPU it reads them at once and feeds only the positions needed. On a GPU it reads them
+some steps later, so that launches are always queued. Tokens after a stop are cut from answer, text and counts.
 
-Requests sit in rows. Where there are more requests than rows, a finished row is refilled from the queue. A method with
+Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. A method with
 several widths has one variant per width; the variants share rows and state, and each step uses one of them.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
@@ -36,8 +36,8 @@ from mtbench.models import sampling
 from mtbench.models.attention import AttentionMetadata
 
 READ_EVERY = 8  # steps between two searches of the text for stop strings
-ALIGNED = 16  # slots: kernels read the mask in words if its rows have a round length
-LATE = 2  # steps by which a GPU's host reads late: the next ones are always queued, and it overshoots by no more
+ALIGNED = 16  # slots per row are a multiple of it: kernels then read the mask in whole words
+LATE = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 
 
@@ -62,10 +62,10 @@ def decode(
 ) -> tuple[list[Generation], Timing]:
     """Continue each request's prompt up to its budget, an end token or one of its stop strings.
 
-    All at once, or in `rows` rows that are refilled. `fixed_length`: up to the budget only. `room`: least positions per
-    row, so that several calls share a shape. With a `temperature` tokens are sampled, as a function of prompt and seed.
-    `make` builds the batch: an engine's. Raises UserError for a prompt that does not fit, NoProgressError if the method
-    stops committing.
+    All are decoded at once, or in `rows` rows that are refilled. `fixed_length`: only the budget ends an answer.
+    `room`: minimum positions per row, so that several calls share a shape. With a `temperature`, tokens are sampled;
+    prompt and seed determine them. `make`: the engine's function that builds the batch. Raises UserError for a prompt
+    that does not fit, NoProgressError if the method stops committing.
     """
     workload = Workload(requests=requests, fixed_length=fixed_length, temperature=temperature)
     _check_fit(method, runners, workload)
@@ -93,24 +93,24 @@ def _check_fit(method: Method, runners: ModelRunners, workload: Workload) -> Non
 
 
 def _patience(tokens: int) -> int:
-    """Return the most forwards that may pass until so many tokens are decided."""
+    """Return how many forwards may pass at most until this number of tokens is decided."""
     return 2 * tokens + 8
 
 
 class Batch:
-    """R rows in which requests are decoded. Every tensor that a step reads or writes keeps its place."""
+    """R rows in which requests are decoded. Every tensor that a step reads or writes keeps its memory address."""
 
-    one_launch = False  # whether a step is one launch, so that its span on a GPU is work without gaps
+    one_launch = False  # whether a step is one launch, so that its span on a GPU contains no gaps
 
     def __init__(
         self, method: Method, runners: ModelRunners, rows: int, positions: int, *, tight: bool | None = None
     ) -> None:
-        """`tight`: read the cursors after every step and feed no more than needed; by default on a CPU only."""
+        """`tight`: read the cursors after every step and feed only the positions needed; default: on a CPU."""
         self.runners, self.target = runners, runners.target
         self.device = device = self.target.device
         self.variants = method.variants
         self.windows = [variant.window().to(device) for variant in self.variants]
-        self.method, self.window = self.variants[-1], self.windows[-1]  # the widest one's state serves all
+        self.method, self.window = self.variants[-1], self.windows[-1]  # all variants use the state of the widest
         bounds = [window.pending for window in self.windows]
         self.pending = None if None in bounds else max(filter(None, bounds))
         if tight is None:
@@ -135,11 +135,11 @@ class Batch:
         )
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
-        # A finished row may wait for as long again as the slowest decodes.
+        # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
         self.log = CommitLog(rows, 2 * (_patience(self.slots) + LATE), device)
         self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device)
         self.own = zeros(rows)  # the variant that suits each row, as the host last read it
-        self.heads = False  # whether the method computed anything beside its models
+        self.heads = False  # whether the method computed anything outside its models
 
     @property
     def width(self) -> int:
@@ -147,7 +147,7 @@ class Batch:
         return len(self.rows.done)
 
     def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
-        """Decode all requests, row by row as rows come free."""
+        """Decode all requests. A free row takes the next request of the queue."""
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
         run = self.begin(workload)
         clock.end_prefill()
@@ -187,7 +187,7 @@ class Batch:
         return run
 
     def shape(self, run: RunState) -> Shape:
-        """Return the next step's shape: the widest variant that a live row wants; tight, no wider than they need."""
+        """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
         snapshot = run.snapshot
         variant = max(snapshot.wanted[row] for row in run.live)
         if self.widths.many:
@@ -203,7 +203,7 @@ class Batch:
         self.step(shape, check_values=self.tight and run.steps < CHECKED)
 
     def step(self, shape: Shape, *, check_values: bool = False) -> None:
-        """Run one forward. It waits for the device only to `check_values`: those that the method returns."""
+        """Run one forward. `check_values`: check the values that the method returns, which waits for the device."""
         method, window = self.variants[shape.variant], self.windows[shape.variant]
         self.runners.view, self.runners.tight = shape.view, self.tight
         guess = method.propose(self.state, self.rows, self.runners)
@@ -218,7 +218,7 @@ class Batch:
         self._commit(commit, window)
 
     def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
-        """P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
+        """Return P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
         rows, guesses, (_, pending, view) = self.rows, guess.shape[1], shape
         base = rows.base[:, None]
         slots = torch.maximum(base + (self.arange[:pending] - pending), rows.cached[:, None])
@@ -243,7 +243,7 @@ class Batch:
         self.widths.update(accepted, offered)
         left = rows.limit - rows.known
         count, ended = sampling.keep(commit.tokens, accepted, left, self.ends)
-        # What is written beyond the kept tokens lies beyond `known` and is overwritten before it is read.
+        # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
         if commit.path is not None:
             depth = self.arange[: commit.path.shape[1]]
@@ -258,13 +258,13 @@ class Batch:
         self.log.record(count, offered, accepted, left)
 
     def _check_progress(self, run: RunState, patience: int) -> None:
-        """Raise NoProgressError if a live row has decoded for more steps than its budget can take."""
+        """Raise NoProgressError if a live row has taken more steps than its budget allows."""
         if run.steps > patience and run.steps - min(run.first_step[row] for row in run.live) > patience:
             budget = run.workload.most_new_tokens
             raise NoProgressError(f"{self.method.name} made {run.steps} forwards for {budget} tokens")
 
     def _reset(self, workload: Workload) -> None:
-        """Prepare what outlives a run for the next one."""
+        """Prepare the tensors and caches that all runs share for the next run."""
         self.rows = replace(self.rows, temperature=workload.temperature)
         self.ends.zero_()
         if not workload.fixed_length:
@@ -274,7 +274,7 @@ class Batch:
         self.widths.set_costs(self.target, self.runners)
 
     def _replace(self, run: RunState, finished: list[int]) -> None:
-        """Collect finished rows and refill them. The device has caught up: also those that finished since."""
+        """Collect and refill finished rows. First read the cursors again, for rows that finished since."""
         run.snapshot = self._read().get()
         finished = sorted([*finished, *self._take_finished(run)])
         self._collect(run, finished)
@@ -283,7 +283,7 @@ class Batch:
         run.snapshot = self._read().get()
 
     def _refill(self, run: RunState, free: list[int]) -> None:
-        """Put the next requests into free rows (ascending): start the method's state, cache what is final."""
+        """Put the next requests into free rows (ascending): start the method's state, cache final tokens."""
         free = free[: len(run.queue)]
         taken = [run.queue.popleft() for _ in free]
         rows, method, at = self.rows, self.method, torch.tensor(free, device=self.device)
@@ -318,7 +318,7 @@ class Batch:
             cursor[at] = torch.tensor(values, device=self.device)
 
     def _take_finished(self, run: RunState) -> list[int]:
-        """Take finished rows out of the live ones: ended by end token or budget on the device, by stop string here."""
+        """Remove finished rows from the live ones: `done` on the device, or ended here by a stop string."""
         snapshot, tokenizer = run.snapshot, self.target.checkpoint.tokenizer
         if snapshot.tokens is not None:
             for row in run.live:
@@ -344,5 +344,5 @@ class Batch:
         return AsyncCopy(cursors, rows.tokens if tokens else None, wait=self.tight)
 
     def _draft_forwards(self) -> int:
-        """Forwards so far by runners other than the target's."""
+        """Return the forwards so far of runners other than the target's."""
         return sum(runner.forwards for runner in self.runners.values()) - self.target.forwards

@@ -26,8 +26,8 @@ from mtbench.models.runner import ModelRunner
 from mtbench.options import AUTO
 
 Claims = Literal["lossless", "distribution", "lossy"]
-NONE = -1  # in place of a draft: there is no draft; equal to no token
-State = dict[str, Tensor]  # static tensors with leading dimension R
+NONE = -1  # marks a missing draft; it equals no token id
+State = dict[str, Tensor]  # tensors that keep their memory address, with leading dimension R
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Window:
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: by `visible`
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
     hidden: bool = False  # `accept` needs the LM head's inputs
-    drafts: int = 0  # forwards of a draft model before it
+    drafts: int = 0  # forwards of a draft model before each forward
 
     def to(self, device: torch.device) -> "Window":
         """Return the same window with its tensors on a device."""
@@ -65,7 +65,7 @@ class Rows:
     temperature: float = 0.0  # 0: greedy
 
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
-        """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft models choose alike."""
+        """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
         if not self.temperature:
             return sampling.choose(logits)
         return sampling.choose(sampling.sampled(logits, self.temperature, self.seed, position))
@@ -86,7 +86,7 @@ class TargetOutput:
 
     rows: Rows
     guess: Tensor  # (R, G) the ids fed
-    position: Tensor  # (R, G+1) predicted
+    position: Tensor  # (R, G+1) the positions predicted
     logits: Tensor  # (R, G+1, V); −∞ for suppressed ids
     hidden: Tensor | None = None  # (R, G+1, C) the LM head's inputs, if the window asks for them
 
@@ -111,7 +111,7 @@ class TargetOutput:
         return torch.exp(largest - logsumexp)
 
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
-        """Return which drafts (R, K) are the model's choice at their position, (R, K) bool; `NONE` never is.
+        """Return which drafts (R, K) are the model's choice at their position, (R, K) bool; `NONE` never agrees.
 
         `behind` (R, K): the parent of each draft, as in `mtbench.decoding.trees`. None: the drafts are the first
         guesses, in a chain.
@@ -144,7 +144,7 @@ class ModelRunners(dict[str, ModelRunner]):
     """
 
     view: int  # slots in view
-    tight: bool  # the host may read tensors, and feeds no more positions than needed
+    tight: bool  # the host may read tensors, and feeds only the positions needed
 
     def __init__(self, target: str, runners: Mapping[str, ModelRunner]) -> None:
         super().__init__(runners)
@@ -160,7 +160,7 @@ class Method:
     outside: ClassVar[bool] = False  # an external engine, with its own loop (mtbench/decoding/external.py)
     weightless: ClassVar[bool] = False  # an external engine with its own models: needs only the tokenizer
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
-    default_arms: ClassVar[tuple[str, ...]] = ()  # its arms in a run that names no method
+    default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method
 
     @property
     def claims(self) -> Claims:
@@ -173,9 +173,9 @@ class Method:
 
     @property
     def variants(self) -> "Sequence[Method]":
-        """The method itself; with an option at `auto` the method with each of that option's widths, narrow to wide.
+        """The method itself, or, if an option is `auto`, the method at each of that option's widths, narrow to wide.
 
-        All share the state of the widest. Each step the loop picks one, by recent acceptance.
+        All share the state of the widest. In each step the loop chooses one by recent acceptance.
         """
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # methods are dataclasses by contract
             if getattr(self, field.name) == AUTO:
@@ -187,7 +187,7 @@ class Method:
 
     @property
     def block(self) -> int:
-        """Size of the blocks of decided tokens, from position 0 on; a block attends within itself and is fed whole.
+        """Size of a block. Blocks count from position 0; a position attends to its whole block; a block is fed whole.
 
         A prompt has at least one block. 1: attention is causal.
         """
@@ -198,13 +198,13 @@ class Method:
         raise NotImplementedError
 
     def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
-        """Return whether the query position may attend to the key position, both decided; the prefill uses it too."""
+        """Return whether the query position may attend to the key position. Both are decided. Prefill uses it too."""
         return causal(query_position, key_position)
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
-        """Return the method's own tensors as they are before the prompt is cached.
+        """Return the initial values of the method's own tensors, before the prompt is cached.
 
-        The loop copies the rows of new requests into tensors that keep their place. Write those in place too.
+        The loop copies the rows of new requests into tensors that keep their memory address. Write to them in place.
         """
         return {}
 

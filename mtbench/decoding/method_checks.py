@@ -24,7 +24,7 @@ class MethodContractError(RuntimeError):
 def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
     """Return what is wrong with a method before it decodes anything, or None.
 
-    Raises the UserError with which the method itself refuses its checkpoints or options.
+    Raises the UserError of a method that refuses its checkpoints or options.
     """
     try:
         method.refuse(checkpoints)
@@ -101,9 +101,7 @@ def _check_commit_values(commit: Commit, method: Method, largest: Mapping[str, i
     for name, most in largest.items():
         _check_values(method, f"accept().{name}", getattr(commit, name).flatten().tolist(), most)
     if commit.offered is not None and bool((commit.count - 1 > commit.offered).any()):
-        raise MethodContractError(
-            f"{method.name}: accept() commits more than one token beyond those it says it offered"
-        )
+        raise MethodContractError(f"{method.name}: accept() commits more than `offered` + 1 tokens")
     for tokens, count in zip(commit.tokens.tolist(), commit.count.tolist(), strict=True):
         _check_values(method, "accept().tokens", tokens[:count], vocabulary - 1)  # tokens beyond the count are unused
 
@@ -116,7 +114,7 @@ def _check(what: str, value: Any, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def _check_values(method: Method, what: str, values: list[int], most: int) -> None:
-    """(A Python list: with so few values it is faster than a tensor reduction.)"""
+    """Raise MethodContractError unless all are from 0 to `most`. (For few values a list is faster.)"""
     if values and not 0 <= min(values) <= max(values) <= most:
         wrong = next(value for value in values if not 0 <= value <= most)
         raise MethodContractError(f"{method.name}: {what} has {wrong}, which is not from 0 to {most}")

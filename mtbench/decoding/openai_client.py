@@ -1,7 +1,7 @@
 """Client of a server with OpenAI's completions protocol: requests, streamed replies, counters.
 
 Replies are server-sent events (WHATWG, HTML, section 9.2), counters Prometheus' text format 0.0.4. Every request opens
-its own connection, directly to the server: proxies of the environment are ignored.
+its own connection, directly to the server; it ignores proxies that the environment sets.
 """
 
 import http.client
@@ -53,9 +53,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class Server:
-    """A server's address, the environment variable with its key, and the longest silence."""
+    """A server's address, the environment variable with its key, and the longest silence in seconds."""
 
-    url: str  # up to and with /v1
+    url: str  # including /v1
     key_env: str | None
     timeout_s: float
 
@@ -63,7 +63,7 @@ class Server:
         try:
             parts = urlsplit(self.url)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            plain = "@" not in parts.netloc and not parts.query + parts.fragment  # it is stored in every file
+            plain = "@" not in parts.netloc and not parts.query + parts.fragment  # files store the url: no key in it
         except ValueError:
             known = plain = False
         if not (known and plain):
@@ -103,10 +103,10 @@ class Server:
         with self._open("POST", "completions", {**body, "stream": True}) as response:
             for event in events(response):
                 if event.get("error"):
-                    raise ServerError(f"{self.url} broke off: {message_of(event)}; see the server's log")
+                    raise ServerError(f"{self.url} stopped with an error: {message_of(event)}; see the server's log")
                 reply.add(event)
         if reply.finish is None:
-            raise ServerError(f"{self.url} broke off in the middle of an answer; see the server's log")
+            raise ServerError(f"{self.url} stopped in the middle of an answer; see the server's log")
         return reply
 
     @contextmanager
@@ -127,21 +127,21 @@ class Server:
             response = connection.getresponse()
             if needed and response.status != 200:
                 message = message_of(response.read().decode(errors="replace"))
-                raise ServerError(f"{self.url} answers {response.status} to {path}: {message}; see url= and model=")
+                raise ServerError(f"{self.url} answers {response.status} to {path}: {message}; check url= and model=")
             yield response
         except TimeoutError:
             raise ServerError(
-                f"{self.url} was silent for {self.timeout_s:g} s; see whether it is busy, or raise timeout_s"
+                f"{self.url} sent nothing for {self.timeout_s:g} s; check whether it is busy, or raise timeout_s"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             if response is None:
                 raise ServerError(
                     f"{self.url} cannot be reached ({first_line(error)}); start the server, or give its url="
                 ) from None
-            raise ServerError(f"{self.url} broke off in the middle of an answer; see the server's log") from None
+            raise ServerError(f"{self.url} stopped in the middle of an answer; see the server's log") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ServerError(
-                f"{self.url} answers {path} with something else ({first_line(error)}); is it OpenAI-compatible?"
+                f"{self.url} replied unexpectedly to {path} ({first_line(error)}); check that it is OpenAI-compatible"
             ) from None
         finally:
             connection.close()
@@ -166,11 +166,11 @@ def events(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[dict[s
 
 
 def message_of(answer: str | Mapping[str, Any]) -> str:
-    """Return an error response's message in one line, wherever the server put it, else its text."""
+    """Return the message of an error response in one line, from any field that servers use; else its text."""
     try:
         found: Any = json.loads(answer) if isinstance(answer, str) else answer
         found = found.get("error", found)
         message = found if isinstance(found, str) else found["message"]
     except (ValueError, KeyError, AttributeError, TypeError):
         message = answer
-    return first_line(RuntimeError(str(message) or "nothing more"))[:100]
+    return first_line(RuntimeError(str(message) or "no message"))[:100]

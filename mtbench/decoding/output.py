@@ -38,7 +38,7 @@ class Timing:
     """
 
     rows: int  # requests decoded at the same time
-    items: int  # requests; more than `rows` where finished rows are refilled
+    items: int  # requests; more than `rows` if finished rows are refilled
     prompt_tokens: int
     tokens: int
     row_forwards: int | None
@@ -46,23 +46,23 @@ class Timing:
     wall_s: float
     prefill_s: float | None
     decode_s: float | None
-    device_s: float | None  # of decode_s; None if a step is many launches: CUDA events do not show the gaps
+    device_s: float | None  # part of decode_s; None if a step has many launches: CUDA events do not show the gaps
     ttft_s: float | None  # on the device: the host sees tokens some steps later
-    step_s: list[float] | None  # per forward, from the end of the one before, on the device
-    draft_s: float | None  # of device_s, in forwards of models other than the target
-    head_s: float | None  # of device_s, in computations of the method beside its models
-    preparation_s: float  # capture and compilation inside the block; 0 once a shape is warm
+    step_s: list[float] | None  # per forward, from the end of the previous one, on the device
+    draft_s: float | None  # part of device_s: forwards of models other than the target
+    head_s: float | None  # part of device_s: computations of the method outside its models
+    preparation_s: float  # capture and compilation inside the block; 0 after a shape was captured
     kv_bytes: int | None  # keys and values that these rows need
     miscounted: int  # forwards counted by hooks on the models minus forwards counted by the runners
-    # only external engines
+    # of external engines only
     counted: int | None = None  # tokens by its own count
-    drafts: int | None = None  # times it drafted
+    drafts: int | None = None  # number of drafts
     drafted: int | None = None  # tokens of those drafts
-    accepted: int | None = None  # of these
+    accepted: int | None = None  # tokens of these that were accepted
 
 
 def answer_tokens(line: Mapping[str, Any]) -> list[int] | None:
-    """Return a stored answer as later turns see it: its tokens without the end token; None if they are hidden."""
+    """Return a stored answer as context of later turns: its tokens without the end token; None if unknown."""
     ids: list[int] | None = line["token_ids"]
     if ids is not None and line["finish_reason"] == "end":
         return ids[:-1]
@@ -74,7 +74,7 @@ def finish(
 ) -> tuple[list[int], str, FinishReason]:
     """Return an answer's tokens up to the first stop string, its text and why it ended.
 
-    `ids` contains an end token at its last place only. Without one and without a stop string the budget ended it.
+    Only the last of `ids` can be an end token. Without end token and stop string, the budget ended the answer.
     """
     length, text, found = cut_at_string(tokenizer, ids, stop)
     kept = list(ids[:length])

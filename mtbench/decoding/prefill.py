@@ -8,14 +8,14 @@ from torch import Tensor
 from mtbench.decoding.method import Method, ModelRunners, Rows
 from mtbench.models.attention import AttentionMetadata, causal
 
-PREFILL_POSITIONS = 2048  # fed at once over all rows; with the least width per row it bounds mask and scores
-PREFILL_WIDTH = 64  # least positions of a row fed at once
+PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
+PREFILL_WIDTH = 64  # minimum positions of a row fed at once
 
 
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
     """Feed the prompts of the rows `at`, right-aligned, in chunks.
 
-    The target caches what is final (`rows.cached`), other runners all but the last token. `arange`: 0 … S−1.
+    The target caches final tokens (`rows.cached`), other runners all tokens but the last. `arange`: 0 … S−1.
     """
     for runner in runners.values():
         if runner is runners.target:

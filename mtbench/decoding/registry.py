@@ -13,9 +13,9 @@ from mtbench.plugins import Registry
 def _check_method(cls: type[Any]) -> None:
     """Raise TypeError unless the class is a method whose options can be written on a command line."""
     if not issubclass(cls, Method):
-        raise TypeError(f"{cls.__name__} is no mtbench.decoding.method.Method")
+        raise TypeError(f"{cls.__name__} is not a subclass of mtbench.decoding.method.Method")
     if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
-        raise TypeError(f"{cls.__name__} is no @dataclass(frozen=True, kw_only=True), whose fields are the options")
+        raise TypeError(f"{cls.__name__} is not a @dataclass(frozen=True, kw_only=True); its fields are the options")
     if bare := [f.name for f in dataclasses.fields(cls) if "help" not in f.metadata]:
         raise TypeError(f"{cls.__name__}.{bare[0]} is a field without mtbench.options.option(default, help)")
     kinds = typing.get_type_hints(cls)

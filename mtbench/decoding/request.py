@@ -1,4 +1,4 @@
-"""A request: one prompt to continue, up to how many tokens, and what ends it earlier."""
+"""A request: one prompt to continue, the maximum number of tokens, and the strings that end it earlier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class Request:
     prompt_ids: Sequence[int]
     max_new_tokens: int
     stop: Sequence[str] = ()  # strings that end the answer
-    seed: int = 0  # of its random numbers; they depend on nothing else but the position
-    item: int = 0  # the suite's item that it was made from, by number; a script of acceptance belongs to an item
+    seed: int = 0  # its random numbers depend only on this seed and the position
+    item: int = 0  # number of the suite's item; simulated acceptance has one script per item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Workload:
 
     @property
     def slots(self) -> int:
-        """Positions that the longest may take."""
+        """Maximum positions of a request: prompt and new tokens."""
         return max(len(request.prompt_ids) + request.max_new_tokens for request in self.requests)
 
     @property

@@ -1,4 +1,4 @@
-"""What the host keeps during one run of a batch: which request sits in which row, and what has come of it."""
+"""What the host stores during one run of a batch: the request in each row, and the answers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,29 +15,29 @@ from mtbench.models.loading import Checkpoint
 
 
 class Answer(NamedTuple):
-    """What a row held when it was collected."""
+    """The content of a row when it was collected."""
 
     token_ids: list[int]
     counts: Counts
-    first_step: int  # steps made before its first
+    first_step: int  # steps of the batch before the request's first
 
 
 @dataclass(slots=True)
 class RunState:
-    """One run of a batch, as the host sees it. `snapshot` is the last one read; `begin` reads the first."""
+    """One run of a batch, as the host sees it. `snapshot`: the latest read; `Batch.begin` reads the first."""
 
     workload: Workload
     snapshot: HostSnapshot = field(init=False)
-    copies: deque[AsyncCopy] = field(default_factory=deque)  # snapshots on their way to the host
+    copies: deque[AsyncCopy] = field(default_factory=deque)  # snapshots not read yet
     queue: deque[int] = field(init=False)  # requests that wait for a row
     live: set[int] = field(default_factory=set)  # rows that decode
-    request_in: dict[int, int] = field(default_factory=dict)  # row -> its request, until that is collected
-    first_step: dict[int, int] = field(default_factory=dict)  # row -> steps made before its request's first
+    request_in: dict[int, int] = field(default_factory=dict)  # row -> its request, until it is collected
+    first_step: dict[int, int] = field(default_factory=dict)  # row -> steps before its request's first
     searched: dict[int, int] = field(default_factory=dict)  # row -> tokens already searched for stop strings
     answers: dict[int, Answer] = field(default_factory=dict)  # by request
-    positions_fed: list[int] = field(default_factory=lambda: [0])  # per row, in all steps up to each
-    draft_forwards: list[int] = field(default_factory=lambda: [0])  # in all steps up to each
-    preparation_s: float = 0.0  # of capturing steps as graphs
+    positions_fed: list[int] = field(default_factory=lambda: [0])  # per row; entry n: sum of the first n steps
+    draft_forwards: list[int] = field(default_factory=lambda: [0])  # entry n: sum of the first n steps
+    preparation_s: float = 0.0  # time to capture steps as graphs
 
     def __post_init__(self) -> None:
         self.queue = deque(range(len(self.requests)))
@@ -60,12 +60,12 @@ class RunState:
             self.searched[row] = len(self.requests[request].prompt_ids)
 
     def count_step(self, positions: int, draft_forwards: int) -> None:
-        """Note what a step fed per row and how many forwards of draft models it took."""
+        """Count the positions that a step fed per row, and its forwards of draft models."""
         self.positions_fed.append(self.positions_fed[-1] + positions)
         self.draft_forwards.append(self.draft_forwards[-1] + draft_forwards)
 
     def search_stop(self, row: int, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Return whether the row's text holds a stop string. Reads what is new, and a little before it."""
+        """Return whether the row's text contains a stop string. Search only new tokens and a short overlap."""
         assert self.snapshot.tokens is not None
         request, known = self.requests[self.request_in[row]], self.snapshot.known[row]
         overlap = max((len(s.encode()) for s in request.stop), default=0)  # a token is at least a byte
@@ -83,7 +83,7 @@ class RunState:
         self.answers[request] = Answer(token_ids[prompt:], counts, self.first_step.pop(row))
 
     def generations(self, checkpoint: Checkpoint) -> list[Generation]:
-        """Return every request's answer, cut at its stop strings; counts end with its last kept token."""
+        """Return each request's answer, cut at its stop strings. Its counts end with its last kept token."""
         generations = []
         for number, request in enumerate(self.requests):
             ids, counts, first_step = self.answers[number]
@@ -109,7 +109,7 @@ class RunState:
 
 
 def _cut(counts: Sequence[int], tokens: int) -> list[int]:
-    """Return the commits by forward, up to the one that completes so many tokens."""
+    """Return the commits by forward, up to the forward that completes this number of tokens."""
     commits = []
     for count in counts:
         commits.append(min(count, tokens))

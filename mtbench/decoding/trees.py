@@ -1,8 +1,8 @@
 """Trees of guesses. The root is the last decided token; a guess follows its parent and attends to its ancestors.
 
-A chain of drafts, a tree of candidates (SpecInfer: Miao et al., arXiv 2305.09781; Medusa: arXiv 2401.10774), or groups
-of mask tokens, one group for each number of guesses that may be accepted (TiDAR: arXiv 2511.08923; MARS: arXiv
-2604.07023, section 4.6).
+It may be a chain of drafts, a tree of candidates (SpecInfer: Miao et al., arXiv 2305.09781; Medusa: arXiv 2401.10774),
+or drafts with groups of mask tokens, one group per number of drafts that may be accepted (TiDAR: arXiv 2511.08923;
+MARS: arXiv 2604.07023, section 4.6).
 
 G = guesses.
 """
@@ -36,7 +36,7 @@ def chain(length: int) -> list[int]:
 
 
 def mask_groups(drafts: int, masks: int) -> list[int]:
-    """Return the parents of K drafts in a chain, then K + 1 groups of M masks; group j follows draft j, group 0 ROOT.
+    """Return the parents of K chained drafts and of K + 1 groups of M masks; group j follows draft j, group 0 ROOT.
 
     If the first j drafts are accepted, group j continues that text: its mask m is guess K + j·M + m.
     """
@@ -48,7 +48,7 @@ def mask_groups(drafts: int, masks: int) -> list[int]:
 
 
 def products(branches: Sequence[int], first: int = 0) -> list[int]:
-    """Return the parents of a tree in which `branches[d]` guesses follow each guess of the depth before.
+    """Return the parents of a tree in which `branches[d]` guesses follow each guess of the previous depth.
 
     Guesses are numbered depth by depth, from `first` on. (The Cartesian product of each depth's candidates: Medusa,
     section 2.1.2.)

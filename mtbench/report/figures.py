@@ -260,7 +260,7 @@ def _factors(scene: Scene) -> Drawing | None:
     explained = [cell for cell in scene.cells if steps.get(cell.arm)]
     if not explained:
         return None
-    title = "Where the speedup went"
+    title = "Factors of the speedup"
     lines = sum(len(steps[cell.arm]) + 1 for cell in explained) + 0.9 * len(explained)
     subtitle = "over the baseline on the same checkpoint; factors multiply"
     figure, axes = canvas(title, subtitle, 15.5 * lines, left=118, right=46, axis=26)

@@ -9,9 +9,9 @@ from mtbench.results.format import ResultCell
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 
-DEMONSTRATION = "Demonstration: small model, CPU, synthetic task: shows the mechanics"
+DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
-SIMULATED = "Simulated {kinds}: speed only, and not that of a trained model"
+SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
 
 def suite_name(spec: str) -> str:
@@ -26,7 +26,7 @@ def batches(size: int, batching: str) -> str:
 
 
 def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
-    """Return what any page, table or figure of these cells must say first."""
+    """Return what every page, table and figure of these cells must state first."""
     found = []
     simulated = [cell.simulated for cell in cells if cell.simulated]
     kinds = [word for kind, word in KINDS.items() if any(getattr(s, kind) for s in simulated)]
@@ -40,12 +40,12 @@ def disclaimers(cells: Sequence[ResultCell]) -> list[str]:
 
 
 def is_synthetic(family: str, suite: str, device: str | None) -> bool:
-    """Return whether the suite is the synthetic one that the family was trained for, and ran on a CPU."""
+    """Return whether this is the synthetic suite that the family was trained for, run on a CPU."""
     return family in FAMILIES and FAMILIES[family].domain == suite.partition(":")[0] and device != "cuda"
 
 
 def checkpoint_names(cells: Sequence[ResultCell]) -> str:
-    """Return the families of the cells; of a cell with an overridden role, its checkpoints in place of the family."""
+    """Return the families of the cells. For a cell with an overridden role, return its checkpoints instead."""
     names = []
     for cell in cells:
         if any(is_overridden(cell.family, role, source) for role, source in cell.checkpoints.items()):
@@ -70,17 +70,17 @@ def _short(source: str) -> str:
 
 
 def simulations(cells: Sequence[ResultCell]) -> list[str]:
-    """Return what is not real about the cells of a group.
+    """Return what is simulated in the cells of a group.
 
-    A run has one script of acceptance, and random weights of one shape. References accept nothing; a replayed run
-    gives them its answer lengths.
+    A run has one script of acceptance, and random weights of one shape. References accept no drafts; if acceptance is
+    replayed from a run, they take its answer lengths.
     """
     simulated = [(cell, cell.simulated) for cell in cells if cell.simulated]
     weights = dict.fromkeys(mark.weights for _, mark in simulated if mark.weights)
     found = [f"Simulated weights: {source}." for source in weights]
     arms = {False: dict[str, list[str]](), True: dict[str, list[str]]()}  # reference? -> note -> arms
     for cell, mark in simulated:
-        drawn = ":" in (mark.note or "")  # the note of drawn acceptance; a reference has no part in it
+        drawn = ":" in (mark.note or "")  # a note on drawn acceptance, which references do not have
         if mark.accept and not (cell.reference and drawn):
             arms[cell.reference].setdefault(_simulation_note(cell, mark), []).append(cell.arm)
     for reference, subject in ((False, "Simulated acceptance"), (True, "Answer lengths")):
@@ -91,13 +91,13 @@ def simulations(cells: Sequence[ResultCell]) -> list[str]:
 
 
 def _simulation_note(cell: ResultCell, mark: Simulated) -> str:
-    """Return the note on a cell's acceptance; what follows its colon holds for static batches only."""
+    """Return the note on a cell's acceptance. The part after its colon applies only to static batches."""
     note = mark.note or ""
     return note.partition(":")[0] if cell.batching == "refill" else note
 
 
 def flags_of_measurement(cell: ResultCell) -> list[str]:
-    """Return the flags of a cell without those that repeat what is simulated."""
+    """Return the flags of a cell without the flags for simulation."""
     return [flag for flag in cell.flags if flag not in flags_of(cell.simulated)]
 
 
@@ -112,7 +112,7 @@ def ungraded(cell: ResultCell) -> str:
 
 
 def floors(cells: Sequence[ResultCell]) -> list[str]:
-    """Return how far reference arms agree with themselves: no grade can be expected to exceed that."""
+    """Return how well reference arms agree with themselves. No grade is expected to be higher."""
     found = [cell.lossless.floor for cell in cells if cell.lossless and cell.lossless.floor]
     sentences = [
         f"{floor.arm} against itself, batch size {floor.batch_sizes[0]} and {floor.batch_sizes[1]}: "

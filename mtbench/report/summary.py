@@ -1,6 +1,6 @@
 """The summary of a section, and remarks on single arms.
 
-Verdicts decide what a sentence says; estimates only illustrate it. Each sentence is a template chosen by the case.
+Verdicts decide what a sentence says; estimates only add numbers. Each sentence is a template chosen by the case.
 """
 
 import math
@@ -13,8 +13,8 @@ from mtbench.report.formatting import bounds, counted, interval, number, percent
 from mtbench.report.phrases import floors
 from mtbench.results.format import ResultCell, Speedup
 
-NOTED_BELOW = 0.95  # a factor above it costs too little to be named
-KEPT = ("not worse", "worse by less")  # verdicts that hold the loss of accuracy within the margin
+NOTED_BELOW = 0.95  # a factor of at least this is not named
+KEPT = ("not worse", "worse by less")  # verdicts that limit the loss of accuracy to the margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Arm:
 
     @property
     def keeps_accuracy(self) -> bool:
-        """Whether the accuracy is shown to stay within the margin. The baseline's own tokens need no verdict."""
+        """Whether accuracy is shown to stay within the margin. Tokens equal to the baseline's need no verdict."""
         lossless = self.cell.lossless
         if lossless is not None and lossless.grade == "exact" and lossless.against == self.speedup.baseline:
             return True
@@ -54,10 +54,10 @@ class _Arm:
 def summary(
     cells: Sequence[ResultCell], own: Mapping[str, Speedup], suite: str, batches: str, margin: float
 ) -> list[str]:
-    """Return what was gained in speed, what was left out, and what the gain costs in accuracy.
+    """Return the gain in speed, the cells left out, and the cost of the gain in accuracy.
 
-    own: arm -> speedup over the baseline on its own checkpoint, by its own engine: the gain of an engine is not that
-    of a method.
+    own: arm -> speedup over the baseline on its own checkpoint and its own engine, so that the gain of an engine is
+    not counted as a gain of the method.
     """
     place = f"On {suite} at {batches}"
     arms = _compared(cells, own)
@@ -124,7 +124,7 @@ def _left_out(cells: Sequence[ResultCell]) -> list[str]:
 
 
 def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_Arm], margin: float) -> str:
-    """Return what the speed costs in accuracy."""
+    """Return the cost of the speed in accuracy."""
     scores = [cell.accuracy.value for cell in cells if cell.accuracy and cell.accuracy.value is not None]
     within = "1 point" if margin == 0.01 else f"{100 * margin:g} points"
     if not scores:
@@ -162,7 +162,7 @@ def _accuracy(cell: ResultCell) -> str:
 
 
 def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
-    """Return which reference to add if an arm by our engine has none on its own checkpoint."""
+    """Return which reference to add if an arm on our engine has none on its own checkpoint."""
     reference = next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
     roles = {cell.on for cell in cells if cell.method == reference}
     missing = [
@@ -173,13 +173,13 @@ def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
 
 
 def remarks(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[str]:
-    """Return where the gain of an arm went that is not faster, and how far references agree with themselves."""
+    """Return why arms that commit more per forward are not faster, and how well references agree with themselves."""
     sentences = [_unrewarded(arm) for arm in _compared(cells, own)]
     return [*(s for s in sentences if s is not None), *(f"{floor}." for floor in floors(cells))]
 
 
 def _unrewarded(arm: _Arm) -> str | None:
-    """Return where the time went of an arm that commits more per forward than its baseline and is not faster."""
+    """Return why an arm that commits more per forward than its baseline is not faster, or None."""
     per_forward, per_forward0 = arm.cell.tokens_per_forward, arm.baseline.tokens_per_forward
     gain, plain = number(per_forward), number(per_forward0)
     commits_more = (per_forward or 0) > (per_forward0 or math.inf) and gain != plain
@@ -188,7 +188,7 @@ def _unrewarded(arm: _Arm) -> str | None:
         return None
     words = {"slower": "is slower than", "same": "is no faster than"}
     relation = words.get(verdict, "is not shown to be faster than")
-    costs = "; ".join(_costs(arm)) or "where the time went was not measured"
+    costs = "; ".join(_costs(arm)) or "the reason was not measured"
     return (
         f"{arm.name} commits {gain} tokens per forward (baseline: {plain}) and {relation} {arm.speedup.baseline}: "
         f"{costs}."
@@ -196,7 +196,7 @@ def _unrewarded(arm: _Arm) -> str | None:
 
 
 def _costs(arm: _Arm) -> list[str]:
-    """Return what an arm pays for its tokens per forward, as far as it was measured."""
+    """Return the measured costs of an arm's tokens per forward."""
     clauses = [_forward_cost(arm), _draft_cost(arm.cell)]
     if arm.cell.head_s and arm.cell.decode_s:
         clauses.append(f"heads take {percent(arm.cell.head_s / arm.cell.decode_s, 0)}% of decoding")
@@ -204,8 +204,8 @@ def _costs(arm: _Arm) -> list[str]:
     if factors is not None:
         for factor, loss in (
             (factors.utilisation, "fewer rows are live in a forward"),
-            (factors.host, "the device computes in less of decode time"),
-            (factors.decode_share, "less of the wall time is decoding"),
+            (factors.host, "the device computes in a smaller share of decode time"),
+            (factors.decode_share, "a smaller share of the wall time is decoding"),
         ):
             if factor < NOTED_BELOW:
                 clauses.append(f"{loss} ({times(factor)})")
@@ -233,7 +233,7 @@ def _draft_cost(cell: ResultCell) -> str | None:
     if not cell.draft_forwards_per_token:
         return None
     forwards = number(cell.draft_forwards_per_token * (cell.tokens_per_forward or 0.0))
-    need = f"drafting needs {forwards} forwards for each of the target's"
+    need = f"drafting needs {forwards} forwards per forward of the target"
     if not cell.draft_s or not cell.decode_s:
         return need
     return f"{need} and takes {percent(cell.draft_s / cell.decode_s, 0)}% of decoding"

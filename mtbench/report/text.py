@@ -166,7 +166,7 @@ NOTES: Mapping[str, str] = {
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
         "the whole suite, and not for several tasks."
     ),
-    "Where the speedup went": (
+    "Factors of the speedup": (
         "Tokens per second over the baseline's are exactly the product of five factors: tokens per forward, time of a "
         "forward, live rows per forward, device share of decode time, decode share of wall time. The speedup is this "
         "product over the ratio of answer lengths."

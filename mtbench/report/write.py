@@ -301,8 +301,8 @@ def _markdown_section(section: Section, own_summary: str) -> list[str]:
     for heading, table in (
         ("By task", section.tasks),
         ("Acceptance", section.acceptance),
-        ("Where the speedup went", section.factors),
-        ("Over another engine", section.engines),
+        ("Factors of the speedup", section.factors),
+        ("Speedup over another engine", section.engines),
         ("Accuracy, compared on the same items", section.accuracies),
         ("Cost of the measurement", section.cost),
     ):

@@ -1,26 +1,26 @@
-"""Whether a figure of ours agrees with a published one. Four words, and what each takes.
+"""Decide whether our figure agrees with a published one. A compared figure gets one of four verdicts.
 
 A difference has a 95 % interval and a margin: 2 points of accuracy, 2 % of a rate (mtbench/statistics.py).
 
 agrees           the whole interval lies within the margin
-differs          the interval is not wholly inside the margin and does not contain zero
-cannot tell      neither; it says how many items it has, and how many it would take
-not comparable   the figures are not of the same thing; it says why (another engine, protocol, GPU, benchmark …)
+differs          part of the interval lies outside the margin, and the interval does not contain zero (1 for a rate)
+cannot tell      neither holds; the reason states our number of items and the number needed
+not comparable   the figures measure different things; the reason states which (engine, protocol, GPU, benchmark …)
 
-**Accuracy.** Both figures are shares of n items. Theirs has its benchmark's n and is rounded, which widens the
-interval by half a unit of its last digit on either side. The interval of the difference is made from both Wilson
-intervals (Newcombe 1998, Statistics in Medicine 17:873, method 10). It takes the two for independent. They are of the
-same items, but which of them the paper's arm had right is not published; so the interval is too wide and never too
-narrow, neither word comes too easily, and where the paper's n alone leaves more than the margin, no n of ours suffices.
-The difference itself stands beside the verdict. A mean over benchmarks combines the intervals in the same way
-(Zou & Donner 2008, Statistics in Medicine 27:1693); with two terms this is Newcombe's interval.
+**Accuracy.** Both figures are shares of n items. For the published one, n is the size of the benchmark. It is rounded,
+which widens the interval of the difference by half a unit of its last digit on either side. That interval combines
+both Wilson intervals (Newcombe 1998, Statistics in Medicine 17:873, method 10) and assumes independent samples. In
+fact both figures use the same items, but the paper does not publish which items its arm answered correctly. So the
+interval is too wide, never too narrow: `agrees` and `differs` are too rare, never too frequent. If the interval of
+the published figure alone exceeds the margin, no n of ours suffices. A mean over benchmarks combines the intervals in
+the same way (Zou & Donner 2008, Statistics in Medicine 27:1693); with two terms this is Newcombe's interval.
 
-**A change of accuracy** between two arms is paired: ours has its Bonett-Price interval; theirs has that of as many
-items with our share of items that changed, for theirs is not published. It is the difference of two rounded figures,
-so a whole unit of its last digit is uncertain.
+**A change of accuracy** between two arms is paired. Ours has a Bonett-Price interval. The published change has a
+normal interval for the benchmark's n and our share of changed items, because the paper does not publish its own share.
+It is the difference of two rounded figures, so a whole unit of its last digit is uncertain.
 
-**Rates** (tokens per forward, speedup). Ours has its interval; theirs has none and is taken as exact but for rounding.
-What is judged is ours over theirs.
+**Rates** (tokens per forward, speedup). Ours has an interval. The published rate has none; apart from its rounding it
+counts as exact. The verdict is on the ratio ours / theirs.
 """
 
 import math
@@ -35,7 +35,7 @@ Z = NORMAL.inv_cdf(0.975)
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % interval; None where there is none."""
+    """A value with its 95 % interval; the bounds are None if there is no interval."""
 
     value: float
     low: float | None
@@ -43,14 +43,14 @@ class Estimate(NamedTuple):
 
     @property
     def span(self) -> tuple[float, float]:
-        """The interval, which must be there."""
+        """The interval; its bounds must not be None."""
         assert self.low is not None
         assert self.high is not None
         return self.low, self.high
 
 
 class Finding(NamedTuple):
-    """A verdict. `difference` is in points for shares, ours over theirs for rates; None where none is due."""
+    """A verdict. `difference`: ours − theirs for shares, ours / theirs for rates; None if they were not compared."""
 
     word: Word
     why: str = ""
@@ -61,7 +61,7 @@ class Finding(NamedTuple):
 
 
 def half_unit(published: str) -> float:
-    """How far a printed figure may be from what it was rounded from.
+    """Return half a unit of the last digit: the largest rounding error of a printed figure.
 
     >>> half_unit("24,857"), half_unit("+1.0"), half_unit("1.50")
     (0.5, 0.05, 0.005)
@@ -71,7 +71,7 @@ def half_unit(published: str) -> float:
 
 
 def number(published: str) -> float:
-    """The value of a printed figure.
+    """Return the value of a printed figure.
 
     >>> number("24,857"), number("-5.8")
     (24857.0, -5.8)
@@ -80,7 +80,7 @@ def number(published: str) -> float:
 
 
 def combined(terms: Sequence[tuple[float, Estimate]]) -> Estimate:
-    """The sum of weight · estimate; no interval if one of them has none."""
+    """Return the sum of weight · estimate. It has an interval only if every estimate has one."""
     value = sum(weight * e.value for weight, e in terms)
     if any(e.low is None or e.high is None for _, e in terms):
         return Estimate(value, None, None)
@@ -93,12 +93,12 @@ def combined(terms: Sequence[tuple[float, Estimate]]) -> Estimate:
 
 
 def mean(estimates: Sequence[Estimate]) -> Estimate:
-    """Unweighted."""
+    """Return the unweighted mean."""
     return combined([(1 / len(estimates), e) for e in estimates])
 
 
 def share(value: float, n: int) -> Estimate:
-    """A published share of n items, with the Wilson interval of as many right."""
+    """Return a published share of n items with its Wilson interval."""
     found = wilson(round(value * n), n)
     assert found.ci_low is not None
     assert found.ci_high is not None
@@ -106,15 +106,15 @@ def share(value: float, n: int) -> Estimate:
 
 
 def change(value: float, discordant: float, n: int) -> Estimate:
-    """A published change of accuracy on n items, of which this share are right with one arm only."""
-    reach = Z * math.sqrt((max(discordant, abs(value)) - value**2) / n)  # no fewer can have changed than the change
+    """Return a published change of accuracy on n items. `discordant`: share of items that only one arm has right."""
+    reach = Z * math.sqrt((max(discordant, abs(value)) - value**2) / n)  # at least |value| have changed
     return Estimate(value, value - reach, value + reach)
 
 
 def judge_points(
     ours: Estimate, theirs: Estimate, rounding: float, *, n: int, margin: float = ACCURACY_MARGIN
 ) -> Finding:
-    """Two shares, or two changes of shares. n: items of ours. rounding: how far theirs may be off."""
+    """Compare two shares, or two changes of shares. n: our items. rounding: the largest rounding error of theirs."""
     apart = combined([(1, ours), (-1, theirs)])
     if apart.low is None or apart.high is None:
         return Finding("cannot tell", f"n = {n:,}: too few for an interval", apart)
@@ -126,7 +126,7 @@ def judge_points(
 def judge_rate(
     ours: Estimate, theirs: float, rounding: float, *, n: int, unit: str = "item", margin: float = SPEED_MARGIN
 ) -> Finding:
-    """Ours over theirs. n: the units of our interval, of which it takes six at least."""
+    """Judge the ratio ours / theirs. n: the units of our interval, which needs at least six."""
     ratio = ours.value / theirs
     if ours.low is None or ours.high is None:
         return Finding("cannot tell", f"n = {n:,} {unit}s, {UNITS_NEEDED['item']} needed", Estimate(ratio, None, None))
@@ -136,7 +136,7 @@ def judge_rate(
         return Finding(word, "", widened)
     reach, room = math.log(ours.high / ours.low) / 2, math.log1p(margin) - math.log1p(rounding / theirs)
     if room <= 0:
-        return Finding(word, f"n = {n:,} {unit}s: theirs is rounded to more than the margin", widened)
+        return Finding(word, f"n = {n:,} {unit}s: the published figure's rounding exceeds the margin", widened)
     return Finding(word, _asked(n, math.ceil(n * (reach / room) ** 2), f" {unit}s"), widened)
 
 
@@ -148,13 +148,13 @@ def _word(apart: Estimate, margin: tuple[float, float], none: float) -> Word:
 
 
 def _lacking(ours: Estimate, theirs: Estimate, room: float, n: int) -> str:
-    """The items it would take to find equal shares within the margin. Wilson's reach shrinks as 1/√(n + z²), about."""
+    """Return n, and the n at which equal shares would agree. Wilson's half-width shrinks about as 1/√(n + z²)."""
     own, other = ((e.span[1] - e.span[0]) / 2 for e in (ours, theirs))
     if other >= room:
-        return f"n = {n:,}: theirs alone leaves ±{100 * other:.1f} points, so no n of ours suffices"
+        return f"n = {n:,}: theirs alone has ±{100 * other:.1f} points, so no n of ours suffices"
     return _asked(n, math.ceil((n + Z**2) * own**2 / (room**2 - other**2)), "")
 
 
 def _asked(n: int, needed: int, unit: str) -> str:
-    """The n there is, and the one needed if it is more: a figure at the margin's edge is told by no n."""
+    """Return n, and the needed n if it is larger. For a figure at the edge of the margin no n suffices."""
     return f"n = {n:,}{unit}, about {needed:,} needed" if needed > n else f"n = {n:,}{unit}: at the edge of the margin"

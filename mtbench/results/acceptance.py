@@ -1,13 +1,13 @@
 """Acceptance, from the tokens that each forward committed: by our definition and by other projects' formulas.
 
 Of the n tokens that a forward commits, the first is the target's own and n − 1 are accepted guesses. A forward that
-commits nothing (a block that is not yet full, a row that waits) verifies nothing, so it is no step of a
-draft-and-verify engine. Every figure is of answers as they are stored, cut at the end token. A project that also
-counts what was accepted after the end token gets a larger figure (vllm issue 56101). Our prefill commits nothing. An
+commits nothing (a block that is not yet full, a row that waits) verifies nothing, so it is not a step of a
+draft-and-verify engine. Every figure uses the stored answers, which are cut at the end token. A project that also
+counts tokens accepted after the end token gets a larger figure (vllm issue 56101). Our prefill commits nothing. An
 engine's prefill emits a token; formulas that count this token add one per answer.
 
-The formulas were read in their owners' code or documentation in November 2026. None is ours: compare a figure only
-with the same owner's.
+The formulas were read in their owners' code or documentation in November 2026. Compare a figure only with figures of
+the same owner.
 """
 
 import itertools
@@ -33,7 +33,7 @@ OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
 
 
 def of_cell(data: CellData) -> AcceptanceFigures | None:
-    """Return a cell's `acceptance`; None if an engine hides its commits and does not report its acceptance."""
+    """Return a cell's `acceptance`; None if the engine exposes neither commits nor acceptance."""
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
         return reported(data.timings)
@@ -48,7 +48,7 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
 
 
 def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
-    """Return what an engine that hides its commits reports for round 1: `accepted` of `drafted` tokens in `drafts`.
+    """Return the acceptance from an engine's counters of round 1: `accepted` of `drafted` tokens in `drafts`.
 
     Of the owners' figures, only those defined by these three counts are known.
     """
@@ -81,7 +81,7 @@ def per_position(commits: Commits) -> list[float]:
     """Return, for n = 1, 2, …, the share of committing forwards that accepted at least n guesses.
 
     1 plus the sum of the shares is `length`. vLLM's per-position acceptance rate (vllm/v1/spec_decode/metrics.py) is
-    the same: it is not conditional on the guess before.
+    the same: it is not conditional on the previous guess.
     """
     steps = _steps(commits)
     return [sum(step > n for step in steps) / len(steps) for n in range(1, max(steps, default=0))]
@@ -163,8 +163,8 @@ def aiperf(commits: Commits) -> float | None:
 def mars(commits: Commits) -> float | None:
     """MARS (arXiv 2604.07023, mars/samplers/mars_sampler.py), Fast-dLLM: all tokens / all forwards, one answer a batch.
 
-    Their first forward holds the prompt and commits. Ours commits too, after a prefill that is not counted. MARS keeps
-    what was accepted after the end token. Fast-dLLM prints tokens and NFE and never divides them.
+    Their first forward contains the prompt and commits. Our first counted forward follows the prefill and commits too.
+    MARS also counts tokens accepted after the end token. Fast-dLLM prints tokens and NFE, but not their ratio.
     """
     forwards = sum(map(len, commits))
     return sum(map(sum, commits)) / forwards if forwards else None

@@ -1,8 +1,8 @@
 """How the arms of a group compare: speed, accuracy and agreement with their baselines, and the same over batch sizes.
 
-A baseline by the arm's own engine shows what decoding gains, or what deployment gains. A baseline by another engine is
-compared in entries marked `includes_engine`. Each of them holds the same ratio for the plain reference by the arm's own
-engine, so that the gain of an engine is not taken for that of a method.
+A baseline on the arm's own engine shows the gain of decoding or of deployment. Comparisons with a baseline on another
+engine are marked `includes_engine`. Each of these also has the speedup of plain decoding on the arm's own engine over
+that baseline: the part of the ratio that is the engine's gain and not the method's.
 """
 
 import itertools
@@ -46,7 +46,7 @@ class GroupKey(NamedTuple):
 
 
 class OwnSpeedups(NamedTuple):
-    """The speedups of a group's arms over baselines by their own engine, by arm."""
+    """The speedups of a group's arms over baselines on their own engine, by arm."""
 
     same: dict[str, Speedup]  # over the baseline on the arm's own checkpoint
     deployed: dict[str, Speedup]  # over the baseline on the checkpoint that one would deploy without the method
@@ -61,7 +61,7 @@ def groups_of(cells: Iterable[ResultCell]) -> dict[GroupKey, list[ResultCell]]:
 
 
 def own_speedups(cells: Sequence[ResultCell]) -> OwnSpeedups:
-    """Return which speedup of each arm is over which kind of baseline. cells: those of one group."""
+    """Return the speedups of each arm by kind of baseline. cells: those of one group."""
     roles = {cell.arm: cell.on for cell in cells}
     found = OwnSpeedups({}, {})
     for cell in cells:
@@ -74,7 +74,7 @@ def own_speedups(cells: Sequence[ResultCell]) -> OwnSpeedups:
 
 
 def over_fastest_engine(cell: ResultCell) -> Speedup | None:
-    """Return the comparison with the fastest of the references by another engine: the lowest ratio."""
+    """Return the speedup over the fastest reference on another engine: the lowest ratio."""
     lowest = None
     for speedup in cell.speedup:
         if not speedup.includes_engine or speedup.value is None:
@@ -102,11 +102,11 @@ def compare(group: Mapping[str, CellData], synchronisation_s: float, margin: flo
 
 
 def stops_paying(cells: Sequence[ResultCell]) -> list[StopsPaying]:
-    """Return where every arm stops paying over each baseline by the same engine, if it ran at several batch sizes.
+    """Return from which batch size on an arm is not faster than a baseline on its engine. It needs several sizes.
 
-    `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. A size at which too little was
-    measured decides nothing, so only larger sizes count. It is None if the arm pays at the largest size, or if too
-    little was measured there; `reason` tells the two apart. Void and failed cells are not swept.
+    `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. If too little was measured at a
+    size, only larger sizes count. `batch_size` is None if the arm is faster at the largest size, or if too little was
+    measured there; `reason` says which of the two. Void and failed cells are left out.
     """
     sound = {(c.suite, c.arm, c.batching, c.batch_size) for c in cells if not c.void}
     verdicts: dict[tuple[str, str, str, Batching], dict[int, str]] = {}
@@ -239,9 +239,9 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
 
 
 def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:
-    """Return the same ratio for the plain reference by the arm's own engine, if possible on the baseline's checkpoint.
+    """Return the speedup of plain decoding on the arm's own engine over the baseline.
 
-    None for a reference, for an engine that is not ours, and if the run has no such arm.
+    Its checkpoint is the baseline's if possible. None for a reference, an external engine, or if there is no such arm.
     """
     cell = data.cell
     if cell.engine is None or METHODS[cell.method].reference:

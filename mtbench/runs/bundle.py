@@ -1,12 +1,12 @@
-"""Bundles: one tar file with suites' data and checkpoints, for a machine without a network.
+"""Bundles: a bundle is one tar file with suites' data and checkpoints, for a machine without a network.
 
     bundle.json             the manifest: versions, suites, family, checkpoints by role, size and SHA-256 of every file
     data/…                  laid out for `--data-dir`
     checkpoints/<name>/…    safetensors, tokenizer and configuration; embedded checkpoints are not included
 
-The manifest is the first member and determines the rest. So its own hash names the folder that a bundle is unpacked
-into, and a bundle that was unpacked before is found without reading its gigabytes. Unpacking writes only plain files,
-under checked names, and only if size and hash match the manifest.
+The manifest is the first member and determines the rest. So the folder of an unpacked bundle is named by the hash of
+its manifest, and mtbench finds it without reading the other members. Unpacking writes only plain files with checked
+names, and only if size and hash match the manifest.
 """
 
 import fnmatch
@@ -44,7 +44,7 @@ class UnpackedBundle:
     """A bundle on this machine."""
 
     data_dir: Path
-    family: str | None  # the family of the checkpoints, if mtbench knows it
+    family: str | None  # the family of the checkpoints, if its name is known to mtbench
     model: str | None  # otherwise the folder to use as `--model`
     checkpoints: Mapping[str, str]  # role -> folder
 
@@ -112,7 +112,7 @@ def _manifest(
 
 
 def _is_known(family: Family) -> bool:
-    """Return whether the family's name alone tells mtbench its checkpoints."""
+    """Return whether the family's name is enough for mtbench to find its checkpoints."""
     known = FAMILIES.get(family.name)
     return known is not None and set(known.roles) <= set(family.roles)
 
@@ -152,7 +152,7 @@ def _add_checkpoints(
 
 
 def _write_record(path: Path, family: Family, role: str) -> Path:
-    """Write a training record for a checkpoint whose training options mtbench knows only by its name."""
+    """Write a training record for a checkpoint without one; the family knows its training options."""
     record = {"options": dict(family.trained[role]), "source": family.checkpoint(role)}
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path
@@ -291,7 +291,7 @@ def _is_complete(home: Path, files: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, Any]], home: Path) -> None:
-    """Unpack all files into `home`, which appears only once all match the manifest. Raise UserError if one does not."""
+    """Unpack all files into `home`. It appears only if all files match the manifest; else raise UserError."""
     home.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name[:8]}."))
     try:
@@ -306,7 +306,7 @@ def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, A
             target = stage / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if _copy(_open_member(tar, member), target) != files[member.name]["sha256"]:
-                raise _damaged(path, f"{member.name!r} has another hash")
+                raise _damaged(path, f"{member.name!r} does not match its hash")
         if missing:
             raise _damaged(path, f"{min(missing)!r} is missing")
         (stage / MANIFEST).write_text(json.dumps({"files": dict(files)}, indent=1) + "\n", encoding="utf-8")

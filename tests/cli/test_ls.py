@@ -1,4 +1,4 @@
-"""`mtbench ls`: one line for each method, suite and family at 80 columns; with a name, all about that one."""
+"""`mtbench ls`: one line for each method, suite and family at 80 columns; with a name, its details."""
 
 from typing import Any
 

@@ -33,42 +33,42 @@ from mtbench.plugins import Registry
 def test_an_arm_is_written_with_what_differs_from_the_defaults(
     spec: str, strings: list[str], file_ids: list[str]
 ) -> None:
-    """Options stand in declaration order, whatever the order given; alternatives are several arms."""
+    """Options are in declaration order, in any order of the input. Alternatives are several arms."""
     arms = parse_arms([spec])
     assert [str(a) for a in arms] == strings
     assert [a.file_id for a in arms] == file_ids
 
 
 def test_two_spellings_of_one_arm_are_one_arm_given_twice() -> None:
-    """A default said aloud changes nothing, except where the default is the checkpoint's."""
+    """An explicit default value changes nothing, unless the checkpoint sets the default."""
     plain, said, trained = parse_arms(["mars", "mars:tau=1,cache=cursor", "mars:block_size=4"])
     assert (str(plain), str(said)) == ("mars@mars/graph", "mars@mars/graph#2")
     assert str(trained) == "mars:block_size=4@mars/graph"
     assert len({str(a) for a in parse_arms(["mars:tau=0.9999999|0.99999999"])}) == 2
 
 
-def test_an_arm_given_twice_is_entered_twice() -> None:
+def test_an_arm_given_twice_runs_twice() -> None:
     """The second is `#2` in the string and `_2` in the file, so an A/A run is possible."""
     first, second = parse_arms(["ar", "ar"])
     assert (str(first), str(second)) == ("ar@ar/graph", "ar@ar/graph#2")
     assert cell_id("gsm8k", second, 8) == "gsm8k.ar.ar.graph_2.b8"
 
 
-def test_the_engine_in_an_arm_beats_the_flag() -> None:
-    """`engine=` in a method's options is what counts."""
+def test_the_engine_of_an_arm_overrides_the_flag() -> None:
+    """`--engine` applies only to arms without `engine=`."""
     assert parse_arms(["ar:engine=eager"], engine="warp")[0].engine == "eager"
 
 
-def test_an_outside_engine_takes_no_engine_of_ours() -> None:
-    """Neither said with the arm, which is refused, nor for all arms at once, which leaves it as it is."""
+def test_an_external_engine_takes_none_of_our_engines() -> None:
+    """`engine=` in the arm is refused. `--engine` does not change the arm."""
     assert parse_arms(["hf-generate", "ar"], engine="graph")[0].engine is None
     with pytest.raises(UserError, match=re.escape("hf-generate is an external engine, so `engine=eager`")) as refused:
         parse_arms(["hf-generate:engine=eager"])
     assert "\n" not in str(refused.value)
 
 
-def test_references_by_another_engine_are_baselines_of_another_kind() -> None:
-    """By the same engine: own checkpoint, then deployment. By any other: outside ones as they are set, and ours."""
+def test_references_on_another_engine_are_separate_baselines() -> None:
+    """Same engine: the reference on the own checkpoint, then on `ar`. Other engines: ours and external ones."""
     arms = parse_arms(
         [
             "ar:engine=eager|graph",
@@ -86,8 +86,8 @@ def test_references_by_another_engine_are_baselines_of_another_kind() -> None:
     assert engine_baselines(by_name["hf-generate@ar"], arms) == ["ar@ar/eager", "ar@ar/graph", outside[1]]
 
 
-def test_a_lossless_arm_is_held_to_the_plain_loop_on_its_checkpoint() -> None:
-    """By its own engine first, else by the eager one; the plain loop to itself by the eager one, and that to none."""
+def test_a_lossless_arm_is_compared_with_plain_decoding_on_its_checkpoint() -> None:
+    """On its own engine if possible, else on `eager`. `ar` is compared with `ar` on `eager`, and that with no arm."""
     arms = parse_arms(
         ["ar:engine=graph", "ar:engine=eager", "ar:on=mars,engine=graph", "hf-generate", "hf-generate:on=mars"]
     )
@@ -110,8 +110,8 @@ def test_a_lossless_arm_is_held_to_the_plain_loop_on_its_checkpoint() -> None:
         ("arithmetic_a:b c", "arithmetic_a_b_c.mars-tau0.9.mars.graph.fixed.b1"),
     ],
 )
-def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
-    """Whatever is not a letter, a digit or one of `.=+-` becomes an underscore."""
+def test_the_id_of_a_cell_is_a_safe_file_name(name: str, file: str) -> None:
+    """Any character except letters, digits and `.=+-` becomes an underscore."""
     arm = parse_arms(["mars:tau=0.9"])[0]
     assert cell_id(name, arm, 1, fixed_length=True) == file
     refilled = cell_id(name, arm, 1, fixed_length=True, batching="refill")
@@ -131,14 +131,14 @@ def test_a_cells_id_is_a_safe_file_name(name: str, file: str) -> None:
         ("mars:cache=block,extra=true", "extra=true needs cache=cursor or none"),
     ],
 )
-def test_a_wrong_value_is_told_what_is_allowed(spec: str, says: str) -> None:
+def test_the_error_for_a_wrong_value_says_what_is_allowed(spec: str, says: str) -> None:
     """The error names the value, the choices, the default and where to look."""
     with pytest.raises(UserError, match=re.escape(says)):
         parse_arms([spec])
 
 
 def test_block_size_defaults_to_what_the_checkpoint_was_trained_with() -> None:
-    """Another value is taken, and flagged."""
+    """Another value is accepted and flagged."""
     assert build(METHODS["mars"], {}, {"block_size": 8})[0].block_size == 8
     assert build(METHODS["mars"], {"block_size": 4}, {"block_size": 8})[1] == ["block_size=4, trained with 8"]
     assert build(METHODS["mars"], {"block_size": 8}, {"block_size": 8})[1] == []

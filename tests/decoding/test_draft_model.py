@@ -1,4 +1,4 @@
-"""Drafts that need no other model: what is drafted, against plain Python, and that it changes nothing but the pace."""
+"""Drafts without a draft model: they equal those of plain Python code, and they change speed but no tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,10 +43,10 @@ CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HER
 
 
 @pytest.mark.parametrize("method", CASES, ids=str)
-def test_drafts_change_nothing_but_the_pace(runner: ModelRunner, method: Method) -> None:
-    """The tokens and reasons of `ar`; and, where the width is fixed, commits and offers of each prompt alone.
+def test_drafts_change_the_speed_but_no_tokens(runner: ModelRunner, method: Method) -> None:
+    """Tokens and finish reasons equal those of `ar`; at a fixed width, commits and offers those of each prompt alone.
 
-    In a batch whose rows are refilled, also fed as on a GPU.
+    The rows of the batch are refilled; the shapes are also those of a GPU.
     """
     want = run(ar(), runner, MANY[:5], BUDGETS)
     assert {g.finish_reason for g in want} == {"end", "length"}
@@ -71,7 +71,7 @@ def test_sampled_tokens_are_those_of_sampled_ar(runner: ModelRunner, method: Met
 
 @given(data=strategies.data())
 @settings(max_examples=10, deadline=None)
-def test_whatever_the_prompt_the_tokens_are_ars(data: strategies.DataObject) -> None:
+def test_for_any_prompt_the_tokens_are_those_of_ar(data: strategies.DataObject) -> None:
     method = data.draw(strategies.sampled_from(CASES))
     token, few = strategies.integers(0, VOCABULARY - 1), strategies.integers(0, 2)
     prompt = strategies.lists(data.draw(strategies.sampled_from([token, few])), min_size=1, max_size=12)
@@ -86,7 +86,7 @@ LANE = ModelRunner(small_checkpoint(seed=2))
 
 
 def copied(text: list[int], ngram: int, ahead: int) -> list[int]:
-    """What stands behind the latest earlier place of the longest run of last tokens; nothing if there is none."""
+    """Return the tokens after the latest earlier occurrence of the longest suffix of up to `ngram` tokens, if any."""
     for n in range(min(ngram, len(text) - 1), 0, -1):
         for begin in reversed(range(len(text) - n)):
             if text[begin : begin + n] == text[-n:]:
@@ -104,7 +104,7 @@ def kept(drafts: Sequence[int], own: Sequence[int]) -> int:
 @given(data=strategies.data())
 @settings(max_examples=40, deadline=None)
 def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObject) -> None:
-    """On any text of few words: tokens, commits and offers are those of a search in plain Python."""
+    """For any text of few different tokens, tokens, commits and offers are those of a search in plain Python."""
     ngram, ahead = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))
     rows, budget = data.draw(strategies.integers(1, 3)), data.draw(strategies.integers(1, 14))
     token = strategies.sampled_from([0, 1, 2, 2, END])
@@ -137,7 +137,7 @@ def random_tokens(seed: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("ahead", [1, 5, BUDGET])
 def test_jacobi_is_a_fixed_point_iteration(runner: ModelRunner, ahead: int) -> None:
-    """Every forward recomputes the text and all guesses; what was predicted at a place is guessed there next."""
+    """Each forward recomputes the text and all guesses; its prediction for a position is the next guess there."""
     logits = naive_logits(runner)
     got = run(METHODS["jacobi"](ahead=ahead), runner, seeds=[3, 1, 4, 1])
     for prompt, seed, generation in zip(PROMPTS, (3, 1, 4, 1), got, strict=True):
@@ -155,13 +155,13 @@ def test_jacobi_is_a_fixed_point_iteration(runner: ModelRunner, ahead: int) -> N
     assert ahead == 1 or any(max(g.commits or []) > 1 for g in got)
 
 
-Says = Callable[[list[int], list[int]], list[int]]  # a text, and more behind it: the next token behind it and each more
+Says = Callable[[list[int], list[int]], list[int]]  # text, guesses -> the next token after the text and each guess
 
 
 def looked_ahead(
     says: Says, prompt: list[int], seed: int, width: int, ngram: int, candidates: int
 ) -> tuple[list[int], list[int]]:
-    """Lookahead decoding whose columns and n-grams are each a text of its own, and whose pool is a list."""
+    """Lookahead decoding with a separate text for each column and n-gram, and a list as pool."""
     random = random_tokens(seed, (ngram - 1) * width)
     levels = [random[i * width : (i + 1) * width] for i in range(ngram - 1)]
     pool: list[list[int]] = []
@@ -189,7 +189,7 @@ SIZES = [{"width": 4, "ngram": 2, "candidates": 2}, {"width": 3, "ngram": 4, "ca
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_lookahead_is_its_algorithm_column_by_column(runner: ModelRunner, sizes: dict[str, int]) -> None:
-    """Tokens and commits, everything recomputed for every column and n-gram."""
+    """Tokens and commits equal those of a recomputation for every column and n-gram."""
     logits = naive_logits(runner)
 
     def says(text: list[int], more: list[int]) -> list[int]:
@@ -202,7 +202,7 @@ def test_lookahead_is_its_algorithm_column_by_column(runner: ModelRunner, sizes:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_lookahead_tries_the_latest_ngrams_that_differ(sizes: dict[str, int]) -> None:
-    """Texts of three words, so that many n-grams begin alike and many are found again."""
+    """The texts have three different tokens: many n-grams begin with the same token, and many occur again."""
     torch.manual_seed(0)
     script = torch.randint(0, 3, (20, 60))
     prompts = [row[:3].tolist() for row in script]
@@ -215,8 +215,8 @@ def test_lookahead_tries_the_latest_ngrams_that_differ(sizes: dict[str, int]) ->
         assert (generation.token_ids, generation.commits) == looked_ahead(says, prompt, seed, **sizes)
 
 
-def test_a_text_that_repeats_goes_fast() -> None:
-    """A model that says abc abc …: every forward commits all it can, once the method has seen how it goes."""
+def test_a_repetitive_text_needs_few_forwards() -> None:
+    """The model emits abc abc …: after the first period every forward commits as many tokens as it can."""
     script = torch.tensor([[1, 2, 3] * 40, [7, 7, 7] * 40])
     runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
     prompts = [[1, 2, 3, 1], [7, 7]]
@@ -226,11 +226,11 @@ def test_a_text_that_repeats_goes_fast() -> None:
         assert g.commits == [1, 60]  # random guesses first
     for g in run(METHODS["lookahead"](width=3, ngram=4), runner, prompts, 60):
         assert g.commits
-        assert set(g.commits[4:-1]) == {4}  # the window has to fill first
+        assert set(g.commits[4:-1]) == {4}  # the first forwards fill the window
 
 
-def test_on_trained_weights_each_of_them_is_faster_than_one_token_per_forward() -> None:
-    """With the embedded model on questions it knows."""
+def test_each_method_commits_several_tokens_per_forward_of_trained_weights() -> None:
+    """The embedded model answers questions of the task that it was trained for."""
     runner = ModelRunner(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
     prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
     want = run(ar(), runner, prompts, 64)
@@ -241,8 +241,8 @@ def test_on_trained_weights_each_of_them_is_faster_than_one_token_per_forward() 
 
 
 @pytest.mark.parametrize("name", METHODS_HERE)
-def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, name: str, recorded: list[str]) -> None:
-    """What it remembers keeps its place: recorded once, it serves other rows, refills and later batches."""
+def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, name: str, recorded: list[str]) -> None:
+    """The state keeps its memory address: a step recorded once serves other rows, refills and later batches."""
     fast = on(ENGINES["graph"]().runner(runner.checkpoint))
     captured = Captured(METHODS[name](), fast, 2, 64)
     for prompts in (PROMPTS[2:4], PROMPTS[1:]):
@@ -257,8 +257,8 @@ def test_a_step_never_waits_for_the_host(runner: ModelRunner, method: Method, mo
 
 
 @pytest.mark.parametrize("name", METHODS_HERE)
-def test_a_script_is_followed_whatever_the_drafts(name: str, make_runner: Callable[..., ModelRunner]) -> None:
-    """Simulated acceptance: commits are the script's, with a draft to offer or without."""
+def test_commits_follow_the_script_for_any_drafts(name: str, make_runner: Callable[..., ModelRunner]) -> None:
+    """With simulated acceptance the commits are the script's, with or without a draft."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
     got, _ = decode_prompts(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, fixed_length=True)

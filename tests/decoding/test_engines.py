@@ -1,4 +1,4 @@
-"""Engines: what a graph replays is a step, and what is compiled is the decoder, on a CPU as far as it goes."""
+"""Engines: a replayed graph equals a step, and a compiled decoder equals the decoder, as far as a CPU can show."""
 
 import gc
 from collections.abc import Callable
@@ -32,8 +32,8 @@ METHODS_TRIED: list[Method] = [
 
 
 @pytest.mark.parametrize("method", METHODS_TRIED)
-def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, method: Method, recorded: list[str]) -> None:
-    """Recorded once and replayed for other rows, refills and later batches, a step says what plain steps say."""
+def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, method: Method, recorded: list[str]) -> None:
+    """A step is recorded once. Replayed for other rows, refills and later batches, it equals plain steps."""
     fast = ENGINES["graph"]().runner(runner.checkpoint)
     runners = ModelRunners("any", {"any": fast})
     captured = Captured(method, runners, 2, 64)
@@ -46,8 +46,8 @@ def test_a_captured_step_replayed_is_the_step(runner: ModelRunner, method: Metho
     assert timing.preparation_s == 0
 
 
-def test_moved_memory_is_captured_anew(runner: ModelRunner, recorded: list[str]) -> None:
-    """When a larger batch has moved the cache, what was captured is not replayed into the old one."""
+def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, recorded: list[str]) -> None:
+    """If a larger batch moved the cache, captured steps are not replayed on the old cache."""
     method = METHODS["ar"]()
     want = outcomes(decode_prompts(method, on(runner), PROMPTS[:2], BUDGET)[0])
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
@@ -60,8 +60,8 @@ def test_moved_memory_is_captured_anew(runner: ModelRunner, recorded: list[str])
     assert len(recorded) == 4
 
 
-def test_plain_steps_before_the_capture_are_real(runner: ModelRunner, recorded: list[str]) -> None:
-    """An answer as short as the preparation is right, and nothing of it is lost."""
+def test_tokens_of_steps_before_the_capture_count(runner: ModelRunner, recorded: list[str]) -> None:
+    """An answer with as many tokens as there are plain steps is correct and complete."""
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     method = METHODS["ar"]()
     batch = Captured(method, runners, 1, 64)
@@ -86,17 +86,17 @@ def test_a_compiled_decoder_emits_the_same_tokens(backend: str, make_runner: Cal
 
 @pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_looks_alike_but_computes_something_else_is_refused(
+def test_an_architecture_with_the_same_names_but_other_computations_is_refused(
     config: type[PretrainedConfig], dtype: torch.dtype, make_runner: Callable[..., ModelRunner]
 ) -> None:
-    """Another rotary embedding, layers without one: parts of the same names, told apart whatever the type."""
+    """Another rotary embedding, or layers without one: module names are the same; detection works for each dtype."""
     model = make_runner(small_config(config, head_dim=8, num_hidden_layers=6)).model.to(dtype)
     with pytest.raises(UnsupportedArchitecture, match="compute something else"):
         build(model)
 
 
 def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Callable[..., ModelRunner]) -> None:
-    """Only how many positions are fed, and how many a cache has, may vary; else its kernels are made for any size."""
+    """Only the numbers of fed and of cached positions may vary; other sizes must be constants in its kernels."""
     weights: list[Tensor] = []
     others: list[Tensor] = []
 
@@ -121,14 +121,14 @@ def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Cal
         assert all(isinstance(size, int) for tensor in others for size in tensor.shape[1:])
 
 
-def test_a_cpu_does_not_promise_what_only_a_gpus_kernels_keep(make_runner: Callable[..., ModelRunner]) -> None:
-    """In half precision a CPU's libraries choose by the number of rows."""
+def test_invariant_in_half_precision_is_refused_on_a_cpu(make_runner: Callable[..., ModelRunner]) -> None:
+    """In half precision, libraries on a CPU choose a kernel by the number of rows."""
     runner = make_runner()
     runner.model.to(torch.bfloat16)
     with pytest.raises(UserError, match=r"'invariant' needs a GPU's kernels in bfloat16.*--dtype float32"):
         ENGINES["invariant"]().runner(runner.checkpoint)
 
 
-def test_the_command_line_names_the_engines_there_are() -> None:
-    """The light list that arms are parsed with is the list of engines."""
+def test_the_command_line_names_every_engine() -> None:
+    """Arms are parsed with a list that does not import torch; it equals the list of engines."""
     assert list(ENGINES) == list(NAMES)

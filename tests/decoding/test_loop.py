@@ -1,4 +1,4 @@
-"""The loop against references that recompute everything, in float64; and its accounting, on any acceptance pattern."""
+"""The loop equals references that recompute everything, in float64; its counts are right for any acceptance."""
 
 import itertools
 from collections.abc import Callable
@@ -53,20 +53,20 @@ RULES = [("probability", 0.15), ("probability", 0.4), ("entropy", 0.9), ("margin
 CACHES = ("cursor", "none")
 
 
-@pytest.mark.parametrize(  # every size with every rule; the caches alternate, so each meets every size and every rule
+@pytest.mark.parametrize(  # each size with each rule; the caches alternate, so each cache has all sizes and rules
     ("cache", "size", "metric", "tau"),
     [(CACHES[(i + j) % 2], size, *rule) for i, size in enumerate([1, 2, 4, 7]) for j, rule in enumerate(RULES)],
 )
 def test_mars_equals_a_recomputation(runner: ModelRunner, cache: str, size: int, metric: str, tau: float) -> None:
-    """Tokens, commits and forwards of `cursor` and `none` are the naive ones for every metric, τ and B."""
+    """Tokens, commits and forwards of `cursor` and `none` equal the naive ones for every metric, τ and B."""
     logits = naive_logits(runner)
     want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=size, tau=tau, metric=metric) for p in PROMPTS]
     got = run(mars(tau=tau, block_size=size, confidence=metric, cache=cache), runner)
     assert [(g.token_ids, g.commits) for g in got] == want
 
 
-def test_extra_takes_the_last_masks_prediction_too(runner: ModelRunner) -> None:
-    """`extra` is the naive window with one prediction more."""
+def test_extra_also_accepts_the_prediction_of_the_last_mask(runner: ModelRunner) -> None:
+    """`extra` equals the naive window with one more prediction."""
     logits = naive_logits(runner)
     want = [naive.mars(logits, p, BUDGET, END, mask=MASK, size=5, tau=0.2, metric="probability") for p in PROMPTS]
     assert [(g.token_ids, g.commits) for g in run(mars(tau=0.2, extra=True), runner)] == want
@@ -75,7 +75,7 @@ def test_extra_takes_the_last_masks_prediction_too(runner: ModelRunner) -> None:
 @pytest.mark.parametrize("tau", [0.1, 0.3, 1])
 @pytest.mark.parametrize("block", [1, 3, 8, 40])
 def test_block_cache_equals_its_own_naive_reference(runner: ModelRunner, tau: float, block: int) -> None:
-    """Windows end with the block, rows wait for the slowest, a fill forward per block: tokens and commits agree."""
+    """A window ends with its block, rows wait for the slowest, and each block has a fill forward."""
     answers, commits = naive.mars_block(naive_logits(runner), PROMPTS, BUDGET, END, mask=MASK, block=block, tau=tau)
     got = run(mars(tau=tau, cache="block", cache_block=block), runner)
     assert [g.token_ids for g in got] == answers
@@ -84,7 +84,7 @@ def test_block_cache_equals_its_own_naive_reference(runner: ModelRunner, tau: fl
 
 
 def test_at_tau_one_every_policy_is_autoregressive(runner: ModelRunner) -> None:
-    """`mars:tau=1` under each cache policy, and whatever the window, emits `ar`'s tokens, one per forward."""
+    """`mars:tau=1` emits the tokens of `ar`, one per forward, with every cache policy and window."""
     want = [g.token_ids for g in run(ar(), runner)]
     for options in ({}, {"cache": "none"}, {"block_size": 7}, {"extra": True}, {"cache": "block", "cache_block": 5}):
         got = run(mars(tau=1, **options), runner)
@@ -95,7 +95,7 @@ def test_at_tau_one_every_policy_is_autoregressive(runner: ModelRunner) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"tau": 0.3}, {"tau": 0.3, "cache": "none"}, {"tau": 0.2, "extra": True}])
 def test_a_batch_equals_each_prompt_alone(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """Ragged neighbours change neither tokens nor commits."""
+    """Rows of other lengths in the batch change neither tokens nor commits."""
     method = mars(**options) if options else ar()
     together = run(method, runner)
     alone = [run(method, runner, [p])[0] for p in PROMPTS]
@@ -130,8 +130,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_looking_late_changes_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
-    """With the fixed shapes and late looks of a GPU's host, tokens, commits and reasons are the same."""
+def test_late_reads_of_the_cursors_change_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
+    """With fixed shapes and late reads, as on a GPU, tokens, commits and finish reasons are the same."""
     method = mars(**options) if options else ar()
     assert outcomes(run(method, runner, make=LATE)) == outcomes(run(method, runner))
 
@@ -142,7 +142,7 @@ def test_looking_late_changes_nothing(runner: ModelRunner, options: dict[str, An
 def test_refilled_rows_emit_what_each_prompt_emits_alone(
     runner: ModelRunner, options: dict[str, Any], make: Any, rows: int
 ) -> None:
-    """Nothing of a row's last request leaks into its next: tokens, commits and positions are those of a row alone."""
+    """A row's previous request has no effect: tokens, commits and positions are those of each prompt alone."""
     method = mars(**options) if options else ar()
     alone = [run(method, runner, [p], 10 + i)[0] for i, p in enumerate(MANY)]
     budgets = [10 + i for i in range(len(MANY))]
@@ -153,15 +153,15 @@ def test_refilled_rows_emit_what_each_prompt_emits_alone(
     assert timing.miscounted == 0
 
 
-def test_rows_that_finish_together_share_what_is_left_of_the_queue(runner: ModelRunner) -> None:
-    """Four rows end in the same forward and one request waits: it is served once, by one of them."""
+def test_a_waiting_request_is_decoded_once_if_several_rows_finish_together(runner: ModelRunner) -> None:
+    """Four rows finish in the same forward and one request waits: exactly one of the rows decodes it."""
     alone = [run(ar(), runner, [p], fixed_length=True)[0] for p in MANY[:5]]
     for make in (None, LATE):
         assert outcomes(run(ar(), runner, MANY[:5], rows=4, fixed_length=True, make=make)) == outcomes(alone)
 
 
 def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
-    """A row stopped by a string makes room; what is searched is the new request's own text."""
+    """A row that a stop string ended is refilled; the search then covers only the new request's text."""
     plain = run(ar(), runner, MANY)
     stop = [[g.text[2 + i % 3 : 4 + i % 3]] for i, g in enumerate(plain)]
     alone = [run(ar(), runner, [p], stop=[s])[0] for p, s in zip(MANY, stop, strict=True)]
@@ -169,8 +169,8 @@ def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
         assert run(ar(), runner, MANY, stop=stop, rows=2, make=make) == alone
 
 
-def test_rows_with_room_to_spare_emit_the_same(runner: ModelRunner) -> None:
-    """A batch made for longer prompts, used twice, emits what one made to measure does."""
+def test_rows_with_spare_positions_emit_the_same(runner: ModelRunner) -> None:
+    """A batch for longer prompts, used twice, emits the same tokens as a batch of the exact size."""
     want = outcomes(run(mars(tau=0.3), runner))
     kept = Batch(mars(tau=0.3), on(runner), len(PROMPTS), 200, tight=False)
     for _ in range(2):
@@ -186,7 +186,7 @@ def test_rows_with_room_to_spare_emit_the_same(runner: ModelRunner) -> None:
     ],
 )
 def test_every_engine_emits_the_same(name: str, engine: str, make_runner: Callable[..., ModelRunner]) -> None:
-    """An engine's forward is another way to the same numbers, for every architecture, tight or with fixed shapes."""
+    """Each engine computes the same logits for every architecture, with tight and with fixed shapes."""
     runner = make_runner(CONFIGS[name])
     chosen = ENGINES[engine]()
     fast = chosen.runner(runner.checkpoint)
@@ -198,10 +198,8 @@ def test_every_engine_emits_the_same(name: str, engine: str, make_runner: Callab
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
-def test_layers_of_another_shape_run_as_transformers_writes_them(
-    name: str, make_runner: Callable[..., ModelRunner]
-) -> None:
-    """Said by the engine that does without its decoder, refused by the one whose promise hangs on it."""
+def test_unsupported_layers_run_as_modules_of_transformers(name: str, make_runner: Callable[..., ModelRunner]) -> None:
+    """`graph` runs without its decoder and says so. `invariant` needs its decoder and refuses."""
     runner = make_runner(CONFIGS[name])
     graph = ENGINES["graph"]()
     fast = graph.runner(runner.checkpoint)
@@ -213,7 +211,7 @@ def test_layers_of_another_shape_run_as_transformers_writes_them(
 
 
 def test_the_decoder_shares_the_modules_weights(make_runner: Callable[..., ModelRunner]) -> None:
-    """Building it moves the weights once and holds them once; the modules still compute what they did."""
+    """Building a decoder moves the weights, without a second copy; the modules still compute the same."""
     runner = make_runner()
     want = run(ar(), runner)
     decoder = ENGINES["graph"]().runner(runner.checkpoint).decoder
@@ -227,10 +225,8 @@ def test_the_decoder_shares_the_modules_weights(make_runner: Callable[..., Model
     assert run(ar(), runner) == want
 
 
-def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts longer than a prefill chunk, ragged, give the same answers as one pass over them."""
+def test_a_prefill_in_chunks_does_not_change_the_answers(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of several lengths, longer than a prefill chunk, give the same answers as a prefill in one pass."""
     prompts = [[i % 30 for i in range(41)], [7], [(3 * i) % 30 for i in range(23)]]
     whole = run(mars(tau=0.3), runner, prompts)
     monkeypatch.setattr("mtbench.decoding.prefill.PREFILL_POSITIONS", 24)
@@ -254,7 +250,7 @@ def test_a_long_prompt_is_cached_in_chunks_and_nothing_changes(
 def test_a_step_never_waits_for_the_host(
     runner: ModelRunner, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guess, forward, accept and commit read nothing back: shapes are chosen between steps."""
+    """Proposal, forward, accept and commit read nothing from the device: shapes are chosen between steps."""
     with torch.inference_mode():
         chosen = ENGINES[engine]()
         batch = chosen.batch(method, ModelRunners("any", {"any": chosen.runner(runner.checkpoint)}), len(PROMPTS), 50)
@@ -267,7 +263,7 @@ def test_a_step_never_waits_for_the_host(
 
 
 def expected(script: list[int], sure: list[bool], at: int, budget: int, size: int) -> tuple[list[int], list[int]]:
-    """What a window of `size` commits from position `at` on, walked by hand."""
+    """Return the tokens and commits of a window of `size` from position `at`, one position at a time."""
     tokens: list[int] = []
     commits: list[int] = []
     while True:
@@ -287,7 +283,7 @@ def expected(script: list[int], sure: list[bool], at: int, budget: int, size: in
 @given(data=strategies.data())
 @settings(max_examples=40, deadline=None)
 def test_any_acceptance_pattern_is_accounted_for(data: strategies.DataObject) -> None:
-    """Whatever the model predicts and however sure it is: tokens and commits are those walked by hand."""
+    """For any predictions and confidences, tokens and commits are those of `expected`."""
     rows = data.draw(strategies.integers(1, 4))
     budget = data.draw(strategies.integers(1, 14))
     size = data.draw(strategies.integers(1, 5))
@@ -305,14 +301,14 @@ def test_any_acceptance_pattern_is_accounted_for(data: strategies.DataObject) ->
         assert generation.text == "".join(WORDS[t] for t in tokens if t != END)
         before = sum(commits[:-1])
         last = sure[row][lengths[row] + before + 1 :][: min(size, budget - before) - 1]
-        accepted = 1 + len(list(itertools.takewhile(bool, last)))  # by the last forward, whatever ended the answer
+        accepted = 1 + len(list(itertools.takewhile(bool, last)))  # by the last forward, for any finish reason
         assert generation.surplus == accepted - commits[-1]
 
 
 @given(data=strategies.data())
 @settings(max_examples=40, deadline=None)
 def test_the_block_policy_accounts_for_waiting_and_filling(data: strategies.DataObject) -> None:
-    """Under `cache=block` counts add up, zeros included, and nothing stands behind an end token."""
+    """With `cache=block` counts add up, zeros included, and no token follows an end token."""
     rows, block = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))
     budget = data.draw(strategies.integers(1, 14))
     token = strategies.sampled_from([1, 2, 3, END, MASK])
@@ -354,8 +350,8 @@ def test_stop_strings_cut_text_tokens_and_counts(data: strategies.DataObject) ->
         assert g.forwards == len(g.token_ids)
 
 
-def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> None:
-    """What was said behind the stop string is cut before the text is."""
+def test_a_stop_string_found_late_does_not_change_the_answer() -> None:
+    """Tokens after the stop string are cut before the end of the text is chosen."""
     script = torch.tensor([[0] + [0, 1, 2, 3] * 3])
     texts = set()
     for budget in range(2, 12):
@@ -366,13 +362,13 @@ def test_where_the_text_ends_does_not_depend_on_how_late_the_stop_was_seen() -> 
 
 
 def test_fixed_length_ignores_end_tokens(runner: ModelRunner) -> None:
-    """Every row makes exactly its budget, stop strings or not."""
+    """Every row emits exactly its budget, even with stop strings."""
     generations, _ = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True)
     assert [len(g.token_ids) for g in generations] == [BUDGET] * 4
 
 
 def test_times_and_counts_of_a_batch_add_up(runner: ModelRunner) -> None:
-    """Prefill and decode are inside the wall; device time inside decode; the models' own hooks agree with the lanes."""
+    """Prefill and decode time add up to wall time; device time is within decode time; all forwards are counted."""
     _, timing = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET)
     assert timing.prefill_s and timing.decode_s and timing.device_s and timing.ttft_s  # noqa: PT018
     assert timing.prefill_s + timing.decode_s == pytest.approx(timing.wall_s)
@@ -383,8 +379,8 @@ def test_times_and_counts_of_a_batch_add_up(runner: ModelRunner) -> None:
     assert timing.miscounted == 0
 
 
-def test_a_hidden_forward_is_noticed(runner: ModelRunner) -> None:
-    """A method that runs the model behind the lane's back is found out by the model's own hook."""
+def test_a_hidden_forward_is_counted(runner: ModelRunner) -> None:
+    """If a method runs the model without its runner, a hook on the model counts the forward."""
 
     class Hidden(type(ar())):  # type: ignore[misc]
         def propose(self, state: Any, rows: Rows, runners: ModelRunners) -> Tensor:
@@ -401,7 +397,7 @@ SEES_ITSELF = AttentionMetadata(
 
 
 def test_a_method_that_never_commits_is_stopped(runner: ModelRunner) -> None:
-    """A progress guard turns it into an error of its own."""
+    """It raises NoProgressError."""
 
     class Idle(type(ar())):  # type: ignore[misc]
         name = "idle"
@@ -415,16 +411,16 @@ def test_a_method_that_never_commits_is_stopped(runner: ModelRunner) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused(runner: ModelRunner) -> None:
-    """The error names the sizes and what to lower."""
+    """The error names the sizes and the option to lower."""
     with pytest.raises(UserError, match=r"250 tokens and 24 new ones do not fit .*256.*--max-new-tokens"):
         run(ar(), runner, [[1] * 250])
 
 
 @dataclass(frozen=True)
 class Tree(Method):
-    """A tree of depth two and width two, with candidates that are often right: tests patterns, offsets and paths."""
+    """A tree of depth and width two with candidates that are often correct. It tests `sees`, `offset` and `path`."""
 
-    plain: tuple[tuple[int, ...], ...]  # what `ar` says, by row
+    plain: tuple[tuple[int, ...], ...]  # the tokens of `ar`, by row
 
     claims = "lossless"
     name = "tree"
@@ -467,7 +463,7 @@ class Tree(Method):
 
 @pytest.mark.parametrize("name", ["qwen2", "mistral sliding"])
 def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_runner: Callable[..., ModelRunner]) -> None:
-    """Guesses under a pattern, at shared positions, with an accepted path that is moved: exactly `ar`'s tokens."""
+    """Guesses share positions and the accepted path moves in the cache; the tokens are exactly those of `ar`."""
     runner = make_runner(CONFIGS[name])
     plain = run(ar(), runner)
     got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), runner)

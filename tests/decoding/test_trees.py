@@ -1,4 +1,4 @@
-"""Patterns of guesses: who stands behind whom, walked by hand."""
+"""Trees of guesses: the parents and ancestors of each guess equal those of a plain walk up to the root."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def test_a_chain_is_causal() -> None:
 
 
 @given(strategies.lists(strategies.integers(0, 100), max_size=12))
-def test_a_guess_sees_its_ancestors_and_stands_one_behind_its_parent(seeds: list[int]) -> None:
-    """For any tree: depth and ancestors by walking up to the root."""
+def test_a_guess_attends_to_its_ancestors_and_follows_its_parent(seeds: list[int]) -> None:
+    """For any tree, depth and ancestors equal those of a walk up to the root."""
     parents = [seed % (i + 1) - 1 for i, seed in enumerate(seeds)]
     offset, sees = tree(parents)
     for guess in range(len(parents)):
@@ -46,8 +46,8 @@ def test_group_j_continues_the_first_j_drafts(drafts: int, masks: int) -> None:
     strategies.integers(0, 5),
     strategies.randoms(use_true_random=False),
 )
-def test_the_longest_way_down_a_tree_takes_only_what_agrees(branches: list[int], first: int, random: Any) -> None:
-    """Every path of the tree walked by hand: none takes more, and the one that is given takes so many."""
+def test_the_longest_path_contains_only_guesses_that_agree(branches: list[int], first: int, random: Any) -> None:
+    """All paths are enumerated: none has more correct guesses, and the returned path has as many."""
     parents = [parent - first if parent != ROOT else ROOT for parent in products(branches, first)]
     agrees = [[random.random() < 0.6 for _ in parents] for _ in range(3)]
     accepted, paths = longest(torch.tensor(agrees), branches)

@@ -133,7 +133,7 @@ def test_at_fixed_length_every_row_spends_its_budget(service: Service, words: In
     assert [(len(g.token_ids), g.finish_reason) for g in generations] == [(n, "length") for n in (30, 3, 12)]
     plain = service.answer
     service.answer = lambda body: plain({**body, "ignore_eos": False})
-    with pytest.raises(ServerError, match="does not know ignore_eos; leave --fixed-length or this arm out"):
+    with pytest.raises(ServerError, match="does not support ignore_eos; leave out --fixed-length or this arm"):
         ask(service, words, 30, fixed_length=True)
 
 
@@ -166,14 +166,14 @@ def test_counters_are_differences_over_the_batch(service: Service, words: Inspec
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("overloaded", "answers 500 to completions: out of; see url= and model="),
-        ("silent", r"was silent for 0\.2 s; see whether it is busy, or raise timeout_s"),
-        ("stalls", r"was silent for 0\.2 s"),
-        ("breaks", "broke off in the middle of an answer; see the server's log"),
-        ("ends", "broke off in the middle of an answer"),
-        ("says so", "broke off: the engine died; see the server's log"),
-        ("page", "broke off in the middle of an answer"),
-        ("nonsense", r"answers completions with something else \(.*\); is it OpenAI-compatible\?"),
+        ("overloaded", "answers 500 to completions: out of; check url= and model="),
+        ("silent", r"sent nothing for 0\.2 s; check whether it is busy, or raise timeout_s"),
+        ("stalls", r"sent nothing for 0\.2 s"),
+        ("breaks", "stopped in the middle of an answer; see the server's log"),
+        ("ends", "stopped in the middle of an answer"),
+        ("says so", "stopped with an error: the engine died; see the server's log"),
+        ("page", "stopped in the middle of an answer"),
+        ("nonsense", r"replied unexpectedly to completions \(.*\); check that it is OpenAI-compatible"),
     ],
 )
 def test_whatever_breaks_is_one_line_with_the_address(
@@ -194,7 +194,7 @@ def test_a_model_that_is_not_served_is_named(service: Service, words: Inspected)
     service.names = []
     with pytest.raises(ServerError, match="names no model; give one with model="):
         ask(service, words)
-    with pytest.raises(ServerError, match="answers 404 to models: Not Found; see url="):
+    with pytest.raises(ServerError, match="answers 404 to models: Not Found; check url="):
         run_external(METHODS["openai"](url=service.url + "/v2"), {"ar": words}, PROMPTS, 4)
 
 

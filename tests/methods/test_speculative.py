@@ -415,7 +415,7 @@ def test_the_roles_of_an_arm_are_its_targets_and_its_drafts() -> None:
     ("spec", "said"),
     [
         ("mars:tau=0.8,tau=0.5", "tau is given twice"),
-        ("speculative:per_forward=2", "trained by 'draft', which feeds none"),
+        ("speculative:per_forward=2", "trained by 'draft', which feeds no mask tokens"),
         ("medusa:tree=9x9x9x9", "feeds 7,380 guesses in a forward, and at most 2,048"),
         ("jacobi:ahead=100000", "feeds 100,000 guesses"),
     ],

@@ -362,8 +362,8 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
             {"draft_forwards_per_token": 2.0, "draft_s": 0.3, "head_s": 0.06},
             "mars:tau=0.3@mars/graph commits 1.80 tokens per forward (baseline: 1.00) and is slower than "
             "ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions instead of 1.00; drafting "
-            "needs 3.60 forwards for each of the target's and takes 50% of decoding; heads take 10% of decoding; fewer "
-            "rows are live in a forward (×0.80); its answers are 1.20 times as long.",
+            "needs 3.60 forwards per forward of the target and takes 50% of decoding; heads take 10% of decoding; "
+            "fewer rows are live in a forward (×0.80); its answers are 1.20 times as long.",
         ),
         (
             "same",
@@ -374,7 +374,7 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
             "inconclusive: faster alone, not among 4 arms",
             {"draft_forwards_per_token": 2.0},
             "is not shown to be faster than ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions "
-            "instead of 1.00; drafting needs 3.60 forwards for each of the target's; fewer",
+            "instead of 1.00; drafting needs 3.60 forwards per forward of the target; fewer",
         ),
         ("faster", {}, None),
         ("inconclusive: 4 blocks, 6 needed", {}, None),
@@ -405,7 +405,7 @@ def test_more_tokens_and_less_speed_explains_itself(
     assert says is None or says in sentences[0]
     entry |= {"factors": None, "length_ratio": 1.0}
     cell |= dict.fromkeys(("positions_fed_per_forward", "draft_forwards_per_token", "head_s"))
-    assert all(sentence.endswith(": where the time went was not measured.") for sentence in commits_more())
+    assert all(sentence.endswith(": the reason was not measured.") for sentence in commits_more())
 
 
 @pytest.mark.usefixtures("undrawn")

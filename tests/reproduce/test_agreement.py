@@ -48,7 +48,7 @@ def test_the_difference_of_two_shares_is_newcombes() -> None:
         (3250, 12032, "26.0", 12032, "cannot tell (n = 12,032: at the edge of the margin)"),  # 1.0 ± 1.1
         (3500, 12032, "26.6", 12032, "differs"),  # 29.1 %: 2.5 ± 1.1
         (3345, 12032, "26.6", 12032, "differs"),  # 27.8 %: 1.2 ± 1.2, and beyond the margin
-        (422, 1319, "32.0", 1319, "cannot tell (n = 1,319: theirs alone leaves ±2.5 points, so no n of ours suffices)"),
+        (422, 1319, "32.0", 1319, "cannot tell (n = 1,319: theirs alone has ±2.5 points, so no n of ours suffices)"),
         (32, 100, "32.0", 12032, "cannot tell (n = 100, about 2,705 needed)"),
         (10, 1319, "32.0", 1319, "differs"),
     ],
@@ -75,7 +75,7 @@ def test_as_many_items_as_are_asked_for_suffice() -> None:
         (1.55, 1.56, 1.57, "1.50", "differs"),
         (1.51, 1.53, 1.55, "1.50", "differs"),  # 0.3 to 3.7 % above
         (1.45, 1.50, 1.55, "1.50", "cannot tell (n = 100 items, about 410 needed)"),
-        (1.45, 1.50, 1.55, "1.5", "cannot tell (n = 100 items: theirs is rounded to more than the margin)"),
+        (1.45, 1.50, 1.55, "1.5", "cannot tell (n = 100 items: the published figure's rounding exceeds the margin)"),
         (1.49, 1.515, 1.54, "1.50", "cannot tell (n = 100 items, about 101 needed)"),
     ],
 )

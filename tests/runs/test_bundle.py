@@ -253,7 +253,7 @@ def test_a_handmade_bundle_is_accepted(tmp_path: Path) -> None:
         ([(MANIFEST, b"{}")], [], "KeyError: 'schema_version'"),
         ([(MANIFEST, manifest(FILES, schema_version="1"))], [], "'schema_version' is not an integer"),
         ([(MANIFEST, manifest(FILES))], [], r"'data/a/b\.jsonl' is missing"),
-        ([(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", b"[]\n")], [], r"'data/a/b\.jsonl' has another hash"),
+        ([(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", b"[]\n")], [], r"'data/a/b\.jsonl' does not match its hash"),
         ([(MANIFEST, manifest(FILES)), *FILES.items(), *FILES.items()], [], "is an unexpected member"),
         ([(MANIFEST, manifest(FILES)), *FILES.items(), ("data/more", b"")], [], "'data/more' is an unexpected member"),
         ([(MANIFEST, manifest(FILES)), ("../../a", b"")], [], r"'\.\./\.\./a' is an unexpected member"),
@@ -306,7 +306,7 @@ def test_one_flipped_bit_is_found(tmp_path: Path, data: Path, weights: Path) -> 
     raw = bytearray(path.read_bytes())
     raw[raw.index((weights / "model.safetensors").read_bytes()[1000:1200])] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(UserError, match=r"model\.safetensors' has another hash"):
+    with pytest.raises(UserError, match=r"model\.safetensors' does not match its hash"):
         open_bundle(path)
 
 

@@ -97,7 +97,7 @@ def test_the_page_shows_the_training_record(tmp_path: Path) -> None:
         "90.0 [85.1, 93.4] of 200",
         "50.0 [40.4, 59.6] of 100",
         "0.95 800 80.0% 93.0 [91.0, 94.6] ▼ no mean p 99.0%",
-        "lie 5.5 points apart",
+        "differ by 5.5 points",
         "mtbench train mars --data rows.jsonl",
         "python 3.12.1, torch 2.13.0 ",
     ):
