@@ -70,6 +70,10 @@ class OpenAI(Outside):
     def host(self) -> str | None:
         return self.server.elsewhere
 
+    @property
+    def asks(self) -> str:
+        return self.server.url + (f"={self.api_key_env}" if self.api_key_env else "")
+
     def counters(self) -> Mapping[str, int]:
         samples = self.server.samples() if self.metrics else {}
         return {ours: int(samples[theirs]) for theirs, ours in COUNTERS.items() if theirs in samples}

@@ -9,7 +9,7 @@ results.to_frame()[["arm", "tokens_per_s", "speedup.value", "speedup.baseline"]]
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ def run(
     workers: int | None = None,
     ray: str | None = None,
     peak_memory: bool = False,
+    server: Collection[str] = (),
     progress: bool = False,
     **options: Any,
 ) -> Results:
@@ -77,18 +78,20 @@ def run(
 
     `options` are the options of the command, with underscores: `method`, `suite`, `limit`, `batch_size`, … A single
     value may stand for a list; `checkpoint` maps roles to paths; the time budget is `time_budget_s`, in seconds.
-    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run.
+    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run. `server`
+    names servers that the stored plan may ask, as URL or URL=VARIABLE; those of `method` need no naming.
     `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """
     request = _request(options)
-    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
+    servers = {*server, *lifecycle.servers_of(request)}
+    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
     lifecycle.check(settings, request.device)
     if resume and out is None:
         raise UserError("resume=True needs the run directory: mtbench.run(out=DIR, resume=True).")
     directory = lifecycle.default_directory(request) if out is None else Path(out)
-    if resume and not lifecycle.clear_unplanned(directory):
+    if resume and not lifecycle.clear_unplanned(directory, options):
         opened = lifecycle.reopen(directory, request, options)
     else:
         opened, plan = lifecycle.start(directory, request, sys.argv)
@@ -102,6 +105,7 @@ def run(
 def load(directory: str | Path) -> Results:
     """Return the results in a run directory. Raises UserError if it has none."""
     run_directory = RunDirectory(Path(directory))
+    run_directory.refuse_links()
     if not run_directory.has("results.json"):
         raise UserError(
             f"{str(directory)!r} holds no results.json; finish the run with `mtbench run -o {directory} --resume`."

@@ -4,9 +4,10 @@ Exit codes: 0: every cell is ok; 2: a user's mistake, a missing part or a failed
 """
 
 import importlib
+import os
 import signal
 import sys
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -86,7 +87,10 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler interrupts like Ctrl-C
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # so does a terminal that closes
     session.started.clear()
+    _report_hard_exits()
     try:
         code = app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
@@ -96,6 +100,19 @@ def main() -> None:
     if code == INTERRUPTED:
         say(f"interrupted; {_how_to_resume()}", err)
     sys.exit(code)
+
+
+def _report_hard_exits() -> None:
+    """Make `os._exit` in this process an error: a plugin that calls it would end the command as if all were well."""
+    leave, own = os._exit, os.getpid()
+
+    def leave_as_failed(status: int) -> NoReturn:
+        if os.getpid() == own:  # a forked child ends this way
+            say("error: code that mtbench called ended the process by os._exit; see which method or suite does", err)
+            status = status or 2
+        leave(status)
+
+    os._exit = leave_as_failed
 
 
 def _how_to_resume() -> str:

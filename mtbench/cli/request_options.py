@@ -36,6 +36,10 @@ RayOption = Annotated[
     str | None,
     Option("--ray", help="Decode on a Ray cluster, one worker per GPU. Its address, `auto` or `local`."),
 ]
+ServerOption = Annotated[
+    list[str],
+    Option("--server", help="URL or URL=VARIABLE: a server that the stored plan may ask, and its key. Repeatable."),
+]
 PeakMemoryOption = Annotated[
     bool,
     Option("--peak-memory", help="Measure peak memory on a CPU too: one process per cell, which takes minutes."),
@@ -61,7 +65,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     ),
     "Decoding": ("max_new_tokens", "temperature", "seed", "protocol", "fixed_length"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
-    "Machine": ("device", "dtype", "workers", "ray", "peak_memory"),
+    "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
     "Output": ("directory", "resume", "dry_run", "json_to"),
 }
 

@@ -17,6 +17,7 @@ from mtbench.cli.request_options import (
     PeakMemoryOption,
     RayOption,
     ResumeOption,
+    ServerOption,
     UnsandboxedOption,
     WorkersOption,
     given_fields,
@@ -40,6 +41,7 @@ def run(
     json_to: JsonOption = None,
     workers: WorkersOption = None,
     ray: RayOption = None,
+    server: ServerOption = [],  # noqa: B006
     peak_memory: PeakMemoryOption = False,
     **_: Any,
 ) -> None:
@@ -47,7 +49,8 @@ def run(
     from mtbench.cli import report, stages
 
     request = request_of(ctx.params)
-    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory)
+    servers = {*server, *stages.servers_of(request)}
+    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
     stages.check(settings, request.device)
     if dry_run:
         stages.dry_run(request, None if resume else directory)
@@ -72,6 +75,7 @@ def generate(
     workers: WorkersOption = None,
     ray: RayOption = None,
     data_dir: DataOption = None,
+    server: ServerOption = [],  # noqa: B006
     peak_memory: PeakMemoryOption = False,
 ) -> None:
     """Decode the missing batches of a plan.
@@ -81,7 +85,8 @@ def generate(
     from mtbench.cli import stages
 
     where = None if data_dir is None else str(data_dir)
-    stages.generate(directory, Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory))
+    settings = Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory, servers=frozenset(server))
+    stages.generate(directory, settings)
 
 
 @app.command()

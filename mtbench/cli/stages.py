@@ -14,6 +14,7 @@ from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import estimate_s
 from mtbench.runs.lifecycle import check as check
+from mtbench.runs.lifecycle import servers_of as servers_of
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
@@ -33,7 +34,7 @@ def resume(request: RunRequest, directory: Path | None, given: Collection[str]) 
     """Open the run in `directory`; the `given` fields of the request must agree with its plan."""
     if directory is None:
         raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
-    if lifecycle.clear_unplanned(directory):
+    if lifecycle.clear_unplanned(directory, given):
         return start(request, directory)
     run = lifecycle.reopen(directory, request, given)
     session.started.append(directory)

@@ -43,6 +43,14 @@ class Outside(Method):
         """The remote machine that decodes, which `--offline` forbids; None: this machine."""
         return None
 
+    @property
+    def asks(self) -> str | None:
+        """The server that it sends prompts to: `URL`, or `URL=VARIABLE` with the environment variable of its key.
+
+        A plan from elsewhere may name any server and any variable, so a command asks only servers that it names itself.
+        """
+        return None
+
     def counters(self) -> Mapping[str, int]:
         """Return the engine's running totals: those of `drafts`, `drafted`, `accepted` that it exposes.
 

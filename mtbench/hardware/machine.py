@@ -44,6 +44,7 @@ BRAKE = 0x80  # HwPowerBrakeSlowdown
 HARDWARE = 0x08 | BRAKE  # HwSlowdown, which drivers also report while a clock changes
 HEAT = 0x20  # SwThermalSlowdown
 THERMAL = HEAT | 0x40  # HwThermalSlowdown
+COMPUTING_SHARE = 0.25  # of a window on the CPU: with less processor time, the process was stopped meanwhile
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
 
@@ -52,6 +53,7 @@ class Sample:
     """The state of a GPU at one time. Totals count from the start of the driver. Unavailable values are None."""
 
     at_s: float
+    cpu_s: float  # processor time of this process, total
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
@@ -79,6 +81,7 @@ class Gpu:
             reasons = self.read("nvmlDeviceGetCurrentClocksThrottleReasons")
         return Sample(
             at_s=time.perf_counter(),
+            cpu_s=time.process_time(),
             clock_mhz=self.read("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
             temperature_c=self.read("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(self.read("nvmlDeviceGetPowerUsage"), 1e-3),
@@ -126,15 +129,16 @@ class Gpu:
 
 
 def sample(device: str) -> Sample:
-    """Return the state of the GPU if `device` is `cuda`; for a CPU, only the time."""
+    """Return the state of the GPU if `device` is `cuda`; for a CPU, only the times."""
     found = gpu() if device == "cuda" else None
-    return Sample(at_s=time.perf_counter()) if found is None else found.sample()
+    return Sample(at_s=time.perf_counter(), cpu_s=time.process_time()) if found is None else found.sample()
 
 
-def window(before: Sample, after: Sample) -> dict[str, Any]:
-    """Return a timing line's GPU entries for the window between two samples.
+def window(before: Sample, after: Sample, *, on_cpu: bool = False) -> dict[str, Any]:
+    """Return a timing line's entries about the machine for the window between two samples.
 
-    `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
+    `on_cpu`: this process computed on the CPU all the time, unless it was stopped. `dropped`: why the time is not
+    valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
     of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
     counters recorded in between.
@@ -150,13 +154,16 @@ def window(before: Sample, after: Sample) -> dict[str, Any]:
         throttle |= HEAT
     processes = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(processes) > 1 if processes else None
+    cpu_s = after.cpu_s - before.cpu_s
+    stopped = on_cpu and cpu_s < COMPUTING_SHARE * wall_s
     return {
+        "cpu_s": cpu_s,
         "clock_mhz": after.clock_mhz,
         "temperature_c": after.temperature_c,
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
         "throttle": throttle if known else None,
         "shared": shared,
-        "dropped": _contamination(throttle, bool(shared)),
+        "dropped": "the process was stopped or had to wait" if stopped else _contamination(throttle, bool(shared)),
     }
 
 

@@ -14,13 +14,15 @@ from mtbench.runs.run_request import Execution
 
 def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages: bool = True) -> Results:
     """Run what is missing of a plan; return the results. With `pages`, write report.md and report.html too."""
-    generate(run, execution, progress)
-    score_if_due(run, execution)
-    return report(run) if pages else assemble(run)
+    with run.locked():
+        generate(run, execution, progress)
+        score_if_due(run, execution)
+        return report(run) if pages else assemble(run)
 
 
 def report(run: RunDirectory) -> Results:
     """Write results.json, report.md and report.html; return the results."""
-    results = assemble(run)
-    write_report(run, results)
+    with run.locked():
+        results = assemble(run)
+        write_report(run, results)
     return results

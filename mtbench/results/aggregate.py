@@ -8,7 +8,7 @@ roofline.py, and every definition in mtbench/statistics.py. A value that an engi
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class _Stored:
     plan: Plan
     cells: dict[str, CellData]
     sessions: list[SessionRecord]
+    scored_as: Mapping[str, Mapping[str, Any]]  # a suite's task when it was scored
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
@@ -87,13 +88,14 @@ def assemble(run: RunDirectory) -> Results:
         plan=plan,
         cells=read(run, plan),
         sessions=environment.sessions,
+        scored_as=environment.scored_as or {},
         preparation=run.read_lines("preparation.jsonl", PreparationLine),
         memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
         energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
     )
     cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
     digest = run.sha256("plan.json")
-    given = {name: getattr(environment, name) for name in environment.model_fields_set}
+    given = {name: getattr(environment, name) for name in environment.model_fields_set - {"scored_as"}}
     results = Results(
         schema_version=SCHEMA_VERSION,
         run_id=digest[:12],
@@ -139,7 +141,7 @@ def _cell(
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        task=suite.task,
+        task=dict(stored.scored_as.get(cell.suite, suite.task)),
         dtype=session.dtype,
         device=session.device,
         max_new_tokens=suite.max_new_tokens,
@@ -158,6 +160,7 @@ def _cell(
         flags=[
             *cell.flags,
             *_measurement_flags(data, stored.sessions),
+            *_scoring_flags(data, suite.metric),
             *_result_flags(cell, summary, counts, comparisons),
         ],
         error=data.error,
@@ -343,6 +346,14 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))
         flags.append(f"token counts differ: engine {theirs:,}, ours {ours:,}")
     return flags
+
+
+def _scoring_flags(data: CellData, metric: str | None) -> list[str]:
+    """Return a flag if the scores are not those of the stored answers. Without any score there is no accuracy."""
+    if metric is None or not data.scores or data.scores.keys() == data.lines.keys():
+        return []
+    scored = len(data.scores.keys() & data.lines.keys())
+    return [f"{scored} of {len(data.lines)} answers are scored; score them all with `mtbench score`"]
 
 
 def _result_flags(cell: Cell, summary: Summary, counts: _Counts, comparisons: Comparisons) -> list[str]:

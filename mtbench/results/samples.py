@@ -4,7 +4,8 @@ A block counts in a round only if every arm of the group has a clean timing line
 has the mean of its lines. A sum is None if an engine hides one of its values.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtbench import statistics
+from mtbench.errors import UserError
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Plan
@@ -101,6 +103,8 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
         valid = _valid(group, timings, errors)
         for name in group.cells:
             lines = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
+            _refuse_doubled(run, f"generations/{name}.jsonl", [line.item for line in lines])
+            _refuse_doubled(run, f"timings/{name}.jsonl", [f"round {t.round}, block {t.block}" for t in timings[name]])
             data[name] = CellData(
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
@@ -110,6 +114,16 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 error=errors.get(name),
             )
     return data
+
+
+def _refuse_doubled(run: RunDirectory, name: str, entries: Sequence[str]) -> None:
+    """Raise UserError if an entry is there twice: two commands wrote at once, so the times are not usable."""
+    doubled = next((entry for entry, count in Counter(entries).items() if count > 1), None)
+    if doubled is not None:
+        raise UserError(
+            f"{run.path / name} has {doubled} twice: two commands decoded at the same time, so its times are not "
+            "usable; start another run with `mtbench run -o DIR`."
+        )
 
 
 def _valid(group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]) -> set[tuple[int, int]]:

@@ -8,14 +8,20 @@
     failures.jsonl     cells that failed, and why
     memory.json, energy.json, lossless/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
+    .lock              locked by the command that works on the run
 
-JSON files are written aside and renamed: each is complete or absent.
+JSON files are written aside and renamed: each is complete or absent. A run directory may come from a stranger, so it
+holds no links: a command would read or write somewhere else through them.
 """
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,8 @@ from mtbench.errors import UserError
 from mtbench.records import M
 
 JsonObject = dict[str, Any]
+LOCK = ".lock"
+_locked: set[Path] = set()  # run directories that this process has locked
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
@@ -36,7 +44,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
         """A new run; raises UserError if something is there already."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
             raise UserError(
                 f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
                 f"`mtbench run -o {path} --resume`."
@@ -47,10 +55,57 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """A run that has a plan; raises UserError if there is none."""
+        """A run that has a plan; raises UserError if there is none, or if the directory holds links."""
         if not (path / "plan.json").is_file():
             raise UserError(f"{str(path)!r} holds no plan.json; make one with `mtbench plan -o {path}`.")
-        return cls(path)
+        run = cls(path)
+        run.refuse_links()
+        return run
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands away from the run. The lock ends with the process, however that ends.
+
+        Within this process the lock may be taken again. Raises UserError if another process has it, or for links.
+        """
+        path = self.path.resolve()
+        if path in _locked:
+            yield
+            return
+        self.refuse_links()
+        with files.write_errors(self.path / LOCK, ADVICE):
+            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            self._take(handle)
+            _locked.add(path)
+            yield
+        finally:
+            _locked.discard(path)
+            os.close(handle)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno == errno.EWOULDBLOCK:
+                raise UserError(
+                    f"another mtbench command works on {str(self.path)!r}; wait until it ends, or choose another `-o "
+                    "DIR`."
+                ) from None
+            raise UserError(
+                f"cannot lock {self.path / LOCK} ({error.strerror}); two commands on one run would spoil its times, so "
+                "choose a directory on a file system with locks."
+            ) from None
+
+    def refuse_links(self) -> None:
+        """Raise UserError if anything in the directory is neither a regular file nor a folder."""
+        for folder, folders, names in os.walk(self.path):
+            for name in (*folders, *names):
+                path = Path(folder, name)
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    kind = "a link" if stat.S_ISLNK(mode) else "no regular file"
+                    raise UserError(f"{path} is {kind}; a run directory holds files and folders only. Remove it.")
 
     def has(self, name: str) -> bool:
         return (self.path / name).is_file()
@@ -95,7 +150,8 @@ class RunDirectory:
         path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a") as file:
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            with open(handle, "a") as file:
                 file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
                 file.flush()
                 os.fsync(file.fileno())

@@ -8,6 +8,7 @@ kept; missing ones are run.
 import dataclasses
 import itertools
 import random
+import shlex
 import threading
 import time
 from collections import deque
@@ -17,19 +18,23 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
+from mtbench.decoding.external import Outside
 from mtbench.decoding.output import answer_tokens
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.requests import requests_of
+from mtbench.runs.run_request import Execution
 from mtbench.runs.stored_lines import generation_line, timing_line
 from mtbench.runs.untimed import UntimedPasses
 from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
+HERE = Execution()  # in this process, as the plan says
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 
 
@@ -41,27 +46,17 @@ class Progress(Protocol):
     def note(self, text: str) -> None: ...
 
 
-def generate(
-    run: RunDirectory,
-    progress: Progress,
-    time_budget_s: float | None = None,
-    workers: int | None = None,
-    ray: str | None = None,
-    data_dir: str | None = None,
-    *,
-    peak_memory_on_cpu: bool = False,
-) -> None:
+def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE) -> None:
     """Run the blocks of the plan that are not on disk yet.
 
-    In this process, by a number of `workers` on this machine, or by workers of the Ray cluster at an address.
-    `time_budget_s`: of this session, the plan's by default. `data_dir`: the folder of private suites' data, the plan's
-    by default. `peak_memory_on_cpu`: measure peak memory on a CPU, too, in one process per cell. Raises UserError if no
-    cell can run, or if the run started on another device or in another dtype.
+    In this process, by workers on this machine, or by workers of a Ray cluster. Time budget and data folder are the
+    plan's unless the execution has its own. Raises UserError if no cell can run, if the plan asks a server that the
+    execution does not name, or if the run started on another device or in another dtype.
     """
-    plan = open_plan(run, data_dir)
-    in_this_process = ray is None and workers in (None, 1)
+    plan = open_plan(run, execution.data_dir, offline=execution.offline)
+    in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request) if in_this_process else None
-    budget_s = plan.request.time_budget_s if time_budget_s is None else time_budget_s
+    budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     failed = _failed_cells(run, plan)
     stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
@@ -69,7 +64,8 @@ def generate(
     if not work:
         progress.begin(len(plan.cells), 0)
     else:
-        with start_workers(pool, plan.request, plan.cells, workers, ray) as started:
+        _refuse_other_servers([cell for stage in stages if stage.todo for cell in stage.live()], execution.servers)
+        with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
@@ -77,7 +73,7 @@ def generate(
             progress.begin(len(plan.cells), work)
             if not all(stage.run_blocks(sessions, deadline) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
-    passes = UntimedPasses(run, plan, failed, deadline, peak_memory_on_cpu)
+    passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory)
     if pool is not None:
         passes.execute(pool, progress.note)
     else:
@@ -92,6 +88,17 @@ def _failed_cells(run: RunDirectory, plan: Plan) -> set[str]:
     new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
     run.append("failures.jsonl", new)
     return failed | faults.keys()
+
+
+def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
+    """Raise UserError if a cell asks a server that this command does not name: the plan may come from a stranger."""
+    for cell in cells:
+        method = METHODS[cell.method](**cell.options)
+        if isinstance(method, Outside) and method.asks is not None and method.asks not in servers:
+            raise UserError(
+                f"the plan asks the server {method.asks!r}, which this command does not name; if you trust it, add "
+                f"`--server {shlex.quote(method.asks)}`."
+            )
 
 
 def _hardware(session: Mapping[str, Any]) -> dict[str, str | None]:
@@ -196,7 +203,7 @@ class Stage:
     @property
     def work(self) -> int:
         """Batches to decode."""
-        return len(self.todo) * len(self._live())
+        return len(self.todo) * len(self.live())
 
     def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
@@ -244,7 +251,7 @@ class Stage:
         wall_s: dict[tuple[str, int], list[float]] = {}
         for call in range(WARM_UPS):
             preparing = call == 0
-            for block, cell in itertools.product(blocks, self._live()):
+            for block, cell in itertools.product(blocks, self.live()):
                 outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
                 if isinstance(outcome, Done):
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
@@ -252,7 +259,7 @@ class Stage:
                     preparing |= outcome.timing.preparation_s > 0
             if not preparing:
                 break
-        for cell in self._live():
+        for cell in self.live():
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
             prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
@@ -260,7 +267,7 @@ class Stage:
                 self.run.append("preparation.jsonl", [line])
 
     def _run_block(self, session: WorkerSession, round_: int, block: int) -> None:
-        order = self._live()
+        order = self.live()
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if item := self._follows_hidden(cell, block):
@@ -345,15 +352,15 @@ class Stage:
                 self.failed.add(cell.cell)
                 self.progress.note(f"{cell.cell} failed: {error}")
 
-    def _live(self) -> list[Cell]:
+    def live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live arm has not finished; return the others, (round, block)."""
         timings = {cell.cell: self.run.lines(f"timings/{cell.cell}.jsonl") for cell in self.cells}
-        finished = [{(line["round"], line["block"]) for line in timings[cell.cell]} for cell in self._live()]
+        finished = [{(line["round"], line["block"]) for line in timings[cell.cell]} for cell in self.live()]
         done = set.intersection(*finished) if finished else set()
-        for cell in self._live():
+        for cell in self.live():
             name = f"{cell.cell}.jsonl"
             kept = [line for line in timings[cell.cell] if (line["round"], line["block"]) in done]
             self.run.keep_lines(f"timings/{name}", kept)

@@ -3,7 +3,7 @@
 The plan is in mtbench/runs/plan.py.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, RootModel
 
@@ -83,6 +83,7 @@ class TimingLine(Record):
     drafts: Count | None = Field(description="times an outside engine drafted, by its own count")
     drafted: Count | None = Field(description="tokens of those drafts, by the engine's own count")
     accepted: Count | None = Field(description="accepted tokens of those drafts, by the engine's own count")
+    cpu_s: Seconds | None = Field(None, description="processor time of the process in the block, in seconds")
     clock_mhz: Count | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: int | None = Field(description="temperature of the GPU at the end, in °C")
     power_w: NonNegative | None = Field(description="mean power of the GPU, in W")
@@ -184,6 +185,9 @@ class Environment(Machine):
     """environment.json: the process that began the run, and every process that decoded."""
 
     sessions: list[SessionRecord] = Field(default_factory=list, description="sessions in order; absent: none yet")
+    scored_as: dict[str, dict[str, Any]] | None = Field(
+        None, description="by suite, its description of its task when the answers were scored; absent: not scored"
+    )
 
 
 class CellEnergy(Record):

@@ -4,12 +4,15 @@ mtbench/report/pipeline.py goes on to the report.
 """
 
 import json
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mtbench.decoding.arms import safe
+from mtbench.decoding.arms import parse_arms, safe
+from mtbench.decoding.external import Outside
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
@@ -24,7 +27,8 @@ from mtbench.runs.score import score as score_run
 from mtbench.runs.workers import refuse as refuse_workers
 
 PER_EXECUTION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
-UNPLANNED = ("environment.json", ".environment.json.", ".plan.json.")  # files of a run that stopped before its plan
+# Files of a run that stopped before its plan: an environment, temporary files (mtbench/files.py), the lock.
+UNPLANNED = re.compile(r"environment\.json|\.(environment|plan)\.json\.[a-z0-9_]{8}|\.lock")
 
 
 def check(execution: Execution, device: str) -> None:
@@ -32,6 +36,13 @@ def check(execution: Execution, device: str) -> None:
     refuse_workers(execution.workers, execution.ray, device)
     if execution.ray is None:
         resolve_device(device)
+
+
+def servers_of(request: RunRequest) -> set[str]:
+    """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
+    specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
+    methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
+    return {method.asks for method in methods if isinstance(method, Outside) and method.asks is not None}
 
 
 def default_directory(request: RunRequest) -> Path:
@@ -53,15 +64,24 @@ def start(directory: Path, request: RunRequest, command: Sequence[str]) -> tuple
     return begin_run(directory, plan, command), plan
 
 
-def clear_unplanned(directory: Path) -> bool:
-    """Remove the files of a run that stopped before it had a plan: they hold no results. Return whether it did so."""
-    if (directory / "plan.json").is_file() or not directory.is_dir():
+def clear_unplanned(directory: Path, given: Collection[str]) -> bool:
+    """Remove the files of a run that stopped before it had a plan: they hold no results. Return whether it did so.
+
+    `given`: the options of this command. Raises UserError if there are none: nothing says what the run was to compare.
+    """
+    if (directory / "plan.json").exists() or not directory.is_dir():
         return False
-    files = list(directory.iterdir())
-    if not all(path.name.startswith(UNPLANNED) for path in files):
+    unplanned = list(directory.iterdir())
+    if not all(UNPLANNED.fullmatch(path.name) and path.is_file() for path in unplanned):
         return False
-    for path in files:
-        path.unlink()
+    if not given:
+        raise UserError(
+            f"{str(directory)!r} holds no plan: the run stopped before it had one. Repeat the command that started it, "
+            "with all its options and `--resume`."
+        )
+    with RunDirectory(directory).locked():
+        for path in unplanned:
+            path.unlink()
     return True
 
 
@@ -85,23 +105,17 @@ def changed(stored: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable
 
 def generate(run: RunDirectory, execution: Execution, progress: Progress) -> None:
     """Decode what is missing of the plan."""
-    run_plan(
-        run,
-        progress,
-        execution.time_budget_s,
-        execution.workers,
-        execution.ray,
-        execution.data_dir,
-        peak_memory_on_cpu=execution.peak_memory,
-    )
+    with run.locked():
+        run_plan(run, progress, execution)
 
 
 def score(run: RunDirectory, execution: Execution) -> None:
     """Score the stored texts."""
-    score_run(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
+    with run.locked():
+        score_run(run, execution.data_dir, unsandboxed=execution.allow_unsandboxed_code)
 
 
 def score_if_due(run: RunDirectory, execution: Execution) -> None:
-    """Score the stored texts if some are new, or if scoring failed before."""
+    """Score the stored texts unless the scores are those of the stored texts, or if scoring failed before."""
     if due(run):
         score(run, execution)

@@ -89,8 +89,10 @@ def make_plan(request: RunRequest) -> Plan:
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
     """Create a run directory that holds the plan. Raises UserError if the directory is not empty."""
     run = RunDirectory.create(path)
-    run.write_json("environment.json", machine.environment(command))
-    run.write_json("plan.json", dump(plan), indent=None)
+    with run.locked():
+        RunDirectory.create(path)  # another command may have filled it before this one had the lock
+        run.write_json("environment.json", machine.environment(command))
+        run.write_json("plan.json", dump(plan), indent=None)
     return run
 
 

@@ -71,14 +71,15 @@ def plan_suite(
     return plan.changed(withheld=plan.digest()) if suite.private else plan
 
 
-def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
+def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool = False) -> Plan:
     """Return the plan of a run, with the prompts of private suites loaded again.
 
-    `data_dir` is where their data are, if not where the plan says. Raise UserError if they are not available or are not
-    the planned prompts.
+    `data_dir` is where their data are, if not where the plan says. With `offline` nothing is downloaded. Raise
+    UserError if the data are not available or are not the planned prompts.
     """
     plan = read_plan(run)
-    request = plan.request.changed(data_dir=data_dir) if data_dir else plan.request
+    plan = plan.changed(request=plan.request.changed(offline=plan.request.offline or offline))
+    request = plan.request.changed(data_dir=data_dir or plan.request.data_dir, allow_unsandboxed_code=False)
     suites = [_with_private_prompts(suite, plan, request, run) for suite in plan.suites]
     return plan.changed(suites=suites)
 

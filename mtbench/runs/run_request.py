@@ -3,7 +3,7 @@
 Light: the command line reads the defaults from here for its help, without torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -56,12 +56,20 @@ class Execution:
     workers: int | None = None
     ray: str | None = None
     data_dir: str | None = None  # folder of the suites' data on this machine; None: the plan's
+    offline: bool = False  # nothing is downloaded, whatever the plan says
     allow_unsandboxed_code: bool = False
     peak_memory: bool = False  # measure it on a CPU too
+    servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod
     def of(
-        cls, request: RunRequest, *, workers: int | None = None, ray: str | None = None, peak_memory: bool = False
+        cls,
+        request: RunRequest,
+        *,
+        workers: int | None = None,
+        ray: str | None = None,
+        peak_memory: bool = False,
+        servers: Iterable[str] = (),
     ) -> "Execution":
         """Return the execution that a request asks for."""
         return cls(
@@ -69,6 +77,8 @@ class Execution:
             workers=workers,
             ray=ray,
             data_dir=request.data_dir,
+            offline=request.offline,
             allow_unsandboxed_code=request.allow_unsandboxed_code,
             peak_memory=peak_memory,
+            servers=frozenset(servers),
         )

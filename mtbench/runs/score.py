@@ -1,11 +1,14 @@
 """Stage 3 of a run: score the stored texts. Needs the suites' libraries, but no model and no GPU."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mtbench.errors import first_line
 from mtbench.evaluation.suite import Suite
+from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import read_plan
+from mtbench.runs.formats import Environment, GenerationLine, Scores
+from mtbench.runs.plan import Cell, Plan, SuitePlan, read_plan
 from mtbench.runs.prompts import open_suite
 
 STAGE = "score"  # marks failures that another scoring may repair
@@ -18,26 +21,23 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
     end. If a suite raises an error, its cells fail until they are scored again.
 
     `data_dir` is where this machine has the data, if not where the plan says. `unsandboxed` allows to run generated
-    programs without a sandbox. Raise UserError if the data of a suite are not available.
+    programs without a sandbox; a plan that allows it is not obeyed, since it may come from somebody else. Raise
+    UserError if the data of a suite are not available.
     """
-    plan = read_plan(run)
-    request = plan.request
-    if data_dir:
-        request = request.changed(data_dir=data_dir)
-    if unsandboxed:
-        request = request.changed(allow_unsandboxed_code=True)
+    plan, environment = read_plan(run), run.read("environment.json", Environment)
+    request = plan.request.changed(allow_unsandboxed_code=unsandboxed, data_dir=data_dir or plan.request.data_dir)
     scores: dict[str, dict[str, float]] = {}
+    tasks: dict[str, dict[str, Any]] = {}
     failures = [failure for failure in run.lines("failures.jsonl") if failure.get("stage") != STAGE]
     for suite_plan in plan.suites:
         if suite_plan.metric is None:
             continue
         suite = open_suite(suite_plan.suite, request)
+        tasks[suite_plan.suite] = dict(suite.task)
         cuts = {item.item: item.cut for item in suite_plan.items if item.cut}
-        for cell in plan.cells:
-            if cell.suite != suite_plan.suite or cell.length != "natural":
-                continue
-            lines = run.lines(f"generations/{cell.cell}.jsonl")
-            answers = {line["item"]: before(line["text"], cuts.get(line["item"], ())) for line in lines}
+        for cell in _scored_cells(plan, suite_plan):
+            lines = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
+            answers = {line.item: before(line.text, cuts.get(line.item, ())) for line in lines}
             if not answers:
                 continue
             try:
@@ -45,16 +45,29 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
             except Exception as error:  # a suite may raise anything
                 reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
                 failures.append({"cell": cell.cell, "error": reason, "stage": STAGE})
+    run.write_json("environment.json", dump(environment.changed(scored_as=tasks)))
     run.write_json("scores.json", scores)
     run.keep_lines("failures.jsonl", failures)
 
 
+def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:
+    """Return the cells of a suite that have scores."""
+    if suite.metric is None:
+        return []
+    return [cell for cell in plan.cells if cell.suite == suite.suite and cell.length == "natural"]
+
+
 def due(run: RunDirectory) -> bool:
-    """Return whether there are new generations since the last scoring, or whether that scoring had failures."""
-    scores = run.path / "scores.json"
-    if not scores.is_file() or any(failure.get("stage") == STAGE for failure in run.lines("failures.jsonl")):
+    """Return whether the scored items are not the answered ones, or whether the last scoring had failures."""
+    if any(failure.get("stage") == STAGE for failure in run.lines("failures.jsonl")) or not run.has("scores.json"):
         return True
-    return any(file.stat().st_mtime > scores.stat().st_mtime for file in (run.path / "generations").glob("*.jsonl"))
+    plan, scores = read_plan(run), run.read("scores.json", Scores).root
+    return any(
+        {line.item for line in run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)}
+        != scores.get(cell.cell, {}).keys()
+        for suite in plan.suites
+        for cell in _scored_cells(plan, suite)
+    )
 
 
 def before(text: str, strings: Sequence[str]) -> str:

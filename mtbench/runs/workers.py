@@ -121,7 +121,8 @@ class LocalWorker:
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         after = machine.sample(self.pool.device)  # before anything else changes the device's state
-        return Done(generations, timing, machine.window(before, after))
+        on_cpu = self.pool.device == "cpu" and not METHODS[cell.method].weightless
+        return Done(generations, timing, machine.window(before, after, on_cpu=on_cpu))
 
     def revive(self) -> None: ...
 

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from mtbench.cli import main, request_options
 from mtbench.runs import lifecycle
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run_request import Execution
 
 HEAVY = ("torch", "transformers", "pandas", "pydantic")
 LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
@@ -52,12 +54,23 @@ def test_every_option_of_a_run_has_a_panel() -> None:
 def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []
-    monkeypatch.setattr(lifecycle, "run_plan", lambda *args, **options: calls.append((args[2:], options)))
-    monkeypatch.setattr("mtbench.cli.stages.RunDirectory.open", lambda path: path)
-    words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory"]
+    monkeypatch.setattr(lifecycle, "run_plan", lambda run, progress, execution: calls.append(execution))
+    monkeypatch.setattr("mtbench.cli.stages.RunDirectory.open", RunDirectory)
+    words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory", "--server", "http://a"]
     result = CliRunner().invoke(main.app, words)
     assert result.exception is None, result.exc_info
-    assert calls == [((None, 2, None, "data"), {"peak_memory_on_cpu": True})]
+    assert calls == [Execution(workers=2, data_dir="data", peak_memory=True, servers=frozenset({"http://a"}))]
+
+
+@pytest.mark.whole
+def test_code_that_ends_the_process_does_not_end_the_command_well() -> None:
+    """A plugin's `os._exit(0)` is an error with its own line; a forked child may end that way."""
+    plugin = "def plugin(**_):\n    if os.fork():\n        os.wait()\n    os._exit(0)"
+    code = f"import os\nfrom mtbench.cli import main\n{plugin}\nmain.app = plugin\nmain.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1  # of the parent only
+    assert "ended the process by os._exit" in done.stderr
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import Execution
 
 ARMS = ("ar", "ar:on=mars", "mars:tau=0.3", "mars:tau=1", "mars:tau=0.3,cache=none", "mars:tau=0.3,cache=block")
 
@@ -116,7 +117,7 @@ def test_peak_memory_on_a_cpu_is_measured_on_request(checkpoints: dict[str, str]
     cells = assemble(run).cells
     assert [cell.peak_memory_bytes for cell in cells] == [None]
     assert gaps(cells)[-1] == "Peak memory: on a CPU it is measured only with `--peak-memory`."
-    generate(run, Quiet(), peak_memory_on_cpu=True)
+    generate(run, Quiet(), Execution(peak_memory=True))
     finish(run)
     cells = assemble(run).cells
     peak = cells[0].peak_memory_bytes
@@ -138,7 +139,7 @@ def test_a_time_budget_stops_between_blocks(checkpoints: dict[str, str], tmp_pat
     """Cells that did not finish are `partial`; resuming finishes them."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,), time_budget_s=1e-9))
     assert [c["status"] for c in finish(run)["cells"]] == ["partial"]
-    generate(run, Quiet(), time_budget_s=60)
+    generate(run, Quiet(), Execution(time_budget_s=60))
     assert [c["status"] for c in finish(run)["cells"]] == ["ok"]
 
 

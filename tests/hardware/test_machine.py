@@ -23,7 +23,9 @@ def over(seconds: float, before: dict[str, Any], after: dict[str, Any]) -> dict[
     """Return the window between two states of the driver, `seconds` long."""
     samples = [Driver(**state).gpu.sample() for state in (before, after)]
     start, end = ({name: getattr(s, name) for name in Sample.__slots__} for s in samples)
-    return machine.window(Sample(**start | {"at_s": 0.0}), Sample(**end | {"at_s": seconds}))
+    start |= {"at_s": 0.0, "cpu_s": 0.0}
+    end |= {"at_s": seconds, "cpu_s": 1.5}
+    return machine.window(Sample(**start), Sample(**end))
 
 
 def test_names_and_bits_are_those_of_the_driver_library() -> None:
@@ -41,6 +43,7 @@ def test_an_undisturbed_window_is_valid() -> None:
     """It has the clock and temperature at its end and the mean power of the energy counter."""
     end = {"nvmlDeviceGetTotalEnergyConsumption": 1_300_000, "nvmlDeviceGetClockInfo": 1755}
     assert over(2.0, {}, end) == {
+        "cpu_s": 1.5,
         "clock_mhz": 1755,
         "temperature_c": 45,
         "power_w": 650.0,
@@ -100,6 +103,7 @@ def test_a_driver_that_supports_no_query_gives_null() -> None:
     """Every value is null, and the window is valid."""
     mute = dict.fromkeys(Driver().state)
     window = over(1.0, mute, mute)
+    assert window.pop("cpu_s") == 1.5
     assert set(window.values()) == {None}
     old = {"nvmlDeviceGetCurrentClocksEventReasons": None, "nvmlDeviceGetCurrentClocksThrottleReasons": 0x40}
     assert over(1.0, {}, old)["dropped"] == "thermal slowdown"
@@ -111,7 +115,17 @@ def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch)
     assert machine.sample("cuda").processes == 2
     assert machine.sample("cpu").processes is None
     monkeypatch.setattr(machine, "gpu", lambda: None)
-    assert set(machine.window(machine.sample("cuda"), machine.sample("cuda")).values()) == {None}
+    window = machine.window(machine.sample("cuda"), machine.sample("cuda"))
+    assert window.pop("cpu_s") >= 0
+    assert set(window.values()) == {None}
+
+
+def test_a_window_in_which_the_process_was_stopped_is_dropped() -> None:
+    """On the CPU it computes all the time, so it has used the processor; a server's client may only wait."""
+    before, after = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.1)
+    assert machine.window(before, after, on_cpu=True)["dropped"] == "the process was stopped or had to wait"
+    assert machine.window(before, after)["dropped"] is None
+    assert machine.window(before, Sample(at_s=20.0, cpu_s=19.0), on_cpu=True)["dropped"] is None
 
 
 def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,11 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
+from mtbench.runs.lifecycle import servers_of
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 
 TEXTS = ["12 plus 30 is 42.\nThe answer is 42.", "7 times 6 is 42.\nThe answer is 42.\n\nAnd so on", "1"]
@@ -294,7 +296,7 @@ def finish(folder: Path, request: RunRequest) -> tuple[RunDirectory, dict[str, A
     run.write_json("plan.json", dump(plan))
     run.write_json("memory.json", {cell.cell: None for cell in plan.cells if cell.method == "ar"})
     with RunProgress(Console(quiet=True)) as progress:
-        generate(run, progress)
+        generate(run, progress, Execution(servers=frozenset(servers_of(request))))
     score(run)
     return run, dump(assemble(run))
 

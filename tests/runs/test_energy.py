@@ -68,7 +68,11 @@ def run(tmp_path: Path) -> RunDirectory:
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     made = Bench()
-    clock = SimpleNamespace(perf_counter=lambda: made.now, monotonic=lambda: made.now, sleep=made.spend)
+
+    def now() -> float:
+        return made.now
+
+    clock = SimpleNamespace(perf_counter=now, process_time=now, monotonic=now, sleep=made.spend)
     monkeypatch.setattr(energy, "time", clock)
     monkeypatch.setattr(machine, "time", clock)
     monkeypatch.setattr(machine, "gpu", lambda: made.driver.gpu)

@@ -27,6 +27,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
 from mtbench.runs.score import score
 from mtbench.runs.workers import Died, Done, Failed, LocalWorker, Task
 
@@ -172,7 +173,7 @@ def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_
     """What they had finished is kept, and the run goes on."""
     run = begun(tmp_path / "run", request_)
     with pytest.raises(KeyboardInterrupt):
-        generate(run, Quiet(until=3), workers=2)
+        generate(run, Quiet(until=3), Execution(workers=2))
 
     assert multiprocessing.active_children() == []
     assert finish(run) == alone

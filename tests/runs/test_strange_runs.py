@@ -1,0 +1,233 @@
+"""A run directory from somebody else: it allows nothing and reaches nothing outside itself; one command at a time."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service import Service, serving
+from whole import Quiet, finish, start
+
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import Source
+from mtbench.records import dump
+from mtbench.report import pipeline
+from mtbench.results.aggregate import assemble
+from mtbench.runs import lifecycle, prompts
+from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.run_request import Execution
+from mtbench.runs.score import due, score
+
+REQUEST = RunRequest(method=("ar",), limit=2, batch_size=(1,), rounds=1, max_new_tokens=4)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return start(tmp_path / "run", REQUEST)
+
+
+def edit(run: RunDirectory, change: Callable[[Any], None]) -> None:
+    """Change the stored plan."""
+    plan = run.read_json("plan.json")
+    change(plan)
+    run.write_json("plan.json", plan)
+
+
+# --- What a plan allows -------------------------------------------------------------------------------------------
+
+
+def test_a_plan_never_switches_the_sandbox_off(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the option of this command does, and results.json records how the answers were scored."""
+    opened: list[bool] = []
+
+    class Seen(Source):
+        def __init__(self, **values: Any) -> None:
+            opened.append(values["unsandboxed"])
+            super().__init__(**values)
+
+    generate(run, Quiet())
+    edit(run, lambda plan: plan["request"].update(allow_unsandboxed_code=True))
+    monkeypatch.setattr(prompts, "Source", Seen)
+    score(run)
+    lifecycle.score(run, Execution())
+    assert opened == [False, False]
+    lifecycle.score(run, Execution(allow_unsandboxed_code=True))
+    assert opened[2:] == [True]
+
+
+def test_results_have_the_task_as_it_was_scored(run: RunDirectory) -> None:
+    """A plan that claims a sandbox does not decide what results.json says about one."""
+    generate(run, Quiet())
+    edit(run, lambda plan: plan["suites"][0]["task"].update(sandbox=True))
+    assert dump(assemble(run))["cells"][0]["task"]["sandbox"] is True
+    score(run)
+    results = dump(assemble(run))
+    assert "sandbox" not in results["cells"][0]["task"]
+    assert "scored_as" not in results["environment"]
+
+
+@pytest.fixture
+def listener() -> Iterator[Service]:
+    with serving(Service(lambda _: ([5], "stop", None), lambda _: "x")) as service:
+        yield service
+
+
+def test_a_plan_sends_nothing_to_a_server_that_the_command_does_not_name(
+    tmp_path: Path, listener: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither to another address, nor with another environment variable as its key."""
+    monkeypatch.setenv("MINE", "secret")
+    arm = f"openai:url={listener.url},api_key_env=MINE"
+    request = REQUEST.changed(method=("ar", arm))
+    run = start(tmp_path / "run", request)
+    named = f"{listener.url}=MINE"
+    for servers in ((), {listener.url}, {f"{listener.url}=OTHER"}, {"http://127.0.0.1:9/v1=MINE"}):
+        with pytest.raises(UserError, match=r"^the plan asks the server \S*=MINE', which .*`--server \S*=MINE`"):
+            generate(run, Quiet(), Execution(servers=frozenset(servers)))
+    assert listener.seen == []
+    assert lifecycle.servers_of(request) == {named}  # `mtbench run` names those of its own --method
+    generate(run, Quiet(), Execution(servers=frozenset({named})))
+    assert {headers["Authorization"] for _, headers, _ in listener.seen} == {"Bearer secret"}
+    generate(run, Quiet())  # nothing is left to ask
+
+
+def test_this_commands_offline_counts_with_any_plan(tmp_path: Path, listener: Service) -> None:
+    run = start(tmp_path / "run", REQUEST)
+    assert prompts.open_plan(run, offline=True).request.offline
+    assert not prompts.open_plan(run).request.offline
+
+
+# --- Locks --------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from mtbench.runs.directory import RunDirectory
+with RunDirectory(Path(sys.argv[1])).locked():
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.whole
+def test_a_second_command_on_a_run_is_refused_until_the_first_has_ended_or_crashed(run: RunDirectory) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+        for stage in (
+            lambda: lifecycle.generate(run, Execution(), Quiet()),
+            lambda: lifecycle.score(run, Execution()),
+            lambda: pipeline.finish(run, Execution(), Quiet()),
+            lambda: pipeline.report(run),
+        ):
+            with pytest.raises(UserError, match=r"^another mtbench command works on '[^\n]*run'; wait[^\n]*$"):
+                stage()
+        assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+        first.kill()
+    lifecycle.generate(run, Execution(), Quiet())
+    assert len(run.lines(f"timings/{run.read_json('plan.json')['cells'][0]['cell']}.jsonl")) == 2
+
+
+def test_a_lock_may_be_taken_again_in_its_process(run: RunDirectory) -> None:
+    with run.locked(), RunDirectory(run.path).locked():
+        pass
+    with run.locked():
+        assert (run.path / LOCK).is_file()
+
+
+def test_a_run_that_two_commands_wrote_is_refused(run: RunDirectory) -> None:
+    """Its times were taken while both computed."""
+    finish(run)
+    [timings] = (run.path / "timings").iterdir()
+    timings.write_text(timings.read_text() * 2)
+    with pytest.raises(UserError, match=r"^[^\n]*timings[^\n]* has round 1, block 0 twice: two commands[^\n]*$"):
+        assemble(run)
+
+
+# --- Scores -------------------------------------------------------------------------------------------------------
+
+
+def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: RunDirectory) -> None:
+    """Modification times decide nothing. Until then every cell says how many of its answers are scored."""
+    results = finish(run)
+    assert not due(run)
+    [scored] = run.read_json("scores.json").values()
+    scored.popitem()
+    run.write_json("scores.json", {results["cells"][0]["cell"]: scored})  # newer than the answers
+    assert due(run)
+    [cell] = dump(assemble(run))["cells"]
+    assert "1 of 2 answers are scored; score them all with `mtbench score`" in cell["flags"]
+    lifecycle.score_if_due(run, Execution())
+    [cell] = dump(assemble(run))["cells"]
+    assert not any("answers are scored" in flag for flag in cell["flags"])
+
+
+# --- Links --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["preparation.jsonl", "generations", "tables/x.tex", ".lock"])
+def test_a_run_directory_with_a_link_is_refused_and_nothing_is_written_through_it(
+    name: str, run: RunDirectory, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    link = run.path / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside)
+    for stage in (
+        lambda: RunDirectory.open(run.path),
+        lambda: lifecycle.generate(run, Execution(), Quiet()),
+        lambda: pipeline.report(run),
+    ):
+        with pytest.raises(UserError, match=r"^[^\n]* is a link; a run directory holds files and folders only[^\n]*$"):
+            stage()
+    assert outside.read_text() == "mine"
+    assert list(tmp_path.iterdir()).__len__() == 2
+
+
+def test_a_line_is_never_appended_through_a_link(run: RunDirectory, tmp_path: Path) -> None:
+    """Also if the link appears while the command works."""
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (run.path / "failures.jsonl").symlink_to(outside)
+    with pytest.raises(UserError, match=r"^cannot write [^\n]*failures.jsonl"):
+        run.append("failures.jsonl", [{"cell": "a", "error": "b"}])
+    assert outside.read_text() == "mine"
+
+
+def test_a_pipe_in_a_run_directory_is_refused_and_not_read(run: RunDirectory) -> None:
+    os.mkfifo(run.path / "scores.json")
+    with pytest.raises(UserError, match=r"scores.json is no regular file"):
+        RunDirectory.open(run.path)
+
+
+# --- Runs without a plan ------------------------------------------------------------------------------------------
+
+
+def test_resume_without_a_plan_starts_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
+    """The disk was full before the plan: only the same command says what it was to be."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "environment.json").write_text(json.dumps({"command": ["mtbench", "run"]}))
+    with pytest.raises(UserError, match=r"^'[^\n]*run' holds no plan: [^\n]*Repeat the command[^\n]*$"):
+        lifecycle.clear_unplanned(folder, ())
+    assert (folder / "environment.json").is_file()
+    assert lifecycle.clear_unplanned(folder, {"limit"})
+    assert not any(path.name != LOCK for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", [".plan.json.bak", ".plan.json.ABCDEFGH", "notes.txt", ".plan.json.abcdefghi"])
+def test_resume_without_a_plan_deletes_nothing_that_it_did_not_write(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / name).write_text("kept")
+    assert not lifecycle.clear_unplanned(folder, {"limit"})
+    assert (folder / name).read_text() == "kept"
