@@ -41,6 +41,7 @@ STYLE: Any = {
     "axes.labelcolor": MUTED,
     "axes.titlecolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # a name may hold a $
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelsize": 10.5,

@@ -3,14 +3,18 @@
 It needs no model and no GPU, changes no measured value, and writes the same bytes from the same run.
 """
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from mtbench.errors import printable
 from mtbench.records import dump
 from mtbench.report import figures, tables, text
 from mtbench.report.batch_sweep import Sweep, sweep
@@ -25,6 +29,7 @@ from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import read_plan
 
+LONGEST_SLUG = 80  # characters of a suite's name in a file's name
 THEME = {  # the figures' colours -> the page's, so that figures follow its light and dark theme
     figures.INK: "var(--ink)",
     figures.MUTED: "var(--muted)",
@@ -97,7 +102,7 @@ class Words:
 
 def write_report(run: RunDirectory, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
-    plan = read_plan(run)
+    plan, results = read_plan(run), _printable(results)
     arms = dict.fromkeys(cell.arm for cell in results.cells)
     numbers = {arm: number for number, arm in enumerate(arms, start=1)}
     sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
@@ -112,6 +117,19 @@ def write_report(run: RunDirectory, results: Results) -> Path:
     run.write_text("report.md", _markdown(sections, sweeps, words))
     run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, numbers)))
     return run.path / "report.html"
+
+
+def _printable(results: Results) -> Results:
+    """Return the results without control characters: names, paths and errors come from strangers."""
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, dict):
+            return {printable(name): cleaned(entry) for name, entry in value.items()}
+        return [cleaned(entry) for entry in value] if isinstance(value, list) else value
+
+    return Results.model_validate(cleaned(dump(results)))
 
 
 def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
@@ -173,7 +191,7 @@ def _sweeps(results: Results, numbers: Mapping[str, int]) -> list[Sweep]:
 
 def _slug(suite: str, batching: str, end: str) -> str:
     """Return the name of a section's files."""
-    name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))
+    name = re.sub(r"[^A-Za-z0-9-]+", "_", suite_name(suite))[:LONGEST_SLUG]
     return f"{name}.{end}" if batching == "static" else f"{name}.{batching}.{end}"
 
 
@@ -248,8 +266,14 @@ def template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["sha256"] = _sha256_source
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template(name)
+
+
+def _sha256_source(script: str) -> str:
+    """Return a script's source expression in a Content-Security-Policy (W3C, CSP level 3, section 2.3.1)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def inline(drawing: Drawing, prefix: str) -> Markup:
@@ -273,21 +297,21 @@ def _page_font(found: re.Match[str]) -> str:
 
 
 def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words) -> str:
-    lines = [f"# {words.title}", "", f"{words.subject}.", "", " ".join(words.summary), ""]
+    lines = [f"# {plain(words.title)}", "", plain(f"{words.subject}."), "", plain(" ".join(words.summary)), ""]
     for section in sections:
         lines += _markdown_section(section, words.own[section.slug])
     for one in sweeps:
-        lines += [f"## {one.heading}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
+        lines += [f"## {plain(one.heading)}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
         lines += _markdown_figure(one.slug, one.drawing)
     lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in words.environment), ""]
-    lines += ["## How to read it", "", *(f"- **{name}.** {note}" for name, note in words.method), ""]
+    lines += ["## How to read it", "", *(f"- **{name}.** {plain(note)}" for name, note in words.method), ""]
     return "\n".join(lines)
 
 
 def _markdown_section(section: Section, own_summary: str) -> list[str]:
-    lines = [f"## {section.suite}, {section.batches}", "", f"{listed(section.facts)}.", ""]
+    lines = [f"## {plain(section.suite)}, {section.batches}", "", plain(f"{listed(section.facts)}."), ""]
     if own_summary:
-        lines += [own_summary, ""]
+        lines += [plain(own_summary), ""]
     if section.simulated:
         lines += [f"**{plain(' '.join(section.simulated))}**", ""]
     lines += _markdown_table(section.table)
@@ -325,7 +349,7 @@ def _markdown_table(table: Table) -> list[str]:
         if row.failed:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
         if row.tags:
-            places[0] = f"**{listed(row.tags)}** {places[0]}"
+            places[0] = f"**{plain(listed(row.tags))}** {places[0]}"
         lines.append(f"| {row.number or ''} | {plain(row.arm)} | {' | '.join(places)} |")
     return [*lines, ""]
 
@@ -333,15 +357,15 @@ def _markdown_table(table: Table) -> list[str]:
 def plain(text: str) -> str:
     """Return text with its Markdown signs escaped."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|])", r"\\\1", text)
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)
 
 
 def _latex(section: Section, table: Table) -> str:
     """Return a table for a paper; it needs the package booktabs."""
     columns = [heading for heading, _ in table.columns]
     lines = [
-        f"% {section.suite}, {section.batches}. {listed(section.facts)}.",
-        *(f"% {sentence}" for sentence in section.summary),
+        f"% {_tex(section.suite)}, {section.batches}. {_tex(listed(section.facts))}.",
+        *(f"% {_tex(sentence)}" for sentence in section.summary),
         f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "\\toprule",
         " & ".join([table.of, *map(_tex, columns)]) + " \\\\",
@@ -352,7 +376,7 @@ def _latex(section: Section, table: Table) -> str:
             reason = _tex(row.notes[0][1])
             lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(columns)}}}{{l}}{{{reason}}} \\\\")
             continue
-        arm = _tex(row.arm) + "".join(f"\\,({tag})" for tag in row.tags)
+        arm = _tex(row.arm) + "".join(f"\\,({_tex(tag)})" for tag in row.tags)
         lines.append(" & ".join([arm, *map(_latex_entry, row.entries)]) + " \\\\")
     for disclaimer in disclaimers(section.cells):
         lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(disclaimer)}}} \\\\")

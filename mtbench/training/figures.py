@@ -19,7 +19,6 @@ from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WARN
 from mtbench.statistics import Proportion
 
 COLORS, DASHES = (ACCENT, INK, WARN, MUTED), ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-STYLE = {**figures.STYLE, "text.parse_math": False}  # a folder's name may hold a $
 LABEL_DISTANCE = 12.5  # points between the labels of two lines, at least
 
 Record = Mapping[str, Any]
@@ -69,7 +68,7 @@ class _Line(NamedTuple):
 
 def draw(trainings: Sequence[Training], note: str) -> Drawn:
     """Draw all figures. `note` is printed on each, for readers who see it without the page."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(figures.STYLE):
         return Drawn(
             _losses(trainings, note),
             _depths(trainings, note),

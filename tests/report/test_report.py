@@ -1,5 +1,7 @@
 """The report: it is complete and escaped, the same every time, and loads nothing from the network."""
 
+import base64
+import hashlib
 import itertools
 import json
 import re
@@ -165,6 +167,55 @@ def test_nothing_a_model_wrote_is_markup(reported: RunDirectory) -> None:
     data = json.loads(page.data)
     answers = [a for g in data["groups"] for i in g["items"] for a in i["answers"]]
     assert any("</script><script>broken=1</script>" in "".join(a["pieces"]) for a in answers)
+
+
+PAYLOAD = (
+    "</script><script>document.title='x'</script><img src=x onerror=a()>\"'&`*_[a](http://b)$\\frac\x1b[2J\u202e\n#"
+)
+
+
+FIXED = {"on", "status", "verdict", "grade", "claims", "length", "batching", "method", "engine", "plan_sha256"}
+
+
+def written_with(run: RunDirectory, end: str) -> Page:
+    """Write the report of results in which every string that a stranger can choose ends with `end`."""
+    results = run.read_json("results.json")
+    cells = {c["cell"] for c in results["cells"]}
+
+    def ended(value: Any) -> Any:
+        if isinstance(value, str):
+            return value if value in cells else value + end
+        if isinstance(value, dict):
+            return {k: v if k in FIXED else ended(v) for k, v in value.items()}
+        return [ended(entry) for entry in value] if isinstance(value, list) else value
+
+    write(run, ended(results))
+    return page_of(run)
+
+
+def test_no_string_of_a_run_becomes_markup(run: RunDirectory) -> None:
+    """Names, paths, errors, flags, the environment: the page has its own elements, the files their own lines."""
+    pages = [written_with(run, end) for end in ("end", PAYLOAD)]
+    harmless, hostile = ([tag for tag, _ in page.elements if tag != "wbr"] for page in pages)
+    assert hostile == harmless
+    handlers = [(tag, name) for tag, attributes in pages[1].elements for name in attributes if name.startswith("on")]
+    assert handlers == []
+    for name, data in files_of(run).items():
+        written = data.decode(errors="ignore").replace(pages[1].data, "")  # model output is shown as it is
+        assert name.endswith(".png") or all(c == "\n" or c.isprintable() for c in written), name
+    markdown = (run.path / "report.md").read_text()
+    assert "](http" not in markdown.replace("](figures/", "")
+    assert "<script" not in markdown
+
+
+def test_the_page_runs_no_script_but_its_own(reported: RunDirectory) -> None:
+    """The policy names the hash of the script, so an injected one would not run."""
+    html = (reported.path / "report.html").read_text()
+    [policy] = [m["content"] for m in page_of(reported).all("meta") if m.get("http-equiv")]
+    script = html.rpartition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}';" in (policy or "")
+    assert "default-src 'none'" in (policy or "")
 
 
 def test_pieces_make_up_the_stored_text(reported: RunDirectory) -> None:

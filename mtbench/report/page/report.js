@@ -8,6 +8,7 @@
   const group = at("viewer-group"), item = at("viewer-item"), differ = at("viewer-differ");
   const previous = at("viewer-previous"), next = at("viewer-next");
   const hidden = new Set();
+  at("viewer-controls").addEventListener("submit", (event) => event.preventDefault());
 
   // The text of a model goes into the page as text, never as markup.
   const element = (tag, className, text) => {
