@@ -143,7 +143,20 @@ def race(
         longest_s = max(longest_s, time.monotonic() - started_at)
     clean = ({(t.round, t.block) for t in of_arm if not t.dropped} for of_arm in timings.values())
     valid = set.intersection(*clean)
-    arms = {c.arm: CellData(c, lines[c.arm], timings[c.arm], valid, {}, None) for c in cells}
+    units = {block: block for block in range(len(chosen))}
+    arms = {
+        c.arm: CellData(
+            cell=c,
+            lines=lines[c.arm],
+            timings=timings[c.arm],
+            valid=valid,
+            repeated_blocks=len(units),
+            unit_of=units,
+            scores={},
+            error=None,
+        )
+        for c in cells
+    }
     return Race(arms=arms, preparation_s=preparation_s, session=session)
 
 

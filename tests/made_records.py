@@ -69,7 +69,17 @@ def cell_data(lines: list[GenerationLine], timings: list[TimingLine], **given: A
     """A cell with these lines, every timing of which counts. given: fields of the cell, and `error`."""
     error = given.pop("error", None)
     valid = {(t.round, t.block) for t in timings}
-    return CellData(plan_cell(**given), {line.item: line for line in lines}, timings, valid, {}, error)
+    blocks = {t.block for t in timings} | {line.block for line in lines}
+    return CellData(
+        cell=plan_cell(**given),
+        lines={line.item: line for line in lines},
+        timings=timings,
+        valid=valid,
+        repeated_blocks=max(blocks, default=0) + 1,
+        unit_of={block: block for block in blocks},
+        scores={},
+        error=error,
+    )
 
 
 def speedup(**given: Any) -> Speedup:

@@ -73,6 +73,8 @@ SPEEDUPS = {"value", "ci_low", "ci_high", "ci_repeat", "rate_ratio", "rate_ratio
 def figures(value: Any) -> Any:
     """Return results without the figures that a clock or a memory gauge measures."""
     if isinstance(value, dict):
+        if "flags" in value:
+            value = value | {"flags": [flag for flag in value["flags"] if not flag.startswith("shared processor")]}
         timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
         return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}
     return [figures(v) for v in value] if isinstance(value, list) else value

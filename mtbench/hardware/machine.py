@@ -168,12 +168,15 @@ def window(before: Sample, after: Sample, *, on_cpu: bool = False) -> dict[str, 
 
 
 def _contamination(throttle: int, shared: bool) -> str | None:
-    """Return why a window is dropped, or None."""
+    """Return which cause from outside makes the time of a window invalid, or None.
+
+    Heat is no such cause: an arm that works the device hard makes it itself, so the cell is flagged instead. A driver
+    that slows hot hardware sets the bit for hardware, too.
+    """
     if shared:
         return "device shared with another process"
-    if throttle & THERMAL:
-        return "thermal slowdown"
-    return "hardware slowdown" if throttle & HARDWARE else None
+    hot = bool(throttle & THERMAL)
+    return "hardware slowdown" if throttle & (BRAKE if hot else HARDWARE) else None
 
 
 def gpu() -> Gpu | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-from mtbench import statistics
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
 from mtbench.report.formatting import bounds, listed, times
@@ -72,17 +71,15 @@ def sentence(entry: StopsPaying) -> str:
         return f"{unknown} It is faster at {listed(faster)}." if faster else unknown
     if stops is None:
         return f"{arm} is still faster than {baseline} at batch size {sizes[-1]}, the largest of {every}."
+    shown = verdicts[stops].partition(":")[0]
     if stops == sizes[0]:
+        return f"{arm} is not faster than {baseline} at batch size {stops}, the smallest of {every}."
+    faster = [size for size in sizes if size < stops and verdicts[size].startswith("faster")]
+    if not faster:
         return f"{arm} is not shown to be faster than {baseline} at any batch size of {every}."
-    last = sizes[sizes.index(stops) - 1]
-    if statistics.withheld(verdicts[last]):
-        return (
-            f"{arm} is not shown to be faster than {baseline} from batch size {stops} on. At {last} too little was "
-            f"measured (sizes {every})."
-        )
     return (
-        f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {last}, and not shown to be faster "
-        f"from {stops} on (sizes {every})."
+        f"{arm} stops paying at batch size {stops}: it is faster than {baseline} at {faster[-1]}, and {shown} at "
+        f"{stops} (sizes {every})."
     )
 
 

@@ -173,10 +173,12 @@ NOTES: Mapping[str, str] = {
     ),
     "Intervals": (
         "In brackets, at {level}. Speed: a t interval on the log scale over blocks of prompts. A block is one batch, "
-        "or the prompts that pass through the same refilled slots. The interval holds for other prompts of this kind "
-        "on this machine, not for other machines or sessions. Tokens per forward: the same over items. Accuracy: "
-        "Wilson. Differences of accuracy: Bonett–Price, on the same items. Intervals are pointwise. Verdicts are "
-        "adjusted for several arms by Holm, so a verdict may be withheld although the interval alone would allow it."
+        "or the prompts that pass through the same refilled slots. Every timed block has the same number of rounds, "
+        "and its time is their median. The interval holds for other prompts of this kind on this machine, not for "
+        "other machines or sessions. Tokens per forward: the same, over blocks, since a row of a batch can wait for "
+        "its neighbours. Accuracy: Wilson. Differences of accuracy: Tango's score interval, on the same items. "
+        "Intervals are pointwise. Verdicts are adjusted for several arms by Holm. Where the adjustment withholds a "
+        "verdict, the verdict says so and gives the adjusted interval."
     ),
     "Verdicts": (
         "Speed: faster or slower if the interval lies beyond {speed_margin}, same if the 90% interval lies within it. "
@@ -197,6 +199,7 @@ NOTES: Mapping[str, str] = {
         "warm-up. Accuracy and speed come from the same generations."
     ),
     "Void and note": (
-        "A void arm cannot be trusted, and the summary leaves it out. A note limits what the values of an arm mean."
+        "A void arm cannot be trusted: it has no verdict, nor have arms whose baseline is void, and the summary leaves "
+        "it out. A note limits what the values of an arm mean."
     ),
 }

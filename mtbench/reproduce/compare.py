@@ -336,15 +336,10 @@ def _plain(value: float | None, n: int, low: float | None = None, high: float | 
 
 def _tokens_per_forward(data: CellData, protocol: str) -> _Ours | str:
     """Return tokens per forward: by the paper's accounting if the run follows its protocol, else by ours."""
-    if data.counted("forwards") is None:
+    counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and _stores_surplus(data))
+    if counts is None:
         return "its engine does not expose its forwards"
-    with_surplus = protocol == PAPER and _stores_surplus(data)
-    tokens, forwards = [], []
-    for line in data.lines.values():
-        surplus = line.surplus if with_surplus and line.surplus is not None else 0
-        tokens.append(len(line.token_ids) + surplus)
-        forwards.append(line.forwards or 0)
-    ratio = statistics.ratio_of_totals([tokens], [forwards], unit="item")
+    ratio = statistics.ratio_of_totals([counts[0]], [counts[1]])
     return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
 
 
@@ -434,7 +429,7 @@ def _judge(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ou
         theirs = Estimate(value / 100, value / 100 - (spread.value - low), value / 100 + (high - spread.value))
         units = 2 if quantity == "accuracy_change" else 1
         return agreement.judge_points(estimate, theirs, units * rounding / 100, n=n)
-    unit = "block" if quantity == "speedup" else "item"
+    unit = "block" if quantity in ("speedup", "tokens_per_forward") else "item"
     return agreement.judge_rate(estimate, value, rounding, n=n, unit=unit)
 
 

@@ -21,12 +21,14 @@ from mtbench.runs.formats import TimingLine
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
 OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    "vllm": ("vLLM", "1 + accepted / drafts"),
+    "vllm": ("vLLM; aiperf, token-weighted", "1 + accepted / drafts"),
     "sglang": ("SGLang, SpecForge", "(tokens + 1 for each answer's prefill) / verifications"),
-    "specdec_bench": ("specdec_bench", "mean over answers of their mean chunk, prefill's chunk of 1 included"),
+    "specdec_bench": (
+        "specdec_bench",
+        "mean over answers of their mean chunk, prefill's chunk of 1 included, without the end token",
+    ),
     "spec_bench": ("Spec-Bench", "mean of all steps of all answers"),
     "aiperf": ("aiperf", "1 + accepted / steps of each answer, mean over answers"),
-    "aiperf_token_weighted": ("aiperf, token-weighted", "1 + all accepted / all steps"),
     "mars": ("MARS, Fast-dLLM", "all tokens / all forwards of rows"),
     "mars_cached": ("MARS, cached samplers", "a batch's tokens / the batch's forwards"),
 }
@@ -37,13 +39,13 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
         return reported(data.timings)
-    offered = data.counted("drafted")
+    offered, ended = data.counted("drafted"), [line.finish_reason == "end" for line in data.lines.values()]
     return AcceptanceFigures(
         length=length(commits),
         rate=rate(commits, offered),
         per_position=per_position(commits),
         offered=offered,
-        derived=derived(commits, offered, _batch_forwards(data)),
+        derived=derived(commits, offered, _batch_forwards(data), ended),
     )
 
 
@@ -57,7 +59,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
     if not first or accepted is None or drafted is None or drafts is None:
         return None
     per_draft = 1 + accepted / drafts if drafts else None
-    hidden = dict.fromkeys(OWNERS)
+    hidden: dict[str, float | None] = dict.fromkeys(DerivedAcceptance.model_fields)
     return AcceptanceFigures(
         length=per_draft,
         rate=accepted / drafted if drafted else None,
@@ -93,18 +95,21 @@ def histogram(commits: Commits) -> dict[str, int]:
     return {str(size): forwards[size] for size in sorted(forwards)}
 
 
-def derived(commits: Commits, offered: int | None, batch_forwards: int | None) -> DerivedAcceptance:
+def derived(
+    commits: Commits, offered: int | None, batch_forwards: int | None, ended: Sequence[bool]
+) -> DerivedAcceptance:
     """Return the figure of every owner.
 
-    offered: guesses, or None if the number is not stored; batch_forwards: forwards of the batches with the answers.
-    aiperf's token-weighted Acceptance Length (docs/metrics-reference.md: 1 + all accepted / all steps) equals vLLM's.
+    offered: guesses, or None if the number is not stored; batch_forwards: forwards of the batches with the answers;
+    ended: per answer, whether it ends with an end token. aiperf's token-weighted Acceptance Length
+    (docs/metrics-reference.md: 1 + all accepted / all steps) equals vLLM's.
     """
     drafts = offered != 0  # without drafts the owners that count drafts have no figure
     per_draft = vllm(commits) if drafts else None
     return DerivedAcceptance(
         vllm=per_draft,
         sglang=sglang(commits),
-        specdec_bench=specdec_bench(commits),
+        specdec_bench=specdec_bench(commits, ended),
         spec_bench=spec_bench(commits),
         aiperf=aiperf(commits) if drafts else None,
         aiperf_token_weighted=per_draft,
@@ -134,13 +139,20 @@ def sglang(commits: Commits) -> float | None:
     return (sum(map(sum, commits)) + len(commits)) / forwards if forwards else None
 
 
-def specdec_bench(commits: Commits) -> float | None:
+def specdec_bench(commits: Commits, ended: Sequence[bool]) -> float | None:
     """specdec_bench (Model-Optimizer, metrics/acceptance_rate.py, `Average_AL`): mean over turns of mean chunk length.
 
     A turn is an answer. A chunk is what a step streams: the tokens that a forward committed, if any. Prefill emits one
-    token first, so one chunk of 1 is added per answer. (The owner removes the end token from the last chunk.)
+    token first, so one chunk of 1 is added per answer. The owner's adapter takes the end token off the last chunk, and
+    drops a chunk that becomes empty.
     """
-    return _mean([_mean([1, *_steps([answer])]) for answer in commits])
+    turns = []
+    for answer, has_end in zip(commits, ended, strict=True):
+        chunks = [1, *_steps([answer])]
+        if has_end:
+            chunks[-1] -= 1
+        turns.append(_mean([chunk for chunk in chunks if chunk]))
+    return _mean(turns)
 
 
 def spec_bench(commits: Commits) -> float | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.hardware.machine import POWER_CAP
+from mtbench.hardware.machine import POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance
@@ -49,10 +49,12 @@ from mtbench.runs.formats import (
 )
 from mtbench.runs.plan import Cell, Group, Plan, read_plan
 
+PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 STATISTICS = (
-    "ratios of totals, t interval on the log scale, unit = block (tokens per forward: item); Wilson; Bonett-Price; "
+    "ratios of totals over blocks, a block's time being its median over rounds, t interval on the log scale; Wilson; "
+    "score interval of paired differences (Tango); "
     "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
 )
 COPIED = (  # fields that a cell of results.json has from the plan
@@ -122,20 +124,32 @@ def _group_cells(stored: _Stored, group: Group) -> list[ResultCell]:
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     suite, margin = stored.plan.suite(group.suite), stored.plan.request.accuracy_margin
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
-    comparisons = compare(of_arm, synchronisation_s, margin)
-    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin)
-    return [_cell(stored, group, data, comparisons[arm], tasks[arm]) for arm, data in of_arm.items()]
+    lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
+    void = {arm: _void(data, lossless[arm]) for arm, data in of_arm.items()}
+    not_trusted = {arm for arm, reasons in void.items() if reasons}
+    comparisons = compare(of_arm, synchronisation_s, margin, not_trusted)
+    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin, not_trusted)
+    return [
+        _cell(stored, group, data, _Judged(comparisons[arm], tasks[arm], lossless[arm], void[arm]))
+        for arm, data in of_arm.items()
+    ]
 
 
-def _cell(
-    stored: _Stored, group: Group, data: CellData, comparisons: Comparisons, tasks: list[TaskFigures]
-) -> ResultCell:
+class _Judged(NamedTuple):
+    """What holds for an arm beside the other arms of its group."""
+
+    comparisons: Comparisons
+    tasks: list[TaskFigures]
+    lossless: Lossless | None
+    void: list[str]
+
+
+def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
-    dropped = len(data.timings) - len(data.samples)
     roofline = _roofline(data, stored.sessions)
     method = METHODS[cell.method]
     return ResultCell(
@@ -147,7 +161,7 @@ def _cell(
         max_new_tokens=suite.max_new_tokens,
         blocks=len({t.block for t in data.samples}),
         rounds=len(group.rounds),
-        samples=Samples(used=len(data.samples), dropped=dropped),
+        samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **summary._asdict(),
         **counts._asdict(),
         **times._asdict(),
@@ -155,23 +169,23 @@ def _cell(
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
         repeated_identical=identical / repeated if repeated else None,
         reference=method.reference and not decoding_options(method, cell.options),
-        lossless=_lossless(stored, data),
-        void=_void(data, dropped),
+        lossless=judged.lossless,
+        void=judged.void,
         flags=[
             *cell.flags,
             *_measurement_flags(data, stored.sessions),
             *_scoring_flags(data, suite.metric),
-            *_result_flags(cell, summary, counts, comparisons),
+            *_result_flags(cell, summary, counts, judged.comparisons),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
         **energy.of(stored.energy, cell.cell, data.error)._asdict(),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
-        speedup=comparisons.speedup,
-        accuracy_vs=comparisons.accuracy_vs,
-        agreement=comparisons.agreement,
-        tasks=tasks,
+        speedup=judged.comparisons.speedup,
+        accuracy_vs=judged.comparisons.accuracy_vs,
+        agreement=judged.comparisons.agreement,
+        tasks=judged.tasks,
     )
 
 
@@ -308,9 +322,11 @@ def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
     return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
 
 
-def _void(data: CellData, dropped: int) -> list[str]:
-    """Return why the cell cannot be trusted."""
+def _void(data: CellData, lossless: Lossless | None) -> list[str]:
+    """Return why the cell cannot be trusted. Only its own samples count: another arm's do not make it void."""
     reasons = []
+    if lossless is not None and lossless.grade == "divergent" and data.cell.claims == "lossless":
+        reasons.append(f"claims to be lossless, and its tokens are not those of {lossless.against}")
     for line in data.lines.values():
         counted = (line.forwards, len(line.token_ids))
         if line.commits is not None and (len(line.commits), sum(line.commits)) != counted:
@@ -321,7 +337,8 @@ def _void(data: CellData, dropped: int) -> list[str]:
     if any(t.identical not in (None, t.items) for t in data.timings):
         reasons.append("tokens differ between rounds")
     if data.timings:
-        few = statistics.too_many_dropped(used=len(data.samples), dropped=dropped)
+        dropped = sum(bool(t.dropped) for t in data.timings)
+        few = statistics.too_many_dropped(used=len(data.timings) - dropped, dropped=dropped)
         if few:
             reasons.append(few)
     return reasons
@@ -341,11 +358,24 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
             flags.append(f"batches held {rows:.1f} rows of {data.cell.batch_size}")
     if any((t.throttle or 0) & POWER_CAP for t in data.timings):
         flags.append("power cap active")
+    if hot := sum(bool((t.throttle or 0) & THERMAL) for t in data.timings):
+        flags.append(f"slowed by heat in {hot} of {len(data.timings)} samples")
+    flags += _processor_flags(data, sessions)
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))
         flags.append(f"token counts differ: engine {theirs:,}, ours {ours:,}")
     return flags
+
+
+def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
+    """Return a flag if the process had to share the processor: on a CPU it computes all the time."""
+    on_cpu = [t for t in data.samples if t.session <= len(sessions) and sessions[t.session - 1].device == "cpu"]
+    known = [(t.cpu_s, t.wall_s) for t in on_cpu if t.cpu_s is not None]
+    if not known or METHODS[data.cell.method].weightless:
+        return []
+    share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
+    return [f"shared processor: computed in {share:.0%} of the time"] if share < PROCESSOR_SHARE else []
 
 
 def _scoring_flags(data: CellData, metric: str | None) -> list[str]:

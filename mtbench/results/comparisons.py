@@ -6,7 +6,7 @@ that baseline: the part of the ratio that is the engine's gain and not the metho
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,17 +84,24 @@ def over_fastest_engine(cell: ResultCell) -> Speedup | None:
     return lowest
 
 
-def compare(group: Mapping[str, CellData], synchronisation_s: float, margin: float) -> dict[str, Comparisons]:
-    """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together."""
+def compare(
+    group: Mapping[str, CellData], synchronisation_s: float, margin: float, void: Collection[str] = ()
+) -> dict[str, Comparisons]:
+    """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together.
+
+    void: arms that cannot be trusted. They and the arms of a void baseline have values, but no word.
+    """
     found = {arm: Comparisons() for arm in group}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
+        doubts = [_void_doubt(data, baseline, void) for data in arms]
+        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s, doubts), strict=True):
             found[data.cell.arm].speedup.append(_speedup(data, baseline, ratio, verdict))
             found[data.cell.arm].agreement.append(_agreement(data, baseline))
-        for arm, accuracy in _accuracies(arms, baseline, margin).items():
+        for arm, accuracy in _accuracies(arms, baseline, margin, doubts).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
+        doubts = [_void_doubt(data, baseline, void) for data in arms]
+        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s, doubts), strict=True):
             speedup = _speedup(data, baseline, ratio, verdict)
             plain = _plain_speedup(data, baseline, group)
             found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
@@ -141,9 +148,12 @@ def _where_it_stops(verdicts: Mapping[int, str]) -> tuple[int | None, str | None
     """Return `batch_size` and `reason` from the verdicts beyond the last size at which too little was measured."""
     unknown = max((size for size, verdict in verdicts.items() if statistics.withheld(verdict)), default=0)
     known = {size: verdict for size, verdict in verdicts.items() if size > unknown}
-    if known:
-        return statistics.stops_paying(known), None
-    return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
+    if not known:
+        return None, f"{verdicts[unknown].partition(': ')[2]} at batch size {unknown}"
+    stops, largest = statistics.stops_paying(known), max(known)
+    if stops is None and not known[largest].startswith("faster"):
+        return None, f"neither faster nor shown to be no faster at batch size {largest}"
+    return stops, None
 
 
 def floor(cells: Iterable[CellData]) -> Floor | None:
@@ -198,11 +208,23 @@ def _compared(
     return found
 
 
-def _speeds(arms: Sequence[CellData], baseline: CellData, synchronisation_s: float) -> list[tuple[Ratio, Verdict]]:
-    """Return the speedup and the verdict of each arm."""
+def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> str | None:
+    """Return why void arms forbid a verdict, or None."""
+    if data.cell.arm in void:
+        return "the arm is void"
+    return "the baseline is void" if baseline.cell.arm in void else None
+
+
+def _speeds(
+    arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None]
+) -> list[tuple[Ratio, Verdict]]:
+    """Return the speedup and the verdict of each arm. doubts: why an arm can have no word, or None."""
     ratios = [wall_ratio(data, baseline) for data in arms]
-    doubts = [_too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data in arms]
-    return list(zip(ratios, statistics.speed_verdicts(ratios, doubts), strict=True))
+    reasons = [
+        doubt or _too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s)
+        for data, doubt in zip(arms, doubts, strict=True)
+    ]
+    return list(zip(ratios, statistics.speed_verdicts(ratios, reasons), strict=True))
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> str | None:
@@ -261,13 +283,15 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
     return PlainSpeedup(arm=chosen.cell.arm, **dict(estimate(wall_ratio(chosen, baseline))))
 
 
-def _accuracies(arms: Sequence[CellData], baseline: CellData, margin: float) -> dict[str, AccuracyComparison]:
+def _accuracies(
+    arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None]
+) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
     changes = [gains_and_losses(data, baseline) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
-    verdicts = statistics.accuracy_verdicts(differences, margin)
+    verdicts = statistics.accuracy_verdicts(differences, margin, doubts)
     found = {}
-    for data, change, difference, verdict in zip(arms, changes, differences, verdicts, strict=True):
+    for data, change, difference, (verdict, needed) in zip(arms, changes, differences, verdicts, strict=True):
         if not difference.n:
             continue
         found[data.cell.arm] = AccuracyComparison(
@@ -277,7 +301,8 @@ def _accuracies(arms: Sequence[CellData], baseline: CellData, margin: float) -> 
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             margin=margin,
             verdict=str(verdict),
-            n_needed=statistics.n_needed(*change, margin),
+            n_needed=None if needed is None else needed.n,
+            n_needed_at=None if needed is None else needed.difference,
         )
     return found
 

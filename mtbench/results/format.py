@@ -96,7 +96,7 @@ class Accuracy(Sparse):
     n: Count = Field(description="scored items")
 
 
-class AccuracyComparison(Record):
+class AccuracyComparison(Sparse):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
 
     baseline: str = Field(description="arm of the baseline")
@@ -114,7 +114,10 @@ class AccuracyComparison(Record):
         "follow"
     )
     n_needed: Count | None = Field(
-        description="items at which an equally good arm is found `not worse` four times in five; null: no items"
+        description="items at which the arm is found `not worse` four times in five; null: decided, or enough items"
+    )
+    n_needed_at: float | None = Field(
+        None, description="true difference that n_needed assumes: the observed one if it lies inside the margin, else 0"
     )
 
 
@@ -388,10 +391,10 @@ class StopsPaying(Record):
     swept: list[Size] = Field(min_length=2, description="batch sizes measured, ascending")
     verdicts: list[SpeedVerdict] = Field(min_length=2, description="verdict on speed at each of these sizes")
     batch_size: Size | None = Field(
-        description="smallest size from which on no verdict is `faster` and none lacks measurements; null: faster at "
-        "the largest size, or too little measured there"
+        description="smallest size that is shown to be no faster, beyond the last faster size and all sizes with too "
+        "few measurements; null: faster at the largest size, or not shown"
     )
-    reason: str | None = Field(description="why the largest size cannot be judged; null: it can")
+    reason: str | None = Field(description="why it is not known where the arm stops paying; null: it is known")
 
 
 class StatisticsInfo(Record):

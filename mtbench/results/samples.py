@@ -1,7 +1,9 @@
 """Read the stored lines of each cell and sum over those that count.
 
-A block counts in a round only if every arm of the group has a clean timing line for it. Over several rounds a block
-has the mean of its lines. A sum is None if an engine hides one of its values.
+A block counts in a round only if every arm of the group has a clean timing line for it. All blocks that count have the
+same number of rounds: those that the plan repeats, or, if these are too few for an interval, all blocks with round 1. A
+block has the median of its rounds. Blocks with turns of the same conversations are one unit. A sum is None if an engine
+hides one of its values.
 """
 
 from collections import Counter
@@ -16,7 +18,7 @@ from mtbench import statistics
 from mtbench.errors import UserError
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, Scores, TimingLine
-from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.statistics import Totals
 
 
@@ -28,18 +30,51 @@ class CellData:
     lines: dict[str, GenerationLine]  # by item
     timings: list[TimingLine]
     valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group
+    repeated_blocks: int  # blocks 0 … of which the plan times every round
+    unit_of: Mapping[int, int]  # block -> its unit: the first block of the same conversations
     scores: Mapping[str, float]  # by item
     error: str | None
 
     @cached_property
     def samples(self) -> list[TimingLine]:
         """The timing lines that count, ordered by block and round."""
-        kept = [t for t in self.timings if (t.round, t.block) in self.valid]
+        clean = [t for t in self.timings if (t.round, t.block) in self.valid]
+        kept = [t for t in clean if t.block < self.repeated_blocks]
+        if len({self.unit_of[t.block] for t in kept}) < statistics.UNITS_NEEDED["block"]:
+            first = [t for t in clean if t.round == 1]
+            if len({self.unit_of[t.block] for t in first}) > len({self.unit_of[t.block] for t in kept}):
+                kept = first
         return sorted(kept, key=lambda t: (t.block, t.round))
 
+    @property
+    def not_clean(self) -> int:
+        """Timing lines that no arm may use, because a line of this block and round is missing or dropped."""
+        return sum((t.round, t.block) not in self.valid for t in self.timings)
+
     def by_block(self, name: str) -> npt.NDArray[np.float64]:
-        """Return the field `name` of the timing lines per block, (K,). No engine may hide it."""
-        return statistics.mean_by([t.block for t in self.samples], [getattr(t, name) for t in self.samples])
+        """Return the field `name` of the timing lines per unit of blocks, (K,). No engine may hide it."""
+        return self._by_unit([getattr(t, name) for t in self.samples])
+
+    def _by_unit(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Return the sum over each unit's blocks of the block's median; values: one per sample."""
+        medians = statistics.median_by([t.block for t in self.samples], values)
+        blocks = sorted({t.block for t in self.samples})
+        units = [self.unit_of[block] for block in blocks]
+        return np.array([medians[np.array(units) == unit].sum() for unit in sorted(set(units))])
+
+    def tokens_and_forwards(self, *, with_surplus: bool = False) -> tuple[list[int], list[int]] | None:
+        """Return the tokens of the answers and their forwards per unit of blocks; None if an engine hides forwards.
+
+        `with_surplus`: with the tokens that a last forward accepted behind the answer's end.
+        """
+        tokens, forwards = Counter[int](), Counter[int]()
+        for line in self.lines.values():
+            if line.forwards is None:
+                return None
+            surplus = line.surplus or 0 if with_surplus else 0
+            tokens[self.unit_of[line.block]] += len(line.token_ids) + surplus
+            forwards[self.unit_of[line.block]] += line.forwards
+        return [tokens[unit] for unit in sorted(tokens)], [forwards[unit] for unit in sorted(tokens)]
 
     def total(self, name: str) -> float | None:
         """Return the field `name` summed over blocks; None without a sample, or if a line hides it."""
@@ -72,7 +107,7 @@ class CellData:
         if len(known) < len(names):
             return None
         slots = [t.rows * (t.batch_forwards or 0) for t in self.samples]
-        row_slots = float(statistics.mean_by([t.block for t in self.samples], slots).sum())
+        row_slots = float(self._by_unit(slots).sum())
         return Totals(row_slots=row_slots, **dict(zip(names, known, strict=True)))
 
     @property
@@ -98,7 +133,9 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
     data = {}
     for group in plan.groups:
-        order = {item.item: number for number, item in enumerate(plan.suite(group.suite).items)}
+        items = plan.suite(group.suite).items
+        order = {item.item: number for number, item in enumerate(items)}
+        unit_of = _units(group, items)
         timings = {name: run.read_lines(f"timings/{name}.jsonl", TimingLine) for name in group.cells}
         valid = _valid(group, timings, errors)
         for name in group.cells:
@@ -110,10 +147,22 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
                 timings=timings[name],
                 valid=valid,
+                repeated_blocks=min(group.rounds),
+                unit_of=unit_of,
                 scores=scores.get(name, {}),
                 error=errors.get(name),
             )
     return data
+
+
+def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:
+    """Return block -> the first block with a turn of the same conversation; a block of first turns is its own."""
+    block_of = {index: block for block, indices in enumerate(group.blocks) for index in indices}
+    units: dict[int, int] = {}
+    for block, indices in enumerate(group.blocks):
+        before = items[indices[0]].follows
+        units[block] = block if before is None else units.get(block_of.get(before, block), block)
+    return units
 
 
 def _refuse_doubled(run: RunDirectory, name: str, entries: Sequence[str]) -> None:

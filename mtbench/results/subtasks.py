@@ -5,7 +5,7 @@ behind one mean. The planner puts items of one task only in a block, so every ta
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench import statistics
@@ -36,11 +36,10 @@ def task_of(item: str) -> str:
 def summarize(data: CellData, metric: str | None) -> Summary:
     """Return what holds for a cell, or for one task of it, without a comparison."""
     lines = list(data.lines.values())
-    tokens = [len(line.token_ids) for line in lines]
-    forwards = [line.forwards for line in lines if line.forwards is not None]
+    counts = data.tokens_and_forwards()
     per_forward = rate = None
-    if len(forwards) == len(lines):
-        per_forward = statistics.ratio_of_totals([tokens], [forwards], unit="item")
+    if counts is not None:
+        per_forward = statistics.ratio_of_totals([counts[0]], [counts[1]])
     if data.samples:
         rate = statistics.ratio_of_totals([data.by_block("tokens")], [data.by_block("wall_s")])
     return Summary(
@@ -61,6 +60,7 @@ def by_task(
     metric: str | None,
     synchronisation_s: float,
     margin: float,
+    void: Collection[str] = (),
 ) -> dict[str, list[TaskFigures]]:
     """Return the `tasks` of every arm of a group; empty lists if all items are of one task.
 
@@ -76,7 +76,7 @@ def by_task(
     for task in tasks:
         own_blocks = {block for block, of_block in enumerate(tasks_of_block) if of_block == {task}}
         parts = {arm: _part(data, task, own_blocks) for arm, data in group.items()}
-        comparisons = compare(parts, synchronisation_s, margin)
+        comparisons = compare(parts, synchronisation_s, margin, void)
         for arm, data in parts.items():
             speedups = [_task_speedup(s) for s in comparisons[arm].speedup if not s.includes_engine]
             found[arm].append(TaskFigures(task=task, **summarize(data, metric)._asdict(), speedup=speedups))

@@ -23,7 +23,7 @@ from mtbench.report.terminal import results_tables
 from mtbench.report.write import write_report
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
-from mtbench.results.format import ResultCell, Results, Speedup
+from mtbench.results.format import DerivedAcceptance, ResultCell, Results, Speedup
 from mtbench.runs.directory import RunDirectory
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -423,7 +423,7 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
             "is no faster than ar@mars/graph: a forward takes 2.50 times as long; fewer",
         ),
         (
-            "inconclusive: faster alone, not among 4 arms",
+            "inconclusive: faster as the only arm, but not among 4",
             {"draft_forwards_per_token": 2.0},
             "is not shown to be faster than ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions "
             "instead of 1.00; drafting needs 3.60 forwards per forward of the target; fewer",
@@ -482,7 +482,7 @@ ACCEPTANCE = {
     "rate": 0.3333,
     "per_position": [0.5, 0.375, 0.125],
     "offered": 1240,
-    "derived": {owner: 1.5 + i / 100 for i, owner in enumerate(OWNERS)},
+    "derived": {"aiperf_token_weighted": 1.5} | {owner: 1.5 + i / 100 for i, owner in enumerate(OWNERS)},
 }
 
 
@@ -492,7 +492,10 @@ def test_acceptance_has_a_table_of_its_own(run: RunDirectory) -> None:
     results = run.read_json("results.json")
     arm_of(results, "mars:tau")["acceptance"] = ACCEPTANCE
     engine = {"length": 2.5, "rate": None, "per_position": None, "offered": None}
-    arm_of(results, "mars@")["acceptance"] = {**engine, "derived": dict.fromkeys(OWNERS) | {"vllm": 2.5}}
+    arm_of(results, "mars@")["acceptance"] = {
+        **engine,
+        "derived": dict.fromkeys(DerivedAcceptance.model_fields) | {"vllm": 2.5},
+    }
     part = next(p for p in sections_of(run, results) if p.startswith("arithmetic, batch size 2"))
     table = part.partition("### Acceptance")[2].partition("###")[0]
     derived = " | ".join(f"{1.5 + i / 100:.2f}" for i in range(len(OWNERS)))

@@ -250,8 +250,8 @@ def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Re
     ("words", "stops", "reason"),
     [
         (("faster", "same", "slower"), 4, None),
-        (("faster", "faster", "inconclusive"), 16, None),
-        (("same", "inconclusive", "inconclusive: faster alone, not among 4 arms"), 1, None),
+        (("faster", "faster", "inconclusive"), None, "neither faster nor shown to be no faster at batch size 16"),
+        (("same", "inconclusive", "inconclusive: faster as the only arm, but not among 4"), 1, None),
         (("faster", "same", "faster"), None, None),
         ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
         (("faster", "same", UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
@@ -276,13 +276,12 @@ def test_too_few_measurements_do_not_decide_where_an_arm_stops_paying(
     ("stops", "last", "says"),
     [
         (None, "faster", "mars is still faster than ar at batch size 16, the largest of 1, 4, 16."),
-        (1, "same", "mars is not shown to be faster than ar at any batch size of 1, 4, 16."),
+        (1, "same", "mars is not faster than ar at batch size 1, the smallest of 1, 4, 16."),
         (
             16,
             "same",
-            "mars stops paying at batch size 16: it is faster than ar at 4, and not shown to be faster from 16 on",
+            "mars stops paying at batch size 16: it is faster than ar at 4, and same at 16 (sizes 1, 4, 16).",
         ),
-        (16, "inconclusive: faster alone, not among 4 arms", "mars stops paying at batch size 16"),
         (
             None,
             UNMEASURED,

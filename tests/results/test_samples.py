@@ -1,0 +1,103 @@
+"""Which samples count, in which units, and what a void arm does to the others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from made_records import cell_data, generation_line, timing_line
+
+from mtbench.results import aggregate
+from mtbench.results.comparisons import compare
+from mtbench.results.samples import CellData, _units
+from mtbench.results.subtasks import summarize
+from mtbench.runs.formats import SessionRecord, TimingLine
+from mtbench.runs.plan import Group, Item
+
+
+def timed(walls: Mapping[int, Sequence[float]], **given: Any) -> list[TimingLine]:
+    """A clean line for every block and round. walls: block -> seconds by round."""
+    return [
+        timing_line(block=block, round=number, wall_s=wall_s, tokens=10, **given)
+        for block, of_block in walls.items()
+        for number, wall_s in enumerate(of_block, start=1)
+    ]
+
+
+def test_every_timed_block_has_the_same_rounds_and_the_median_of_them() -> None:
+    """Blocks that the plan does not repeat are not timed, if enough others are."""
+    data = cell_data([], timed({block: [1, 9, 2] for block in range(6)} | {6: [50], 7: [50]}))
+    data.repeated_blocks = 6
+    assert data.by_block("wall_s").tolist() == [2] * 6
+    assert len(data.samples) == 18
+
+
+def test_with_too_few_repeated_blocks_all_blocks_count_with_round_one() -> None:
+    """So that a task with few repeated blocks still has an interval."""
+    data = cell_data([], timed({0: [1, 5], 1: [2, 5]} | {block: [3] for block in range(2, 7)}))
+    data.repeated_blocks = 2
+    assert data.by_block("wall_s").tolist() == [1, 2, 3, 3, 3, 3, 3]
+
+
+def item(number: int, follows: int | None = None) -> Item:
+    return Item(item=f"chat/{number}/0", prompt_ids=[1], stop=[], follows=follows)
+
+
+def test_the_turns_of_a_conversation_are_one_unit() -> None:
+    """Times and tokens of later turns depend on those of the first."""
+    items = [item(0), item(1), item(2, follows=0), item(3, follows=1), item(4, follows=2), item(5, follows=3), item(6)]
+    blocks = [[0, 1], [2, 3], [4, 5], [6]]
+    group = Group(suite="chat", batch_size=2, blocks=blocks, rounds=[4], cells=["c"], batching="static")
+    units = _units(group, items)
+    assert units == {0: 0, 1: 0, 2: 0, 3: 3}
+    data = cell_data([], timed({0: [1], 1: [2], 2: [3], 3: [10]}))
+    data.unit_of = units
+    assert data.by_block("wall_s").tolist() == [6, 10]
+
+
+def test_tokens_per_forward_has_an_interval_over_blocks() -> None:
+    """Items of a block wait for each other, so they are not independent: six items in one block have no interval."""
+
+    def cell(blocks: list[int]) -> CellData:
+        lines = [
+            generation_line(item=f"a/{i}/0", block=block, token_ids=[1] * (4 + i), forwards=3)
+            for i, block in enumerate(blocks)
+        ]
+        return cell_data(lines, [])
+
+    assert summarize(cell([0] * 6), None).tokens_per_forward_ci is None
+    spread = summarize(cell([0, 1, 2, 3, 4, 5]), None)
+    assert spread.tokens_per_forward == 39 / 18
+    assert spread.tokens_per_forward_ci is not None
+
+
+@pytest.mark.parametrize("void", ["ar@ar/graph", "mars@ar/graph"])
+def test_a_void_arm_or_baseline_has_no_verdict_and_no_part_in_the_adjustment(void: str) -> None:
+    """The other arms have the words that they have alone."""
+    arms = {"ar@ar/graph": 2.0, "mars@ar/graph": 1.0, "medusa@ar/graph": 1.0}
+    group = {
+        arm: cell_data(
+            [],
+            timed({b: [wall_s * (1 + b / 1e4)] for b in range(8)}),
+            arm=arm,
+            baselines=["ar@ar/graph"][: arm[0] != "a"],
+        )
+        for arm, wall_s in arms.items()
+    }
+    found = compare(group, 0.0, 0.02, {void})
+    reason = "the baseline is void" if void.startswith("ar") else "the arm is void"
+    assert found["mars@ar/graph"].speedup[0].verdict == f"inconclusive: {reason}"
+    assert found["mars@ar/graph"].speedup[0].value == pytest.approx(2)
+    other = found["medusa@ar/graph"].speedup[0].verdict
+    assert other == ("inconclusive: the baseline is void" if void.startswith("ar") else "faster")
+
+
+def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it computes all the time; lines of older runs do not tell."""
+    monkeypatch.setattr(aggregate, "PROCESSOR_SHARE", 0.95)
+    sessions = [SessionRecord(device="cpu")]
+
+    def flags(cpu_s: float | None) -> list[str]:
+        return aggregate._processor_flags(cell_data([], timed({0: [1.0]}, cpu_s=cpu_s)), sessions)
+
+    assert flags(0.8) == ["shared processor: computed in 80% of the time"]
+    assert flags(0.99) == flags(2.0) == flags(None) == []
