@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from mtbench.decoding.external import Answers, Outside, target_of
 from mtbench.decoding.openai_client import Reply, Server, ServerError
+from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
@@ -53,6 +54,7 @@ class OpenAI(Outside):
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
     timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, engine=True)
+    total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, engine=True)
 
     roles = ("ar",)
     reference = True
@@ -64,15 +66,15 @@ class OpenAI(Outside):
 
     @property
     def server(self) -> Server:
-        return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s)
+        return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s, self.total_s)
 
     @property
     def host(self) -> str | None:
         return self.server.elsewhere
 
     def counters(self) -> Mapping[str, int]:
-        samples = self.server.samples() if self.metrics else {}
-        return {ours: int(samples[theirs]) for theirs, ours in COUNTERS.items() if theirs in samples}
+        totals = self.server.totals(COUNTERS) if self.metrics else {}
+        return {ours: totals[theirs] for theirs, ours in COUNTERS.items() if theirs in totals}
 
     def generate(
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
@@ -89,13 +91,14 @@ class OpenAI(Outside):
         if fixed_length and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not know ignore_eos; leave --fixed-length or this arm out")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
-        if not all(answers):
-            raise ServerError(f"{server.url} gave an answer without a token; see whether it serves the model as it is")
+        for ids in answers:
+            check(ids, server, checkpoint)
         counts = [reply.counted for reply in replies if reply.counted is not None]
         return Answers(
             answers,
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
+            dropped=next((reply.waited for reply in replies if reply.waited), None),
         )
 
 
@@ -114,6 +117,16 @@ def first_model(server: Server) -> str:
     if names := server.models():
         return names[0]
     raise ServerError(f"{server.url} names no model; give one with model=")
+
+
+def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:
+    """Raise ServerError for an answer without a token, with one that the tokenizer does not know, or with the key."""
+    if not ids:
+        raise ServerError(f"{server.url} gave an answer without a token; see whether it serves the model as it is")
+    if max(ids) >= len(checkpoint.tokenizer):
+        raise ServerError(f"{server.url} gave the token {max(ids)}, which {checkpoint.source} does not have; see model=")
+    if server.key_env:
+        server.check_text(text_of(checkpoint.tokenizer, ids))
 
 
 def ids_of(reply: Reply, checkpoint: Inspected, stop: Sequence[str]) -> list[int]:

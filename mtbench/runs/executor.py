@@ -85,8 +85,11 @@ def generate(
 
 
 def _failed_cells(run: RunDirectory, plan: Plan) -> set[str]:
-    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors."""
-    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
+    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors.
+
+    A cell that failed for a cause that may pass is forgotten: it is decoded again.
+    """
+    run.keep_lines("failures.jsonl", [line for line in run.lines("failures.jsonl") if not line.get("again")])
     faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
     failed = {line["cell"] for line in run.lines("failures.jsonl") if line.get("stage") is None}
     new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
@@ -264,7 +267,7 @@ class Stage:
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if item := self._follows_hidden(cell, block):
-                self._fail(cell, f"{item} follows an answer whose tokens its engine hides")
+                self._fail(cell, Failed(f"{item} follows an answer whose tokens its engine hides"))
             if cell.cell not in self.failed:  # another worker may have marked it
                 outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
                 with self.writing:
@@ -320,7 +323,7 @@ class Stage:
                 session.worker.revive()
                 session.begin()
         if isinstance(outcome, Failed):
-            self._fail(cell, outcome.error)
+            self._fail(cell, outcome)
         return outcome
 
     def _follows_hidden(self, cell: Cell, block: int) -> str | None:
@@ -338,12 +341,14 @@ class Stage:
         if ids is not None:
             self.answered[cell][line["item"]] = ids
 
-    def _fail(self, cell: Cell, error: str) -> None:
+    def _fail(self, cell: Cell, failed: Failed) -> None:
         with self.writing:
             if cell.cell not in self.failed:
-                self.run.append("failures.jsonl", [{"cell": cell.cell, "error": error}])
+                line = {"cell": cell.cell, "error": failed.error}
+                self.run.append("failures.jsonl", [{**line, "again": True} if failed.again else line])
                 self.failed.add(cell.cell)
-                self.progress.note(f"{cell.cell} failed: {error}")
+                later = "; `--resume` tries it again" if failed.again else ""
+                self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
 
     def _live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]

@@ -239,17 +239,14 @@ def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
 
 
 def test_server_sent_events_are_read_as_they_are_written() -> None:
-    """With or without a space, with comments, other fields and empty lines; nothing behind the end."""
-    lines = [
-        b": hi\r\n",
-        b"event: x\r\n",
-        b'data:{"a": 1}\n',
-        b"\n",
-        b'data: {"b": ": [DONE]"}\r\n',
-        b"data: [DONE]\n",
-        b"data: {",
-    ]
-    assert list(events(iter(lines))) == [{"a": 1}, {"b": ": [DONE]"}]
+    """By the standard, wherever the stream is cut: comments, other fields, three line ends, data of several lines."""
+    stream = (
+        b'\xef\xbb\xbf: hi\r\n\r\nevent: x\r\ndata:{"a": "\xc3\xa4"}\r\n\r\ndata: {\ndata: "b": ": [DONE]"}\n\n'
+        b'id: 7\n\ndata: {"c": 1}\r\rdata: [DONE]\n\ndata: {'
+    )
+    for size in (1, 2, 7, len(stream)):
+        chunks = [stream[i : i + size] for i in range(0, len(stream), size)]
+        assert list(events(chunks)) == ['{"a": "ä"}', '{\n"b": ": [DONE]"}', '{"c": 1}']
 
 
 def request_for(folder: Path, url: str, **changes: Any) -> RunRequest:
