@@ -124,7 +124,9 @@ def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:
     if not ids:
         raise ServerError(f"{server.url} gave an answer without a token; see whether it serves the model as it is")
     if max(ids) >= len(checkpoint.tokenizer):
-        raise ServerError(f"{server.url} gave the token {max(ids)}, which {checkpoint.source} does not have; see model=")
+        raise ServerError(
+            f"{server.url} gave the token {max(ids)}, which {checkpoint.source} does not have; see model="
+        )
     if server.key_env:
         server.check_text(text_of(checkpoint.tokenizer, ids))
 

@@ -309,7 +309,9 @@ class Server:
 
     def _late(self, error: Exception, deadline: float) -> ServerError:
         if time.monotonic() >= deadline:
-            return ServerError(f"{self.url} took longer than {self.total_s:g} s for a request; if it may, raise total_s")
+            return ServerError(
+                f"{self.url} took longer than {self.total_s:g} s for a request; if it may, raise total_s"
+            )
         if isinstance(error, httpcore.ConnectTimeout):
             most = min(bounded_http.CONNECT_S, self.timeout_s)
             return ServerError(
@@ -335,8 +337,8 @@ class Server:
             raise ServerError(f"the environment variable {self.key_env!r}, which api_key_env names, is not set")
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             raise ServerError(
-                f"the environment variable {self.key_env!r}, which api_key_env names, holds no key: it is empty, or has "
-                "a space or line break at an end, or characters beyond ASCII"
+                f"the environment variable {self.key_env!r}, which api_key_env names, holds no key: it is empty, or "
+                "has a space or line break at an end, or characters beyond ASCII"
             )
         return key
 
@@ -416,6 +418,6 @@ def shown(text: str, key: str | None = None) -> str:
 
 
 def secret(key: str) -> re.Pattern[str]:
-    """Return a pattern that finds a key: as it is, URL-encoded, escaped, or split by control characters."""
-    forms = [rf"(?:\\*{re.escape(c)}|(?i:%{ord(c):02x})|(?i:\\+(?:u00|x){ord(c):02x}))" for c in key]
-    return re.compile(r"(?:[^!-~]|\\+[rnt0])*".join(forms))
+    """Return a pattern that finds a key: as it is, in another case, URL-encoded, escaped, or split by controls."""
+    forms = [rf"(?:\\*{re.escape(c)}|%{ord(c):02x}|\\+(?:u00|x){ord(c):02x})" for c in key]
+    return re.compile(r"(?:[^!-~]|\\+[rnt0])*".join(forms), re.IGNORECASE)

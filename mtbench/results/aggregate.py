@@ -338,6 +338,8 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
             flags.append(f"batches held {rows:.1f} rows of {data.cell.batch_size}")
     if any((t.throttle or 0) & POWER_CAP for t in data.timings):
         flags.append("power cap active")
+    for reason, lines in sorted(Counter(t.dropped for t in data.timings if t.dropped).items()):
+        flags.append(f"{lines} of {len(data.timings)} samples dropped: {reason}")
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))

@@ -88,14 +88,14 @@ def compare(group: Mapping[str, CellData], synchronisation_s: float, margin: flo
     """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together."""
     found = {arm: Comparisons() for arm in group}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
-            found[data.cell.arm].speedup.append(_speedup(data, baseline, ratio, verdict))
+        for data, speedup in _speedups(arms, baseline, synchronisation_s):
+            found[data.cell.arm].speedup.append(speedup)
+        for data in arms:
             found[data.cell.arm].agreement.append(_agreement(data, baseline))
         for arm, accuracy in _accuracies(arms, baseline, margin).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s), strict=True):
-            speedup = _speedup(data, baseline, ratio, verdict)
+        for data, speedup in _speedups(arms, baseline, synchronisation_s):
             plain = _plain_speedup(data, baseline, group)
             found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
     return {arm: _in_order(found[arm], data) for arm, data in group.items()}
@@ -198,11 +198,14 @@ def _compared(
     return found
 
 
-def _speeds(arms: Sequence[CellData], baseline: CellData, synchronisation_s: float) -> list[tuple[Ratio, Verdict]]:
-    """Return the speedup and the verdict of each arm."""
-    ratios = [wall_ratio(data, baseline) for data in arms]
-    doubts = [_too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data in arms]
-    return list(zip(ratios, statistics.speed_verdicts(ratios, doubts), strict=True))
+def _speedups(arms: Sequence[CellData], baseline: CellData, synchronisation_s: float) -> list[tuple[CellData, Speedup]]:
+    """Return the arms with the same samples as the baseline, each with its speedup."""
+    timed = [data for data in arms if data.valid == baseline.valid]
+    ratios = [wall_ratio(data, baseline) for data in timed]
+    doubts = [_too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data in timed]
+    verdicts = statistics.speed_verdicts(ratios, doubts)
+    judged = zip(timed, ratios, verdicts, strict=True)
+    return [(data, _speedup(data, baseline, ratio, verdict)) for data, ratio, verdict in judged]
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> str | None:
@@ -211,7 +214,9 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
-    """Return the wall time of the baseline over that of the arm, on the same blocks."""
+    """Return the wall time of the baseline over that of the arm, on the same blocks; None if they are not the same."""
+    if data.valid != baseline.valid:
+        return Ratio(None, None, None, None, 0, "block")
     return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
 
 

@@ -1,7 +1,8 @@
 """Read the stored lines of each cell and sum over those that count.
 
-A block counts in a round only if every arm of the group has a clean timing line for it. Over several rounds a block
-has the mean of its lines. A sum is None if an engine hides one of its values.
+A block counts in a round only if every arm of the group has a clean timing line for it. An arm that lost too many of
+its own lines has no samples, and the others are compared without it. Over several rounds a block has the mean of its
+lines. A sum is None if an engine hides one of its values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +26,7 @@ class CellData:
     cell: Cell
     lines: dict[str, GenerationLine]  # by item
     timings: list[TimingLine]
-    valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group
+    valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group, or none
     scores: Mapping[str, float]  # by item
     error: str | None
 
@@ -105,14 +106,26 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
                 timings=timings[name],
-                valid=valid,
+                valid=valid.get(name, set()),
                 scores=scores.get(name, {}),
                 error=errors.get(name),
             )
     return data
 
 
-def _valid(group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]) -> set[tuple[int, int]]:
-    """Return the (round, block) pairs for which every cell that did not fail has a clean line."""
-    clean = [{(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors]
-    return set.intersection(*clean) if clean else set()
+def _valid(
+    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]
+) -> dict[str, set[tuple[int, int]]]:
+    """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
+
+    A cell that failed, or that lost too many of its own lines, is not compared and has none. If all cells lost too
+    many, what all of them have left counts.
+    """
+    clean = {
+        name: {(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors
+    }
+    lost = {name: len(timings[name]) - len(pairs) for name, pairs in clean.items()}
+    void = {n for n in clean if lost[n] and statistics.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
+    compared = [name for name in clean if name not in void] or [*clean]
+    valid = set.intersection(*(clean[name] for name in compared)) if compared else set()
+    return dict.fromkeys(compared, valid)

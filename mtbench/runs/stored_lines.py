@@ -52,7 +52,7 @@ def timing_line(
         "round": round_,
         "block": block,
         "order": order,
-        **dataclasses.asdict(timing),
+        **{name: value for name, value in dataclasses.asdict(timing).items() if name not in conditions},
         **conditions,
         "identical": identical,
     }

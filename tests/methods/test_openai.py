@@ -338,6 +338,29 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     assert engine[0]["value"] > 0
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(("fault", "again"), [("overloaded", True), ("ends", True), ("nonsense", False)])
+def test_a_failure_that_may_pass_is_tried_again(
+    fault: str, again: bool, same_model: Service, folder: Path, tmp_path: Path
+) -> None:
+    """By the next session, side by side with the others; one that stays the same is not."""
+    same_model.fault = fault
+    run, results = finish(tmp_path / "run", request_for(folder, same_model.url, batch_size=(2,)))
+    assert [c["status"] for c in results["cells"]] == ["ok", "failed"]
+    [line] = run.lines("failures.jsonl")
+    assert line.get("again", False) == again
+    same_model.fault = None
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+    score(run)
+    cells = dump(assemble(run))["cells"]
+    assert [c["status"] for c in cells] == ["ok", "ok" if again else "failed"]
+    assert bool(run.lines("failures.jsonl")) != again
+    if again:
+        assert cells[0]["samples"] == cells[1]["samples"] == {"used": 6, "dropped": 0}
+        assert cells[0]["speedup"]
+
+
 def test_no_weights_are_loaded_for_it(folder: Path) -> None:
     """It needs the tokenizer alone, and the ends of an answer that a loaded checkpoint would have."""
     lab = ModelPool(request_for(folder, "http://127.0.0.1:8000/v1"))
