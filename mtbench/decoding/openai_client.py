@@ -30,7 +30,7 @@ from pydantic_core import from_json
 from mtbench.decoding import bounded_http
 from mtbench.decoding.bounded_http import TooMuch, beginning, limited
 from mtbench.errors import UserError, first_line, printable
-from mtbench.records import refusal
+from mtbench.records import finding
 
 MIB = 1024 * 1024
 LINE_BYTES = 4 * MIB  # of an answer's stream
@@ -303,7 +303,7 @@ class Server:
                 raise self._broken() from None
             raise self._strange(path, f"no HTTP: {cause_of(error)}") from None
         except ValidationError as error:
-            raise self._strange(path, str(refusal(error, "it", "see its log"))) from None
+            raise self._strange(path, finding(error)) from None
         except ValueError as error:
             raise self._strange(path, str(error)) from None
 
@@ -325,8 +325,8 @@ class Server:
     def _broken(self) -> ServerError:
         return ServerError(f"{self.url} broke off in the middle of an answer; see the server's log", again=True)
 
-    def _strange(self, path: str, finding: str) -> ServerError:
-        return ServerError(f"{self.url} answers {path} with something else ({self.said(finding)}); {COMPATIBLE}")
+    def _strange(self, path: str, what: str) -> ServerError:
+        return ServerError(f"{self.url} answers {path} with something else ({self.said(what)}); {COMPATIBLE}")
 
     def _key(self) -> str | None:
         """Return the key. Raises ServerError, without it, if it is not set or cannot be sent."""

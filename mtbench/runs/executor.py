@@ -63,10 +63,10 @@ def generate(
     pool = ModelPool(plan.request) if in_this_process else None
     budget_s = plan.request.time_budget_s if time_budget_s is None else time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    failed = _failed_cells(run, plan)
+    failed, may_pass = _failed_cells(run, plan)
     stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
-    if not work:
+    if not work and not may_pass:
         progress.begin(len(plan.cells), 0)
     else:
         with start_workers(pool, plan.request, plan.cells, workers, ray) as started:
@@ -74,7 +74,12 @@ def generate(
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            progress.begin(len(plan.cells), work)
+            recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
+            if recovered:
+                _forget_failures(run, recovered)
+                failed -= recovered
+                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages))
             if not all(stage.run_blocks(sessions, deadline) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
     passes = UntimedPasses(run, plan, failed, deadline, peak_memory_on_cpu)
@@ -84,17 +89,24 @@ def generate(
         passes.execute_in_child(progress.note)
 
 
-def _failed_cells(run: RunDirectory, plan: Plan) -> set[str]:
+def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
     """Return the cells that failed in an earlier session or when they were planned; store the latter's errors.
 
-    A cell that failed for a cause that may pass is forgotten: it is decoded again.
+    Return also which of them failed for a cause that may have passed.
     """
-    run.keep_lines("failures.jsonl", [line for line in run.lines("failures.jsonl") if not line.get("again")])
+    run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
     faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
-    failed = {line["cell"] for line in run.lines("failures.jsonl") if line.get("stage") is None}
+    lines = [line for line in run.lines("failures.jsonl") if line.get("stage") is None]
+    failed = {line["cell"] for line in lines}
     new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
     run.append("failures.jsonl", new)
-    return failed | faults.keys()
+    return failed | faults.keys(), {line["cell"] for line in lines if line.get("again")} - faults.keys()
+
+
+def _forget_failures(run: RunDirectory, cells: Collection[str]) -> None:
+    """Delete the stored failures of decoding these cells."""
+    lines = run.lines("failures.jsonl")
+    run.keep_lines("failures.jsonl", [line for line in lines if line["cell"] not in cells or line.get("stage")])
 
 
 def _hardware(session: Mapping[str, Any]) -> dict[str, str | None]:
@@ -201,13 +213,25 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self._live())
 
+    def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
+        """Return those of the failed `cells` that decode again, tried for a few tokens.
+
+        Only then are blocks of the other arms deleted, to be decoded side by side with theirs.
+        """
+        tried = [cell for cell in self.cells if cell.cell in cells]
+        outcomes = {cell.cell: self._attempt(session, cell, 0, WARM_UP_TOKENS, cold=True) for cell in tried}
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, Failed):
+                self.progress.note(f"{name} still fails: {outcome.error}")
+        return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
+
     def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
         Return False if the deadline left blocks undone.
         """
         todo = self.todo
-        if time.monotonic() > deadline:
+        if not todo or time.monotonic() > deadline:
             return not todo
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
         in_parallel(sessions, lambda session: self._warm_up(session, shapes))

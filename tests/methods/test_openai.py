@@ -349,8 +349,12 @@ def test_a_failure_that_may_pass_is_tried_again(
     assert [c["status"] for c in results["cells"]] == ["ok", "failed"]
     [line] = run.lines("failures.jsonl")
     assert line.get("again", False) == again
-    same_model.fault = None
+    of_ar = f"timings/{results['cells'][0]['cell']}.jsonl"
+    decoded = run.sha256(of_ar)
     with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+        assert run.sha256(of_ar) == decoded, "nothing is lost if it fails again"
+        same_model.fault = None
         generate(run, progress)
     score(run)
     cells = dump(assemble(run))["cells"]
