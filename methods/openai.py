@@ -9,7 +9,8 @@ the checkpoint's penalties off. No prefix cache is used between requests, as in 
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. The counters of its speculation
-cover all its clients, so it should serve no others.
+cover all its clients, so it should serve no others. If the server is busy (HTTP 429, 503), the request is sent again
+after the time that it names; the time of that batch is not used.
 """
 
 import time

@@ -118,14 +118,16 @@ def _valid(
 ) -> dict[str, set[tuple[int, int]]]:
     """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
 
-    A cell that failed, or that lost too many of its own lines, is not compared and has none. If all cells lost too
-    many, what all of them have left counts.
+    A cell that lost too many of its own lines is not compared and has none. If all cells lost too many, what all of
+    them have left counts.
     """
     clean = {
         name: {(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors
     }
     lost = {name: len(timings[name]) - len(pairs) for name, pairs in clean.items()}
     void = {n for n in clean if lost[n] and statistics.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
-    compared = [name for name in clean if name not in void] or [*clean]
-    valid = set.intersection(*(clean[name] for name in compared)) if compared else set()
-    return dict.fromkeys(compared, valid)
+    if len(void) == len(clean):
+        void = set()
+    compared = [pairs for name, pairs in clean.items() if name not in void]
+    valid = set.intersection(*compared) if compared else set()
+    return {name: valid for name in group.cells if name not in void}
