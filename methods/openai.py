@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -54,8 +54,8 @@ class OpenAI(Outside):
     model: str | None = option(None, "its name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
-    timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, engine=True)
-    total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, engine=True)
+    timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, high=1e6, engine=True)
+    total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, high=1e6, engine=True)
 
     roles = ("ar",)
     reference = True
@@ -69,6 +69,14 @@ class OpenAI(Outside):
     def server(self) -> Server:
         return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s, self.total_s)
 
+    @cached_property
+    def served(self) -> str:
+        """The server's name for the model, by default the first that it lists."""
+        names = [self.model] if self.model else self.server.models()
+        if not names:
+            raise ServerError(f"{self.url} names no model; give one with model=")
+        return names[0]
+
     @property
     def host(self) -> str | None:
         return self.server.elsewhere
@@ -81,7 +89,7 @@ class OpenAI(Outside):
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
         server, checkpoint = self.server, target_of(checkpoints)
-        model = self.model or first_model(server)
+        model = self.served
 
         def complete(request: Request) -> Reply:
             return server.complete(body_of(request, model, fixed_length=fixed_length))
@@ -110,14 +118,6 @@ def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, An
     if request.stop:
         body["stop"] = list(request.stop)
     return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
-
-
-@cache
-def first_model(server: Server) -> str:
-    """Return the first model that the server lists."""
-    if names := server.models():
-        return names[0]
-    raise ServerError(f"{server.url} names no model; give one with model=")
 
 
 def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:

@@ -5,10 +5,10 @@ core, httpcore, takes a network backend; the one here knows when its request mus
 the environment are ignored, redirects are not followed, and no content encoding is accepted.
 """
 
+import contextlib
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import httpcore
 import httpx
 
 CONNECT_S = 10.0  # longest time to connect to one address
-WRITTEN_AT_ONCE = 4096  # bytes; between two such parts the total time is checked
+SENT_AT_ONCE = 4096  # bytes; between two such parts the total time is checked
 
 
 class TooMuch(Exception):
@@ -28,16 +28,23 @@ class Connection(httpcore.NetworkStream):
 
     def __init__(self, stream: httpcore.NetworkStream, deadline: float) -> None:
         self.stream, self.deadline = stream, deadline
+        self.unsent = b""
         self.ended = False  # by the server
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with contextlib.suppress(httpcore.WriteError):  # a server may answer without reading everything
+            self._send(timeout)
         data = self.stream.read(max_bytes, within(self.deadline, timeout))
         self.ended |= not data
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        for start in range(0, len(buffer), WRITTEN_AT_ONCE):
-            self.stream.write(buffer[start : start + WRITTEN_AT_ONCE], within(self.deadline, timeout))
+        self.unsent += buffer  # head and body are sent together
+
+    def _send(self, timeout: float | None) -> None:
+        unsent, self.unsent = self.unsent, b""
+        for start in range(0, len(unsent), SENT_AT_ONCE):
+            self.stream.write(unsent[start : start + SENT_AT_ONCE], within(self.deadline, timeout))
 
     def close(self) -> None:
         self.stream.close()
@@ -81,17 +88,23 @@ def within(deadline: float, timeout: float | None) -> float:
     return left_s if timeout is None else min(left_s, timeout)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(
-    backend: Backend, verb: str, url: httpx.URL, headers: Mapping[str, str], content: bytes | None, silence_s: float
+    backend: Backend,
+    verb: str,
+    host: httpx.URL,
+    path: bytes,
+    headers: Mapping[str, str],
+    content: bytes | None,
+    silence_s: float,
 ) -> Iterator[httpcore.Response]:
     """Send a request and yield the response, whose body is not read yet. Raises what httpcore raises."""
     timeout = {"connect": min(CONNECT_S, silence_s), "read": silence_s, "write": silence_s}
-    sent = {"Host": url.netloc.decode(), "Connection": "close", "Accept-Encoding": "identity", **headers}
+    sent = {"Host": host.netloc.decode(), "Connection": "close", "Accept-Encoding": "identity", **headers}
     if content is not None:
         sent["Content-Length"] = str(len(content))
-    target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-    context = tls() if url.scheme == "https" else None
+    target = httpcore.URL(scheme=host.raw_scheme, host=host.raw_host, port=host.port, target=path)
+    context = tls() if host.scheme == "https" else None
     with (
         httpcore.HTTPConnection(target.origin, context, network_backend=backend) as connection,
         connection.stream(

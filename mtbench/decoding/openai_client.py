@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ FIRST_WAIT_S = 1.0  # if the server names no time; doubled each time
 SECRET = 8  # characters from which an answer may not hold the key; a shorter one is a placeholder
 FINISHED = ("stop", "length")
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
+METRICS = "/metrics"
 COMPATIBLE = "is it OpenAI-compatible?"
 
 
@@ -146,7 +148,7 @@ class Server:
             parts = urlsplit(self.url)
             known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
             plain = "@" not in parts.netloc and not parts.query + parts.fragment  # it is stored in every file
-            httpx.URL(self.url)
+            _ = self._address
         except (ValueError, httpx.InvalidURL):
             known = plain = False
         if not (known and plain):
@@ -154,6 +156,10 @@ class Server:
                 f"url={self.url!r} is not a server's plain address, such as http://127.0.0.1:8000/v1; a key goes into "
                 "an environment variable that `api_key_env` names."
             )
+
+    @cached_property
+    def _address(self) -> httpx.URL:
+        return httpx.URL(self.url)
 
     @property
     def elsewhere(self) -> str | None:
@@ -175,9 +181,8 @@ class Server:
 
         Raises ServerError for a value that is no count.
         """
-        path = urlsplit(self.url).path.rstrip("/").removesuffix("/v1") + "/metrics"
         found: dict[str, float] = defaultdict(float)
-        with self._open("GET", path, needed=False) as response:
+        with self._open("GET", METRICS, needed=False) as response:
             if response.status != 200:
                 return {}
             text = b"".join(limited(response.chunks, BODY_BYTES)).decode()
@@ -241,7 +246,7 @@ class Server:
     ) -> Iterator[Response]:
         """Send a request, again if the server is busy, and yield the response. Raises ServerError.
 
-        `path`: relative to the url, or absolute. `needed`: a status other than 200 is an error.
+        `path`: relative to the url; METRICS is beside its /v1. `needed`: a status other than 200 is an error.
         """
         deadline = time.monotonic() + self.total_s
         waited = None
@@ -281,12 +286,14 @@ class Server:
     @contextmanager
     def _sent(self, verb: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Iterator[Response]:
         """Send one request and yield its response. Every error, also in what is done with it, is a ServerError."""
-        base = httpx.URL(self.url)
-        url = base.copy_with(path=path if path.startswith("/") else f"{base.path.rstrip('/')}/{path}")
+        base = self._address.raw_path.rstrip(b"/")
+        place = base + b"/" + path.encode() if path != METRICS else base.removesuffix(b"/v1") + b"/metrics"
         content = None if body is None else json.dumps(body).encode()
         backend = bounded_http.Backend(deadline)
         try:
-            with bounded_http.opened(backend, verb, url, self._headers(), content, self.timeout_s) as response:
+            with bounded_http.opened(
+                backend, verb, self._address, place, self._headers(), content, self.timeout_s
+            ) as response:
                 headers = httpx.Headers(response.headers)
                 yield Response(response.status, headers, response.iter_stream(), None)
         except httpcore.TimeoutException as error:

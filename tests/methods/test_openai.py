@@ -230,6 +230,8 @@ def test_the_key_comes_from_the_environment_alone(
         "http://:pass@host/v1",
         "http://host:x/v1",
         "http://host/v1?key=1",
+        "http://ho st/v1",
+        "http://host/\x1b[2J",
     ],
 )
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
