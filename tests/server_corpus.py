@@ -297,6 +297,9 @@ for echoed in (
     "\n".join(KEY),
     "\u200b".join(KEY),
     KEY.replace("/", "\\/"),
+    "\\" * 60_000 + KEY,
+    KEY[:-1] * 2000,
+    (KEY[0] + "\\n") * 20_000,
     "x" * 90 + KEY,
 ):
     for body in (echoed, json.dumps({"error": {"message": echoed}})):

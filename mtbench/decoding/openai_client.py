@@ -43,10 +43,11 @@ SHOWN = 100  # characters of a server's text that an error repeats
 TRIES = 5  # of a request to a busy server
 LONGEST_WAIT_S = 60.0  # before one of them
 FIRST_WAIT_S = 1.0  # if the server names no time; doubled each time
-SECRET = 8  # characters from which an answer may not hold the key; a shorter one is a placeholder
+SECRET = 8  # characters that make a secret: a shorter key is a placeholder, a shorter part of one tells nothing
 FINISHED = ("stop", "length")
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
 METRICS = "/metrics"
+TOKEN = re.compile(r"%([0-9a-f]{2})|\\+(?:u00|x)([0-9a-f]{2})|\\+[rnt0]?|(.)", re.IGNORECASE | re.DOTALL)
 COMPATIBLE = "is it OpenAI-compatible?"
 
 
@@ -224,7 +225,7 @@ class Server:
     def check_text(self, text: str) -> None:
         """Raise ServerError for an answer that holds the key: it must not be stored."""
         key = self._key()
-        if key is not None and len(key) >= SECRET and secret(key).search(text):
+        if key is not None and len(key) >= SECRET and key.lower() in text.lower():
             raise ServerError(f"{self.url} repeats the key of api_key_env in an answer; the answer is not kept")
 
     def said(self, text: str) -> str:
@@ -415,16 +416,45 @@ def cause_of(error: BaseException) -> str:
 def shown(text: str, key: str | None = None) -> str:
     """Return the first line of a server's text, short and printable, without the key or any bearer token.
 
-    >>> print(shown("no such key: sk-\x001%32%33", "sk-123"))
+    The key is found in any case, URL-encoded, escaped, or split by control characters.
+
+    >>> print(shown("no such key: SK-1%32%33", "sk-123"))
     no such key: [key]
     """
+    text = text[:ERROR_BYTES]
     if key:
-        text = secret(key).sub("[key]", text)
+        text = _without_key(text, key)
     text = re.sub(r"(?i)(bearer)(?:%20|[\s+:=])+[^\s\"',;]+", r"\1 [key]", text)
     return first_line(RuntimeError(text.strip() or "nothing more"))[:SHOWN]
 
 
-def secret(key: str) -> re.Pattern[str]:
-    """Return a pattern that finds a key: as it is, in another case, URL-encoded, escaped, or split by controls."""
-    forms = [rf"(?:\\*{re.escape(c)}|%{ord(c):02x}|\\+(?:u00|x){ord(c):02x})" for c in key]
-    return re.compile(r"(?:[^!-~]|\\+[rnt0])*".join(forms), re.IGNORECASE)
+def _without_key(text: str, key: str) -> str:
+    """Return the text without the key, and without any part of it that has SECRET characters."""
+    seen, places = _visible(text)
+    wanted, _ = _visible(key)
+    size = min(len(wanted), SECRET)
+    covered = [False] * len(seen)
+    for part in {wanted[i : i + size] for i in range(len(wanted) - size + 1)} - {""}:
+        at = seen.find(part)
+        while at >= 0:
+            covered[at : at + size] = [True] * size
+            at = seen.find(part, at + 1)
+    parts, end = [], 0
+    for hidden, run in itertools.groupby(range(len(seen)), covered.__getitem__):
+        if hidden:
+            first, *rest = run
+            parts += [text[end : places[first][0]], "[key]"]
+            end = places[rest[-1] if rest else first][1]
+    return "".join(parts) + text[end:]
+
+
+def _visible(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return the visible ASCII characters of a text, decoded and in lower case, and the place of each in the text."""
+    found, places = [], []
+    for token in TOKEN.finditer(text):
+        encoded = token[1] or token[2]
+        character = chr(int(encoded, 16)) if encoded else token[3] or ""
+        if "!" <= character <= "~":
+            found.append(character.lower())
+            places.append(token.span())
+    return "".join(found), places
