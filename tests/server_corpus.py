@@ -14,7 +14,8 @@ from typing import Any
 KEY = "sk-Very/Secret+0123456789"
 KEY_ENV = "CORPUS_KEY"
 ASKED = 4  # tokens
-SILENCE_S, TOTAL_S = 0.15, 0.4  # bounds of the behaviours that test time; others have seconds
+# Longest silence and longest request, in seconds: of a server that hangs, of one that is never silent, of all others.
+HANGS, ENDLESS, PATIENT = (0.15, 10.0), (5.0, 0.4), (5.0, 10.0)
 END = "broke off in the middle of an answer"
 SILENT = r"was silent for 0\.15 s"
 LATE = r"took longer than 0\.4 s for a request; if it may, raise total_s"
@@ -73,7 +74,7 @@ class Behaviour:
     said: str | None
     again: bool = False
     path: str = "completions"
-    timed: bool = False  # the bounds are short
+    bounds: tuple[float, float] = PATIENT
     scheme: str = "http"
     dropped: str | None = None
     listens: bool = True
@@ -132,12 +133,12 @@ CORPUS.append(
 sends("plain http where https is asked", http(GOOD), r"cannot be reached \(\[SSL", again=True, scheme="https")
 
 
-@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", timed=True)
+@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
 def hangs_in_the_handshake(talk: Talk) -> None:
     talk.wait()
 
 
-@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", timed=True)
+@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
 def drips_in_the_handshake(talk: Talk) -> None:
     talk.send(b"\x16\x03\x03\x40\x00")
     talk.repeat(b"\x02", 0.05)
@@ -156,23 +157,23 @@ def resets_without_a_byte(talk: Talk) -> None:
 # The head
 
 
-@behaviour(SILENT, again=True, timed=True)
+@behaviour(SILENT, again=True, bounds=HANGS)
 def hangs_before_the_head(talk: Talk) -> None:
     talk.wait()
 
 
-@behaviour(SILENT, again=True, timed=True)
+@behaviour(SILENT, again=True, bounds=HANGS)
 def hangs_in_the_head(talk: Talk) -> None:
     talk.send(b"HTTP/1.1 200 OK\r\nContent-")
     talk.wait()
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_the_head(talk: Talk) -> None:
     talk.drip(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_headers(talk: Talk) -> None:
     talk.send(b"HTTP/1.1 200 OK\r\n")
     talk.repeat(b"X: y\r\n", 0.05)
@@ -190,7 +191,7 @@ def sends_one_header_for_ever(talk: Talk) -> None:
     talk.repeat(b"y" * 1000)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def says_continue_for_ever(talk: Talk) -> None:
     talk.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
 
@@ -237,20 +238,23 @@ def busy(status: str, retry: str | None, times: int) -> Acts:
     return acts
 
 
-BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, bool]] = [
-    ("429 once", busy("429 Too Many", "0", 1), None, f"{BUSY} (429)", False),
-    ("503 twice", busy("503 Unavailable", "0", 2), None, f"{BUSY} (503)", False),
-    ("429 with a date in the past", busy("429 No", formatdate(0, usegmt=True), 1), None, f"{BUSY} (429)", False),
-    ("429 for ever", busy("429 No", "0", 99), "answers 429 to completions: busy; see", None, False),
-    ("503 for ever", busy("503 No", "0", 99), "answers 503 to completions: busy; see", None, False),
-    ("429 for an hour", busy("429 No", "3600", 99), LONG, None, False),
-    ("429 until 2100", busy("429 No", "Fri, 01 Jan 2100 00:00:00 GMT", 99), LONG, None, False),
-    ("429 for ages", busy("429 No", "999999999", 99), LONG, None, False),
-    *((f"429 with {text!r}", busy("429 No", text, 99), LONG, None, True) for text in ("soon", "NaN", "-1", "9" * 5000)),
-    ("429 for longer than the request may take", busy("429 No", "2", 99), LONG, None, True),
+BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
+    ("429 once", busy("429 Too Many", "0", 1), None, f"{BUSY} (429)", PATIENT),
+    ("503 twice", busy("503 Unavailable", "0", 2), None, f"{BUSY} (503)", PATIENT),
+    ("429 with a date in the past", busy("429 No", formatdate(0, usegmt=True), 1), None, f"{BUSY} (429)", PATIENT),
+    ("429 for ever", busy("429 No", "0", 99), "answers 429 to completions: busy; see", None, PATIENT),
+    ("503 for ever", busy("503 No", "0", 99), "answers 503 to completions: busy; see", None, PATIENT),
+    ("429 for an hour", busy("429 No", "3600", 99), LONG, None, PATIENT),
+    ("429 until 2100", busy("429 No", "Fri, 01 Jan 2100 00:00:00 GMT", 99), LONG, None, PATIENT),
+    ("429 for ages", busy("429 No", "999999999", 99), LONG, None, PATIENT),
+    *(
+        (f"429 with {text!r}", busy("429 No", text, 99), LONG, None, ENDLESS)
+        for text in ("soon", "NaN", "-1", "9" * 5000)
+    ),
+    ("429 for longer than the request may take", busy("429 No", "2", 99), LONG, None, ENDLESS),
 ]
-for name, acts, refusal, dropped, timed in BUSY_SERVERS:
-    CORPUS.append(Behaviour(name, acts, refusal, again=refusal is not None, dropped=dropped, timed=timed))
+for name, acts, refusal, dropped, bounds in BUSY_SERVERS:
+    CORPUS.append(Behaviour(name, acts, refusal, again=refusal is not None, dropped=dropped, bounds=bounds))
 
 
 # The body of an error
@@ -262,13 +266,13 @@ def sends_an_error_for_ever(talk: Talk) -> None:
     talk.repeat(b"x" * 65536)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_an_error(talk: Talk) -> None:
     talk.send(b"HTTP/1.1 400 No\r\n\r\n")
     talk.repeat(b"x", 0.05)
 
 
-@behaviour(SILENT, again=True, timed=True)
+@behaviour(SILENT, again=True, bounds=HANGS)
 def hangs_in_an_error(talk: Talk) -> None:
     talk.send(b"HTTP/1.1 400 No\r\nContent-Length: 99\r\n\r\nwhat")
     talk.wait()
@@ -359,31 +363,31 @@ def resets_in_the_middle(talk: Talk) -> None:
     talk.reset()
 
 
-@behaviour(SILENT, again=True, timed=True)
+@behaviour(SILENT, again=True, bounds=HANGS)
 def hangs_in_the_middle(talk: Talk) -> None:
     talk.send(OPEN + sse(FIRST))
     talk.wait()
 
 
-@behaviour(SILENT, again=True, timed=True)
+@behaviour(SILENT, again=True, bounds=HANGS)
 def never_ends_after_the_end(talk: Talk) -> None:
     talk.send(OPEN + GOOD)
     talk.wait()
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_bytes(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(b":", 0.05)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_comments(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(b": wait\n\n", 0.05)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def drips_tokens(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(sse(FIRST), 0.05)
@@ -419,7 +423,7 @@ def sends_lines_of_one_event_for_ever(talk: Talk) -> None:
     talk.repeat((b"data: " + b" " * 993 + b"\n") * 64)
 
 
-@behaviour(LATE, timed=True)
+@behaviour(LATE, bounds=ENDLESS)
 def sends_empty_events_for_ever(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(sse({}) * 1000)
@@ -498,7 +502,7 @@ def sends_models_for_ever(talk: Talk) -> None:
     talk.repeat(b"[" * 65536)
 
 
-@behaviour(LATE, path="models", timed=True)
+@behaviour(LATE, path="models", bounds=ENDLESS)
 def drips_models(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(b" ", 0.05)
@@ -529,7 +533,7 @@ def sends_metrics_for_ever(talk: Talk) -> None:
     talk.repeat(b"a 1\n" * 16384)
 
 
-@behaviour(LATE, path="metrics", timed=True)
+@behaviour(LATE, path="metrics", bounds=ENDLESS)
 def drips_metrics(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(b"#", 0.05)
