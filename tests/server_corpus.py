@@ -527,7 +527,7 @@ sends("metrics: an error", http(b"oh", "500 Oh"), None, path="metrics")
 sends("metrics: a redirect", http(b"", "302 Found", more=b"Location: http://127.0.0.1:9/\r\n"), None, path="metrics")
 
 
-@behaviour("with more than 16,777,216 bytes; see its log, or use metrics=false", path="metrics")
+@behaviour("with more than 16,777,216 bytes; see the server's log, or leave .* unread by metrics=false", path="metrics")
 def sends_metrics_for_ever(talk: Talk) -> None:
     talk.send(OPEN)
     talk.repeat(b"a 1\n" * 16384)

@@ -300,7 +300,8 @@ class Server:
         except httpcore.TimeoutException as error:
             raise self._late(error, deadline) from None
         except TooMuch as error:
-            raise ServerError(f"{self.url} answers {path} with {error}; see its log, or use metrics=false") from None
+            unread = ", or leave its counters unread by metrics=false" if path == METRICS else ""
+            raise ServerError(f"{self.url} answers {path} with {error}; see the server's log{unread}") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             if backend.connection is None or isinstance(error, httpcore.ConnectError):
                 raise ServerError(
