@@ -230,7 +230,6 @@ def test_the_key_comes_from_the_environment_alone(
         "http://:pass@host/v1",
         "http://host:x/v1",
         "http://host/v1?key=1",
-        "http://ho st/v1",
         "http://host/\x1b[2J",
     ],
 )
