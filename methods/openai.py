@@ -7,21 +7,23 @@ The server must serve the checkpoint of the role given by `on`; the tokenizer of
 mtbench cannot check this, so the server's tokens are not graded. A batch of R prompts is R concurrent requests.
 Decoding is greedy, without the checkpoint's penalties. As in our arms, requests share no prefix cache.
 
-Token ids are the server's if it returns them (vLLM: `return_token_ids`); else mtbench tokenizes its text. If their
-number differs from the server's `usage`, the cell is flagged. Forwards and commits are null. The server's counters of
-speculation include all its clients, so it should serve no others during a run.
+Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
+that of the server's own `usage`, the cell is flagged. Forwards and commits are null. The counters of its speculation
+cover all its clients, so it should serve no others. If the server is busy (HTTP 429, 503), the request is sent again
+after the time that it names; the time of that batch is not used.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
 from mtbench.decoding.external import Answers, Outside, target_of
 from mtbench.decoding.openai_client import Reply, Server, ServerError
+from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Inspected
@@ -52,7 +54,8 @@ class OpenAI(Outside):
     model: str | None = option(None, "the server's name for the model; none: the first that it lists", engine=True)
     api_key_env: str | None = option(None, "environment variable that holds its key", engine=True)
     metrics: bool = option(True, "read its /metrics before and after each batch", engine=True)
-    timeout_s: float = option(300.0, "longest time without data, in seconds", low=0.01, engine=True)
+    timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, high=1e6, engine=True)
+    total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, high=1e6, engine=True)
 
     roles = ("ar",)
     reference = True
@@ -64,7 +67,15 @@ class OpenAI(Outside):
 
     @property
     def server(self) -> Server:
-        return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s)
+        return Server(self.url.rstrip("/"), self.api_key_env, self.timeout_s, self.total_s)
+
+    @cached_property
+    def served(self) -> str:
+        """The server's name for the model, by default the first that it lists."""
+        names = [self.model] if self.model else self.server.models()
+        if not names:
+            raise ServerError(f"{self.url} names no model; give one with model=")
+        return names[0]
 
     @property
     def host(self) -> str | None:
@@ -75,14 +86,14 @@ class OpenAI(Outside):
         return self.server.url + (f"={self.api_key_env}" if self.api_key_env else "")
 
     def counters(self) -> Mapping[str, int]:
-        samples = self.server.samples() if self.metrics else {}
-        return {ours: int(samples[theirs]) for theirs, ours in COUNTERS.items() if theirs in samples}
+        totals = self.server.totals(COUNTERS) if self.metrics else {}
+        return {ours: totals[theirs] for theirs, ours in COUNTERS.items() if theirs in totals}
 
     def generate(
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
         server, checkpoint = self.server, target_of(checkpoints)
-        model = self.model or first_model(server)
+        model = self.served
 
         def complete(request: Request) -> Reply:
             return server.complete(body_of(request, model, fixed_length=fixed_length))
@@ -93,13 +104,14 @@ class OpenAI(Outside):
         if fixed_length and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not support ignore_eos; leave out --fixed-length or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
-        if not all(answers):
-            raise ServerError(f"{server.url} returned an empty answer; check that it serves the unmodified model")
+        for ids in answers:
+            check(ids, server, checkpoint)
         counts = [reply.counted for reply in replies if reply.counted is not None]
         return Answers(
             answers,
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
+            dropped=next((reply.waited for reply in replies if reply.waited), None),
         )
 
 
@@ -112,12 +124,16 @@ def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, An
     return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
 
 
-@cache
-def first_model(server: Server) -> str:
-    """Return the first model that the server lists."""
-    if names := server.models():
-        return names[0]
-    raise ServerError(f"{server.url} names no model; give one with model=")
+def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:
+    """Raise ServerError for an answer without a token, with one that the tokenizer does not know, or with the key."""
+    if not ids:
+        raise ServerError(f"{server.url} returned an empty answer; check that it serves the unmodified model")
+    if max(ids) >= len(checkpoint.tokenizer):
+        raise ServerError(
+            f"{server.url} gave the token {max(ids)}, which {checkpoint.source} does not have; see model="
+        )
+    if server.key_env:
+        server.check_text(text_of(checkpoint.tokenizer, ids))
 
 
 def ids_of(reply: Reply, checkpoint: Inspected, stop: Sequence[str]) -> list[int]:

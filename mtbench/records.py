@@ -159,8 +159,14 @@ def refusal(error: ValidationError, where: str, advice: str = RESTORE) -> UserEr
     if version is not None:
         known = version["ctx"]["expected"]
         return UserError(f"{where} has schema version {_shown(version['input'])}; this mtbench reads {known}.")
+    return UserError(f"{where}: {finding(error)}; {advice}")
+
+
+def finding(error: ValidationError) -> str:
+    """The first finding of a validation: which field, what was found, what is allowed; and how many more there are."""
+    found = error.errors(include_url=False)
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return UserError(f"{where}: {_finding(found[0])}{more}; {advice}")
+    return f"{_finding(found[0])}{more}"
 
 
 def field_path(location: Sequence[int | str]) -> str:

@@ -28,6 +28,7 @@ class Answers(NamedTuple):
     token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
+    dropped: str | None = None  # why the time of this batch is not the engine's speed
 
 
 class Outside(Method):
@@ -115,7 +116,8 @@ def run_outside(
         kv_bytes=None,
         miscounted=0,
         counted=answers.counted,
-        **{name: after[name] - count for name, count in before.items() if name in after},
+        dropped=answers.dropped,
+        **{name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count},
     )
 
 

@@ -59,6 +59,7 @@ class Timing:
     drafts: int | None = None  # number of drafts
     drafted: int | None = None  # tokens of those drafts
     accepted: int | None = None  # tokens of these that were accepted
+    dropped: str | None = None  # why its time is not used
 
 
 def answer_tokens(line: Mapping[str, Any]) -> list[int] | None:

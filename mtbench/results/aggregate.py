@@ -361,6 +361,8 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
     if hot := sum(bool((t.throttle or 0) & THERMAL) for t in data.timings):
         flags.append(f"slowed by heat in {hot} of {len(data.timings)} samples")
     flags += _processor_flags(data, sessions)
+    for reason, lines in sorted(Counter(t.dropped for t in data.timings if t.dropped).items()):
+        flags.append(f"{lines} of {len(data.timings)} samples dropped: {reason}")
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))

@@ -94,15 +94,15 @@ def compare(
     found = {arm: Comparisons() for arm in group}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s, doubts), strict=True):
-            found[data.cell.arm].speedup.append(_speedup(data, baseline, ratio, verdict))
+        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts):
+            found[data.cell.arm].speedup.append(speedup)
+        for data in arms:
             found[data.cell.arm].agreement.append(_agreement(data, baseline))
         for arm, accuracy in _accuracies(arms, baseline, margin, doubts).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
-        for data, (ratio, verdict) in zip(arms, _speeds(arms, baseline, synchronisation_s, doubts), strict=True):
-            speedup = _speedup(data, baseline, ratio, verdict)
+        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts):
             plain = _plain_speedup(data, baseline, group)
             found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
     return {arm: _in_order(found[arm], data) for arm, data in group.items()}
@@ -215,16 +215,21 @@ def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> st
     return "the baseline is void" if baseline.cell.arm in void else None
 
 
-def _speeds(
+def _speedups(
     arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None]
-) -> list[tuple[Ratio, Verdict]]:
-    """Return the speedup and the verdict of each arm. doubts: why an arm can have no word, or None."""
-    ratios = [wall_ratio(data, baseline) for data in arms]
+) -> list[tuple[CellData, Speedup]]:
+    """Return the arms with the same samples as the baseline, each with its speedup.
+
+    doubts: why an arm can have no word, or None.
+    """
+    timed = [(data, doubt) for data, doubt in zip(arms, doubts, strict=True) if data.valid == baseline.valid]
+    ratios = [wall_ratio(data, baseline) for data, _ in timed]
     reasons = [
-        doubt or _too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s)
-        for data, doubt in zip(arms, doubts, strict=True)
+        doubt or _too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data, doubt in timed
     ]
-    return list(zip(ratios, statistics.speed_verdicts(ratios, reasons), strict=True))
+    verdicts = statistics.speed_verdicts(ratios, reasons)
+    judged = zip(timed, ratios, verdicts, strict=True)
+    return [(data, _speedup(data, baseline, ratio, verdict)) for (data, _), ratio, verdict in judged]
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> str | None:
@@ -233,7 +238,9 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
-    """Return the wall time of the baseline over that of the arm, on the same blocks."""
+    """Return the wall time of the baseline over that of the arm, on the same blocks; None if they are not the same."""
+    if data.valid != baseline.valid:
+        return Ratio(None, None, None, None, 0, "block")
     return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
 
 

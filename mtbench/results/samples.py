@@ -1,9 +1,10 @@
 """Read the stored lines of each cell and sum over those that count.
 
-A block counts in a round only if every arm of the group has a clean timing line for it. All blocks that count have the
-same number of rounds: those that the plan repeats, or, if these are too few for an interval, all blocks with round 1. A
-block has the median of its rounds. Blocks with turns of the same conversations are one unit. A sum is None if an engine
-hides one of its values.
+A block counts in a round only if every arm of the group has a clean timing line for it. An arm that lost too many of
+its own lines has no samples, and the others are compared without it. All blocks that count have the same number of
+rounds: those that the plan repeats, or, if these are too few for an interval, all blocks with round 1. A block has the
+median of its rounds. Blocks with turns of the same conversations are one unit. A sum is None if an engine hides one of
+its values.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ class CellData:
     cell: Cell
     lines: dict[str, GenerationLine]  # by item
     timings: list[TimingLine]
-    valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group
+    valid: set[tuple[int, int]]  # (round, block) pairs that are clean for every arm of the group, or none
     repeated_blocks: int  # blocks 0 … of which the plan times every round
     unit_of: Mapping[int, int]  # block -> its unit: the first block of the same conversations
     scores: Mapping[str, float]  # by item
@@ -146,7 +147,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
                 timings=timings[name],
-                valid=valid,
+                valid=valid.get(name, set()),
                 repeated_blocks=min(group.rounds),
                 unit_of=unit_of,
                 scores=scores.get(name, {}),
@@ -175,7 +176,21 @@ def _refuse_doubled(run: RunDirectory, name: str, entries: Sequence[str]) -> Non
         )
 
 
-def _valid(group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]) -> set[tuple[int, int]]:
-    """Return the (round, block) pairs for which every cell that did not fail has a clean line."""
-    clean = [{(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors]
-    return set.intersection(*clean) if clean else set()
+def _valid(
+    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]
+) -> dict[str, set[tuple[int, int]]]:
+    """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
+
+    A cell that lost too many of its own lines is not compared and has none. If all cells lost too many, what all of
+    them have left counts.
+    """
+    clean = {
+        name: {(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors
+    }
+    lost = {name: len(timings[name]) - len(pairs) for name, pairs in clean.items()}
+    void = {n for n in clean if lost[n] and statistics.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
+    if len(void) == len(clean):
+        void = set()
+    compared = [pairs for name, pairs in clean.items() if name not in void]
+    valid = set.intersection(*compared) if compared else set()
+    return {name: valid for name in group.cells if name not in void}

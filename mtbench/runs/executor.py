@@ -58,10 +58,10 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     pool = ModelPool(plan.request) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
-    failed = _failed_cells(run, plan)
+    failed, may_pass = _failed_cells(run, plan)
     stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
-    if not work:
+    if not work and not may_pass:
         progress.begin(len(plan.cells), 0)
     else:
         _refuse_other_servers([cell for stage in stages if stage.todo for cell in stage.live()], execution.servers)
@@ -70,7 +70,12 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
-            progress.begin(len(plan.cells), work)
+            recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
+            if recovered:
+                _forget_failures(run, recovered)
+                failed -= recovered
+                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages))
             if not all(stage.run_blocks(sessions, deadline) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory)
@@ -80,14 +85,24 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
         passes.execute_in_child(progress.note)
 
 
-def _failed_cells(run: RunDirectory, plan: Plan) -> set[str]:
-    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors."""
+def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
+    """Return the cells that failed in an earlier session or when they were planned; store the latter's errors.
+
+    Return also which of them failed for a cause that may have passed.
+    """
     run.keep_lines("failures.jsonl", run.lines("failures.jsonl"))
     faults = {cell.cell: cell.fault for cell in plan.cells if cell.fault}
-    failed = {line["cell"] for line in run.lines("failures.jsonl") if line.get("stage") is None}
+    lines = [line for line in run.lines("failures.jsonl") if line.get("stage") is None]
+    failed = {line["cell"] for line in lines}
     new = [{"cell": cell, "error": error} for cell, error in faults.items() if cell not in failed]
     run.append("failures.jsonl", new)
-    return failed | faults.keys()
+    return failed | faults.keys(), {line["cell"] for line in lines if line.get("again")} - faults.keys()
+
+
+def _forget_failures(run: RunDirectory, cells: Collection[str]) -> None:
+    """Delete the stored failures of decoding these cells."""
+    lines = run.lines("failures.jsonl")
+    run.keep_lines("failures.jsonl", [line for line in lines if line["cell"] not in cells or line.get("stage")])
 
 
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
@@ -205,13 +220,25 @@ class Stage:
         """Batches to decode."""
         return len(self.todo) * len(self.live())
 
+    def recovered(self, session: WorkerSession, cells: Collection[str]) -> list[str]:
+        """Return those of the failed `cells` that decode again, tried for a few tokens.
+
+        Only then are blocks of the other arms deleted, to be decoded side by side with theirs.
+        """
+        tried = [cell for cell in self.cells if cell.cell in cells]
+        outcomes = {cell.cell: self._attempt(session, cell, 0, WARM_UP_TOKENS, cold=True) for cell in tried}
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, Failed):
+                self.progress.note(f"{name} still fails: {outcome.error}")
+        return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
+
     def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
         Return False if the deadline left blocks undone.
         """
         todo = self.todo
-        if time.monotonic() > deadline:
+        if not todo or time.monotonic() > deadline:
             return not todo
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
         in_parallel(sessions, lambda session: self._warm_up(session, shapes))
@@ -271,7 +298,7 @@ class Stage:
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if item := self._follows_hidden(cell, block):
-                self._fail(cell, f"{item} follows an answer whose tokens its engine hides")
+                self._fail(cell, Failed(f"{item} follows an answer whose tokens its engine hides"))
             if cell.cell not in self.failed:  # another worker may have marked it
                 outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
                 with self.writing:
@@ -327,7 +354,7 @@ class Stage:
                 session.worker.revive()
                 session.begin()
         if isinstance(outcome, Failed):
-            self._fail(cell, outcome.error)
+            self._fail(cell, outcome)
         return outcome
 
     def _follows_hidden(self, cell: Cell, block: int) -> str | None:
@@ -345,12 +372,14 @@ class Stage:
         if ids is not None:
             self.answered[cell][line["item"]] = ids
 
-    def _fail(self, cell: Cell, error: str) -> None:
+    def _fail(self, cell: Cell, failed: Failed) -> None:
         with self.writing:
             if cell.cell not in self.failed:
-                self.run.append("failures.jsonl", [{"cell": cell.cell, "error": error}])
+                line = {"cell": cell.cell, "error": failed.error}
+                self.run.append("failures.jsonl", [{**line, "again": True} if failed.again else line])
                 self.failed.add(cell.cell)
-                self.progress.note(f"{cell.cell} failed: {error}")
+                later = "; `--resume` tries it again" if failed.again else ""
+                self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
 
     def live(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.cell not in self.failed]

@@ -111,6 +111,9 @@ class FailureLine(Sparse):
     stage: Annotated[Literal["score"] | None, NotNull()] = Field(
         None, description="score: scoring failed and may be repeated; absent: decoding failed"
     )
+    again: Annotated[Literal[True] | None, NotNull()] = Field(
+        None, description="true: the cause may pass, so the next session decodes the cell again; absent: it may not"
+    )
 
 
 class GpuInfo(Sparse):

@@ -44,18 +44,18 @@ def timing_line(
     """Return the stored line of one block in one round.
 
     `order`: its place among the arms of the block. `conditions`: the state of the machine meanwhile. `identical`:
-    requests with the tokens of round 1; None in round 1. A sample whose window contains a capture or compilation is
-    dropped.
+    requests with the tokens of round 1; None in round 1. A sample is dropped by what the machine or the engine says of
+    it, or because its window contains a capture or compilation.
     """
     line = {
         "session": session,
         "round": round_,
         "block": block,
         "order": order,
-        **dataclasses.asdict(timing),
+        **{name: value for name, value in dataclasses.asdict(timing).items() if name not in conditions},
         **conditions,
         "identical": identical,
     }
-    if timing.preparation_s:
-        line["dropped"] = line["dropped"] or "a shape was prepared inside the window"
+    prepared = "a shape was prepared inside the window" if timing.preparation_s else None
+    line["dropped"] = conditions["dropped"] or timing.dropped or prepared
     return line

@@ -53,9 +53,13 @@ class Done(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A method raised an error, never committed or ran out of memory: its cell fails."""
+    """A method raised an error, never committed or ran out of memory: its cell fails.
+
+    `again`: the cause may pass, so a later session tries the cell again.
+    """
 
     error: str
+    again: bool = False
 
 
 class Died(RuntimeError):
@@ -116,7 +120,9 @@ class LocalWorker:
                 f"out of memory at batch size {len(task.requests)}, prompts of up to {longest} tokens and {budget} "
                 f"new ones ({first_line(error)})"
             )
-        except (NoProgressError, MethodContractError, ServerError) as error:
+        except ServerError as error:
+            return Failed(str(error), error.again)
+        except (NoProgressError, MethodContractError) as error:
             return Failed(str(error))
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")

@@ -232,6 +232,7 @@ def test_the_key_comes_from_the_environment_alone(
         "http://:pass@host/v1",
         "http://host:x/v1",
         "http://host/v1?key=1",
+        "http://host/\x1b[2J",
     ],
 )
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
@@ -241,17 +242,14 @@ def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
 
 
 def test_server_sent_events_are_read_as_they_are_written() -> None:
-    """With or without a space, with comments, other fields and empty lines; nothing behind the end."""
-    lines = [
-        b": hi\r\n",
-        b"event: x\r\n",
-        b'data:{"a": 1}\n',
-        b"\n",
-        b'data: {"b": ": [DONE]"}\r\n',
-        b"data: [DONE]\n",
-        b"data: {",
-    ]
-    assert list(events(iter(lines))) == [{"a": 1}, {"b": ": [DONE]"}]
+    """By the standard, wherever the stream is cut: comments, other fields, three line ends, data of several lines."""
+    stream = (
+        b'\xef\xbb\xbf: hi\r\n\r\nevent: x\r\ndata:{"a": "\xc3\xa4"}\r\n\r\ndata: {\ndata: "b": ": [DONE]"}\n\n'
+        b'id: 7\n\ndata: {"c": 1}\r\rdata: [DONE]\n\ndata: {'
+    )
+    for size in (1, 2, 7, len(stream)):
+        chunks = [stream[i : i + size] for i in range(0, len(stream), size)]
+        assert list(events(chunks)) == ['{"a": "ä"}', '{\n"b": ": [DONE]"}', '{"c": 1}']
 
 
 def request_for(folder: Path, url: str, **changes: Any) -> RunRequest:
@@ -341,6 +339,33 @@ def test_a_whole_run_beside_ar(same_model: Service, folder: Path, tmp_path: Path
     engine = [s for s in ar["speedup"] if s.get("includes_engine")]
     assert [s["baseline"] for s in engine] == [f"{there}@ar"]
     assert engine[0]["value"] > 0
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("fault", "again"), [("overloaded", True), ("ends", True), ("nonsense", False)])
+def test_a_failure_that_may_pass_is_tried_again(
+    fault: str, again: bool, same_model: Service, folder: Path, tmp_path: Path
+) -> None:
+    """By the next session, side by side with the others; one that stays the same is not."""
+    same_model.fault = fault
+    run, results = finish(tmp_path / "run", request_for(folder, same_model.url, batch_size=(2,)))
+    assert [c["status"] for c in results["cells"]] == ["ok", "failed"]
+    [line] = run.lines("failures.jsonl")
+    assert line.get("again", False) == again
+    of_ar = f"timings/{results['cells'][0]['cell']}.jsonl"
+    decoded = run.sha256(of_ar)
+    with RunProgress(Console(quiet=True)) as progress:
+        generate(run, progress)
+        assert run.sha256(of_ar) == decoded, "nothing is lost if it fails again"
+        same_model.fault = None
+        generate(run, progress)
+    score(run)
+    cells = dump(assemble(run))["cells"]
+    assert [c["status"] for c in cells] == ["ok", "ok" if again else "failed"]
+    assert bool(run.lines("failures.jsonl")) != again
+    if again:
+        assert cells[0]["samples"] == cells[1]["samples"] == {"used": 6, "dropped": 0}
+        assert cells[0]["speedup"]
 
 
 def test_no_weights_are_loaded_for_it(folder: Path) -> None:

@@ -276,6 +276,25 @@ def test_a_failed_cell_is_a_row_with_its_error(run: RunDirectory) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_an_arm_whose_samples_were_dropped_costs_the_others_none(run: RunDirectory) -> None:
+    """It is void with the reason; the others keep their samples, and are compared."""
+    before = {cell.cell: cell for cell in assemble(run).cells}
+    name = "arithmetic.mars-tau0.3.mars.graph.b1"
+    lines = run.lines(f"timings/{name}.jsonl")
+    run.keep_lines(f"timings/{name}.jsonl", [{**line, "dropped": "the server was busy"} for line in lines])
+    for cell in assemble(run).cells:
+        if cell.cell == name:
+            assert cell.void == [f"0 of {len(lines)} samples left, 80% needed"]
+            assert f"{len(lines)} of {len(lines)} samples dropped: the server was busy" in cell.flags
+            assert (cell.speedup, bool(cell.agreement)) == ([], True)
+        else:
+            kept = [s for s in before[cell.cell].speedup if not s.baseline.startswith("mars:tau=0.3")]
+            assert (cell.samples, cell.void, len(cell.speedup)) == (before[cell.cell].samples, [], len(kept))
+    write_report(run, assemble(run))
+    assert "samples dropped: the server was busy" in page_of(run).text
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_void_cell_says_why(run: RunDirectory) -> None:
     """With other tokens in a later round, the row says that it cannot be trusted, and the summary leaves it out."""
     name = "timings/arithmetic.mars-tau0.3.mars.graph.b1.jsonl"

@@ -1,0 +1,612 @@
+"""Servers that misbehave: each writes raw bytes to one connection after the other. The table says what comes of it."""
+
+import gzip
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import Any
+
+KEY = "sk-Very/Secret+0123456789"
+KEY_ENV = "CORPUS_KEY"
+ASKED = 4  # tokens
+# Longest silence and longest request, in seconds: of a server that hangs, of one that is never silent, of all others.
+HANGS, ENDLESS, PATIENT = (0.15, 10.0), (5.0, 0.4), (5.0, 10.0)
+DIED = "stopped with an error: died; see"
+END = "stopped in the middle of an answer"
+SILENT = r"sent nothing for 0\.15 s"
+LATE = r"took longer than 0\.4 s for a request; if it may, raise total_s"
+STRANGE = r"replied unexpectedly to \S+ \(.*\); check that it is OpenAI-compatible"
+NO_HTTP = r"unexpectedly to \S+ \(no HTTP: .*\)"
+
+
+class Gone(Exception):
+    """The client, or the test, has ended the connection."""
+
+
+@dataclass
+class Talk:
+    """One connection, after its request was read."""
+
+    socket: socket.socket
+    over: threading.Event
+    number: int  # of requests for this path before
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except OSError:
+            raise Gone from None
+
+    def wait(self, seconds: float = 60.0) -> None:
+        if self.over.wait(seconds):
+            raise Gone
+
+    def repeat(self, data: bytes, every_s: float = 0.0) -> None:
+        """Send it until the client has gone."""
+        while True:
+            self.send(data)
+            if every_s or self.over.is_set():
+                self.wait(every_s)
+
+    def drip(self, data: bytes) -> None:
+        for i in range(len(data)):
+            self.send(data[i : i + 1])
+            self.wait(0.05)
+
+    def reset(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raise Gone
+
+
+Acts = Callable[[Talk], None]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """`said`: what the error says, None if the answer is good. `again`: a later session tries the cell again."""
+
+    name: str
+    acts: Acts
+    said: str | None
+    again: bool = False
+    path: str = "completions"
+    bounds: tuple[float, float] = PATIENT
+    scheme: str = "http"
+    dropped: str | None = None
+    listens: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CORPUS: list[Behaviour] = []
+
+
+def behaviour(said: str | None, **how: Any) -> Callable[[Acts], Acts]:
+    """Enter a function into the corpus by its name."""
+
+    def enter(acts: Acts) -> Acts:
+        CORPUS.append(Behaviour(acts.__name__.replace("_", " "), acts, said, **how))
+        return acts
+
+    return enter
+
+
+def sends(name: str, data: bytes, said: str | None, **how: Any) -> None:
+    """Enter a server that sends these bytes and closes the connection."""
+    CORPUS.append(Behaviour(name, lambda talk: talk.send(data), said, **how))
+
+
+def http(body: bytes, status: str = "200 OK", kind: str | None = "text/event-stream", more: bytes = b"") -> bytes:
+    named = b"" if kind is None else f"Content-Type: {kind}\r\n".encode()
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n".encode() + named + more + b"\r\n" + body
+
+
+def chunked(*parts: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+def sse(*events: Any) -> bytes:
+    """Events as they are streamed; a string is data as it is."""
+    return b"".join(f"data: {e if isinstance(e, str) else json.dumps(e)}\n\n".encode() for e in events)
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": "1", "token_ids": [1], "finish_reason": None, **changes}]}
+
+
+FIRST, LAST = choice(), choice(finish_reason="length")
+GOOD = sse(FIRST, LAST, {"choices": [], "usage": {"completion_tokens": 2}}, "[DONE]")
+OPEN = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"  # the answer ends with the connection
+MODELS = http(json.dumps({"data": [{"id": "served"}]}).encode(), kind="application/json")
+
+
+# The connection
+
+
+CORPUS.append(
+    Behaviour("nothing listens", lambda _: None, r"cannot be reached \(.*refused\)", again=True, listens=False)
+)
+sends("plain http where https is asked", http(GOOD), r"cannot be reached \(\[SSL", again=True, scheme="https")
+
+
+@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
+def hangs_in_the_handshake(talk: Talk) -> None:
+    talk.wait()
+
+
+@behaviour(r"cannot be reached \(no connection within 0\.15 s\)", again=True, scheme="https", bounds=HANGS)
+def drips_in_the_handshake(talk: Talk) -> None:
+    talk.send(b"\x16\x03\x03\x40\x00")
+    talk.repeat(b"\x02", 0.05)
+
+
+@behaviour(END, again=True)
+def closes_without_a_byte(talk: Talk) -> None:
+    pass
+
+
+@behaviour(END, again=True)
+def resets_without_a_byte(talk: Talk) -> None:
+    talk.reset()
+
+
+# The head
+
+
+@behaviour(SILENT, again=True, bounds=HANGS)
+def hangs_before_the_head(talk: Talk) -> None:
+    talk.wait()
+
+
+@behaviour(SILENT, again=True, bounds=HANGS)
+def hangs_in_the_head(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 200 OK\r\nContent-")
+    talk.wait()
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_the_head(talk: Talk) -> None:
+    talk.drip(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_headers(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 200 OK\r\n")
+    talk.repeat(b"X: y\r\n", 0.05)
+
+
+@behaviour(NO_HTTP)
+def sends_headers_for_ever(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 200 OK\r\n")
+    talk.repeat(b"X: " + b"y" * 1000 + b"\r\n")
+
+
+@behaviour(NO_HTTP)
+def sends_one_header_for_ever(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 200 OK\r\nX: ")
+    talk.repeat(b"y" * 1000)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def says_continue_for_ever(talk: Talk) -> None:
+    talk.repeat(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
+for status_line in (b"\x00" * 100, b"\x1b]0;owned\x07 200", b"HTTP/1.1 9999 OK", b"SSH-2.0-x"):
+    sends(f"status line {status_line[:12]!r}", status_line + b"\r\n\r\n" + GOOD, NO_HTTP)
+sends("HTTP/2", b"\x00\x00\x12\x04\x00\x00\x00\x00\x00" + b"\x00" * 18 + b"\r\n\r\n", NO_HTTP)
+sends("the stream without a head", GOOD, NO_HTTP)
+sends("closes in the head", b"HTTP/1.1 200 OK\r\nContent-Ty", END, again=True)
+for header in (
+    b"Content-Length: -1",
+    b"Content-Length: many",
+    b"Content-Length: 5\r\nContent-Length: 6",
+    b"no colon",
+    b"X: a\x00b",
+    b"X\x1b[2J: y",
+    b"Transfer-Encoding: gzip",
+):
+    sends(f"header {header!r}", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n" + GOOD, NO_HTTP)
+sends("upgrade", b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", NO_HTTP)
+for status in ("204 No Content", "206 Partial", "400 Bad", "401 Unauthorized", "403 Forbidden", "404 No", "418 Teapot"):
+    said = f"answers {status[:3]} to completions: .*; check url= and model="
+    sends(f"status {status}", http(b"" if status[:3] == "204" else b"no", status), said)
+for status in ("500 Oh", "502 Bad Gateway", "504 Timeout", "599 Own"):
+    sends(f"status {status}", http(b"no", status), f"answers {status[:3]} to completions: no", again=True)
+for status in ("301 Moved", "302 Found", "307 Same", "308 Permanent"):
+    for place in (b"http://127.0.0.1:9/", b"file:///etc/passwd", b"/v1/completions"):
+        redirect = http(b"", status, more=b"Location: " + place + b"\r\n")
+        sends(f"redirect {status} to {place.decode()}", redirect, f"answers {status[:3]} to completions: nothing more")
+
+
+# Busy
+
+
+BUSY = "a request was sent again: the server was busy"
+LONG = r"is busy \(429\) and asks to wait .* s; \d+ s is the most"
+
+
+def busy(status: str, retry: str | None, times: int) -> Acts:
+    def acts(talk: Talk) -> None:
+        more = b"" if retry is None else f"Retry-After: {retry}\r\n".encode()
+        talk.send(http(b'{"error": "busy"}', status, more=more) if talk.number < times else http(GOOD))
+
+    return acts
+
+
+BUSY_SERVERS: list[tuple[str, Acts, str | None, str | None, tuple[float, float]]] = [
+    ("429 once", busy("429 Too Many", "0", 1), None, f"{BUSY} (429)", PATIENT),
+    ("503 twice", busy("503 Unavailable", "0", 2), None, f"{BUSY} (503)", PATIENT),
+    ("429 with a date in the past", busy("429 No", formatdate(0, usegmt=True), 1), None, f"{BUSY} (429)", PATIENT),
+    ("429 for ever", busy("429 No", "0", 99), "answers 429 to completions: busy; check", None, PATIENT),
+    ("503 for ever", busy("503 No", "0", 99), "answers 503 to completions: busy; check", None, PATIENT),
+    ("429 for an hour", busy("429 No", "3600", 99), LONG, None, PATIENT),
+    ("429 until 2100", busy("429 No", "Fri, 01 Jan 2100 00:00:00 GMT", 99), LONG, None, PATIENT),
+    ("429 for ages", busy("429 No", "999999999", 99), LONG, None, PATIENT),
+    *(
+        (f"429 with {text!r}", busy("429 No", text, 99), LONG, None, ENDLESS)
+        for text in ("soon", "NaN", "-1", "9" * 5000)
+    ),
+    ("429 for longer than the request may take", busy("429 No", "2", 99), LONG, None, ENDLESS),
+]
+for name, acts, refusal, dropped, bounds in BUSY_SERVERS:
+    CORPUS.append(Behaviour(name, acts, refusal, again=refusal is not None, dropped=dropped, bounds=bounds))
+
+
+# The body of an error
+
+
+@behaviour("answers 500 to completions: xxx", again=True)
+def sends_an_error_for_ever(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 500 No\r\n\r\n")
+    talk.repeat(b"x" * 65536)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_an_error(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 400 No\r\n\r\n")
+    talk.repeat(b"x", 0.05)
+
+
+@behaviour(SILENT, again=True, bounds=HANGS)
+def hangs_in_an_error(talk: Talk) -> None:
+    talk.send(b"HTTP/1.1 400 No\r\nContent-Length: 99\r\n\r\nwhat")
+    talk.wait()
+
+
+for error_body, said in (
+    (b"<html>\nno</html>", "400 to completions: <html>; check"),
+    (b'{"error": {"message": "bad \\u001b[2J\\u202e"}}', r"bad \\x1b\[2J\\u202e"),
+    (b'{"error": {"message": 7}}', "400 to completions"),
+    (b'{"error": [1, 2]}', "400 to completions"),
+    (b'{"message": null}', "400 to completions"),
+    (b"[" * 50_000, r"400 to completions: \[\["),
+    (b'{"error": "\\ud800"}', "400 to completions"),
+    (b"\xff\xfe\x00", "400 to completions: \ufffd"),
+    (b"\x1b]52;c;aGk=\x07\x9b31m", r"400 to completions: \\x1b\]52"),
+    (b"x" * 10_000_000, "400 to completions: x{100}; check"),
+):
+    sends(f"error {error_body[:24]!r}", http(error_body, "400 No", None), said)
+
+for echoed in (
+    KEY,
+    f"Bearer {KEY}",
+    KEY.replace("/", "%2F").replace("+", "%2b"),
+    "".join(f"%{ord(c):02X}" for c in KEY),
+    "\x00".join(KEY),
+    "\n".join(KEY),
+    "\u200b".join(KEY),
+    KEY.replace("/", "\\/"),
+    "\\" * 60_000 + KEY,
+    KEY[:-1] * 2000,
+    (KEY[0] + "\\n") * 20_000,
+    "x" * 90 + KEY,
+):
+    for body in (echoed, json.dumps({"error": {"message": echoed}})):
+        sends(f"echoes the key as {body[-99:]!r}", http(body.encode(), "401 No"), "answers 401 to completions: ")
+sends("echoes the key in the reason", http(b"no", f"401 {KEY}"), "answers 401 to completions: no")
+sends("echoes the key in its first line", f"{KEY}\r\n\r\n".encode(), NO_HTTP)
+sends("echoes the key in a header", b"HTTP/1.1 200 OK\r\n" + KEY.encode() + b"\r\n\r\n", NO_HTTP)
+sends("echoes the key in its type", http(GOOD, kind=KEY), r"with \[key\], not a stream")
+sends(
+    "echoes the key in its encoding",
+    http(GOOD, more=f"Content-Encoding: {KEY}\r\n".encode()),
+    r"the encoding '\[key\]'",
+)
+sends("echoes another bearer token", http(b"got Bearer abc.def-ghi", "401 No"), r"got Bearer \[key\];")
+
+
+# The body of an answer: transport
+
+
+for encoding in ("gzip", "br", "deflate", "gzip, gzip"):
+    bomb = gzip.compress(GOOD + b"\n" * 50_000_000, 9) if encoding == "gzip" else GOOD
+    sends(f"encoding {encoding}", http(bomb, more=f"Content-Encoding: {encoding}\r\n".encode()), "in the encoding")
+sends("no content type", http(GOOD, kind=None), None)
+sends("another charset", http(GOOD, kind="text/event-stream; charset=utf-16"), None)
+sends("a codec that is no charset", http(GOOD, kind="text/event-stream; charset=zlib"), None)
+sends("one JSON object", http(b'{"choices": []}', kind="application/json"), "with application/json, not a stream")
+sends("an error as 200", http(b'{"error": "full"}', kind="application/json"), r"not a stream \(full\)")
+sends("a page", http(b"<html>", kind="text/html"), "with text/html, not a stream")
+sends("a good answer", http(GOOD), None)
+sends("a good answer in chunks", chunked(GOOD[:50], GOOD[50:], b""), None)
+sends("a good answer that ends with the connection", OPEN + GOOD, None)
+sends("a chunk size that is none", chunked(GOOD) + b"zz\r\nx\r\n0\r\n\r\n", NO_HTTP)
+sends("a negative chunk", chunked(GOOD) + b"-5\r\nx\r\n", NO_HTTP)
+sends("a chunk that is cut off", chunked(GOOD) + b"ffff\r\nx", END, again=True)
+sends("a chunk of exabytes", chunked(GOOD) + b"fffffffffffffff\r\nx", END, again=True)
+sends("no last chunk", chunked(GOOD), END, again=True)
+sends("a body shorter than its length", http(GOOD)[:-80], END, again=True)
+sends("a length shorter than the body", http(sse(FIRST)) + GOOD, END, again=True)
+
+
+@behaviour(NO_HTTP)
+def sends_trailers_for_ever(talk: Talk) -> None:
+    talk.send(chunked(GOOD) + b"0\r\n")
+    talk.repeat(b"X: " + b"y" * 1000 + b"\r\n")
+
+
+@behaviour(NO_HTTP)
+def sends_a_chunk_extension_for_ever(talk: Talk) -> None:
+    talk.send(chunked(GOOD) + b"5;")
+    talk.repeat(b"x" * 1000)
+
+
+@behaviour(END, again=True)
+def resets_in_the_middle(talk: Talk) -> None:
+    talk.send(OPEN + sse(FIRST))
+    talk.wait(0.05)
+    talk.reset()
+
+
+@behaviour(SILENT, again=True, bounds=HANGS)
+def hangs_in_the_middle(talk: Talk) -> None:
+    talk.send(OPEN + sse(FIRST))
+    talk.wait()
+
+
+@behaviour(SILENT, again=True, bounds=HANGS)
+def never_ends_after_the_end(talk: Talk) -> None:
+    talk.send(OPEN + GOOD)
+    talk.wait()
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_bytes(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b":", 0.05)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_comments(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b": wait\n\n", 0.05)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def drips_tokens(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(sse(FIRST), 0.05)
+
+
+@behaviour("gives more tokens than the 4 that were asked")
+def sends_tokens_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(sse(FIRST))
+
+
+@behaviour("gives more tokens than the 4 that were asked")
+def sends_text_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(sse(choice(token_ids=None)))
+
+
+@behaviour("with a line of more than 4,194,304 bytes")
+def sends_a_line_for_ever(talk: Talk) -> None:
+    talk.send(OPEN + b"data: ")
+    talk.repeat(b"x" * 65536)
+
+
+@behaviour(r"with more than [\d,]+ bytes")
+def sends_comments_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat((b":" + b"x" * 999 + b"\n") * 64)
+
+
+@behaviour(r"with more than [\d,]+ bytes")
+def sends_lines_of_one_event_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat((b"data: " + b" " * 993 + b"\n") * 64)
+
+
+@behaviour(LATE, bounds=ENDLESS)
+def sends_empty_events_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(sse({}) * 1000)
+
+
+# The body of an answer: events
+
+
+sends("CRLF", http(GOOD.replace(b"\n", b"\r\n")), None)
+sends("CR", http(GOOD.replace(b"\n", b"\r")), None)
+sends("a byte-order mark", http(b"\xef\xbb\xbf" + GOOD), None)
+sends("comments and other fields", http(b": hi\n\nevent: x\nid: 1\nretry: soon\n" + GOOD), None)
+sends("data of two lines", http(GOOD.replace(b'{"choices"', b'{\ndata: "choices"')), None)
+sends("no end", http(GOOD.removesuffix(sse("[DONE]"))), None)
+sends("garbage behind the end", http(GOOD + b"data: {\n\n\n"), None)
+sends("null for everything", http(sse({"choices": None, "usage": None, "error": None}) + GOOD), None)
+sends("unknown fields", http(sse({"a": 1, "choices": [], "b": [[]]}) + GOOD), None)
+sends("nothing", http(b""), END, again=True)
+sends("the end only", http(sse("[DONE]")), END, again=True)
+sends("no finish", http(sse(FIRST, "[DONE]")), END, again=True)
+sends(
+    "an answer without a token",
+    http(sse(choice(text="", token_ids=[], finish_reason="length"))),
+    "returned an empty answer",
+)
+sends("too many tokens at once", http(sse(choice(token_ids=[1] * 50, finish_reason="length"))), "gives more tokens")
+sends("an aborted answer", http(sse(FIRST, choice(finish_reason="abort"))), "ended an answer by 'abort'")
+sends(
+    "an error in the stream",
+    http(sse(FIRST, {"error": {"message": "died"}})),
+    DIED,
+    again=True,
+)
+sends("an error text in the stream", http(sse(FIRST, {"error": "died"})), DIED, again=True)
+sends("the key in a stream's error", http(sse({"error": KEY})), r"stopped with an error: \[key\]; see", again=True)
+for text in ("<html>", "[]", "7", "null", '"text"', "{", "{}}", "[" * 100_000, '{"a":' * 100_000, "NaN", "\x1b[2J"):
+    sends(f"event {text[:12]!r}", http(sse(text)), STRANGE)
+sends("invalid UTF-8", http(b'data: {"a": "\xff"}\n\n' + GOOD), STRANGE)
+sends("UTF-16", http(GOOD.decode().encode("utf-16")), STRANGE)
+for usage in ("NaN", "-1", "4.0", "1e999", "9" * 5000, '"4"', "[4]", "true", "{}"):
+    sends(f"usage {usage[:9]}", http(sse('{"usage": {"completion_tokens": ' + usage + "}}") + GOOD), STRANGE)
+for usage in ("[]", "7", '"x"'):
+    sends(f"usage itself {usage}", http(sse('{"usage": ' + usage + "}") + GOOD), STRANGE)
+for choices in ('"x"', "{}", "7", "[7]", "[null]", "[[]]"):
+    sends(f"choices {choices}", http(sse('{"choices": ' + choices + "}") + GOOD), STRANGE)
+sends("five choices", http(sse({"choices": [{"index": i, "text": "x"} for i in range(5)]}) + GOOD), STRANGE)
+sends("the second choice", http(sse(choice(index=1)) + GOOD), STRANGE)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "index": (-1, "0", True, 0.0, None, 2**70),
+    "text": (7, [], {}, True),
+    "token_ids": ("1", 7, [-1], [1.0], [True], ["1"], [2**31], [2**70], [[1]], [None], {}),
+    "finish_reason": (7, [], True),
+    "stop_reason": (1.5, -1, {}, True, 2**40),
+    "matched_stop": (1.5, [], -7),
+}
+for name, values in WRONG.items():
+    for value in values:
+        sends(f"{name} {value!r}", http(sse(choice(**{name: value})) + GOOD), STRANGE)
+sends("a surrogate", http(sse('{"choices": [{"text": "\\ud800"}]}') + GOOD), STRANGE)
+sends("a token that is none", http(sse(choice(token_ids=[10**6], finish_reason="length"))), "gave the token 1000000")
+sends("an end token that is none", http(sse(choice(text="1", token_ids=None, stop_reason=10**6, finish_reason="stop"))),
+      "gave the token 1000000")  # fmt: skip
+sends("the key as an answer", http(sse(choice(text=f"my {KEY}", finish_reason="length"))), "repeats the key")
+
+
+# /models
+
+
+def of_models(name: str, data: bytes, said: str, **how: Any) -> None:
+    sends(f"models: {name}", data, said, path="models", **how)
+
+
+for listed in (b"<html>", b"[]", b"{}", b'{"data": 7}', b'{"data": [{"id": 7}]}', b'{"data": [{"id": ""}]}',
+               b'{"data": [{}]}', b"[" * 100_000, b'{"data": [{"id": "' + b"x" * 2000 + b'"}]}', b"\xff"):  # fmt: skip
+    of_models(repr(listed[:22]), http(listed), STRANGE)
+of_models("none", http(b'{"data": []}'), "names no model; give one with model=")
+of_models("an error", http(b"oh", "500 Oh"), "answers 500 to models: oh", again=True)
+of_models("the key", http(KEY.encode(), "403 No"), r"answers 403 to models: \[key\]")
+of_models("the key as a wrong value", http(json.dumps({"data": KEY}).encode()), STRANGE)
+
+
+@behaviour(r"answers models with more than 16,777,216 bytes", path="models")
+def sends_models_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b"[" * 65536)
+
+
+@behaviour(LATE, path="models", bounds=ENDLESS)
+def drips_models(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b" ", 0.05)
+
+
+# /metrics
+
+
+def of_metrics(name: str, text: str, said: str | None) -> None:
+    sends(f"metrics: {name}", http(text.encode("latin-1"), kind="text/plain"), said, path="metrics")
+
+
+COUNTER = "vllm:spec_decode_num_drafts_total"
+for value in ("NaN", "+Inf", "-1", "1e400", "1e300"):
+    of_metrics(value, f"{COUNTER} {value}\n", f"as {COUNTER}; leave its counters unread by metrics=false")
+of_metrics("a word", f"{COUNTER} many\n", STRANGE)
+of_metrics("another one is NaN", f"other NaN\nbad {{\n{COUNTER} 3\n", None)
+of_metrics("a page", "<html>\n{}}}} {{{{ 7 7 7\n", None)
+of_metrics("binary", "\xff\xfe\x00", STRANGE)
+of_metrics("braces", COUNTER + "{" + "} " * 500_000 + "\n", STRANGE)
+sends("metrics: an error", http(b"oh", "500 Oh"), None, path="metrics")
+sends("metrics: a redirect", http(b"", "302 Found", more=b"Location: http://127.0.0.1:9/\r\n"), None, path="metrics")
+
+
+@behaviour("with more than 16,777,216 bytes; see the server's log, or leave .* unread by metrics=false", path="metrics")
+def sends_metrics_for_ever(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b"a 1\n" * 16384)
+
+
+@behaviour(LATE, path="metrics", bounds=ENDLESS)
+def drips_metrics(talk: Talk) -> None:
+    talk.send(OPEN)
+    talk.repeat(b"#", 0.05)
+
+
+@behaviour(None, path="metrics")
+def counts_backwards(talk: Talk) -> None:
+    talk.send(http(f"{COUNTER} {100 - talk.number}\n".encode(), kind="text/plain"))
+
+
+@contextmanager
+def misbehaving(how: Behaviour) -> Iterator[str]:
+    """Serve one behaviour on loopback; the other paths answer as they should. Yield the url."""
+    over, listener, counts = threading.Event(), socket.create_server(("127.0.0.1", 0), backlog=64), [0]
+    url = f"{how.scheme}://127.0.0.1:{listener.getsockname()[1]}/v1"
+    if not how.listens:
+        listener.close()
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                path = "" if how.scheme == "https" else _read_request(connection)
+                if not path.endswith(how.path) and how.scheme == "http":
+                    connection.sendall({"models": MODELS, "completions": http(GOOD)}.get(path, http(b"", "404 No")))
+                    return
+                counts[0] += 1
+                how.acts(Talk(connection, over, counts[0] - 1))
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # a close with unread bytes would be a reset
+                    pass
+            except (Gone, OSError):
+                pass
+
+    def accept() -> None:
+        while not over.is_set():
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.settimeout(5)
+            threads.append(threading.Thread(target=serve, args=(connection,), daemon=True))
+            threads[-1].start()
+
+    threads = [threading.Thread(target=accept, daemon=True)]
+    threads[0].start()
+    try:
+        yield url
+    finally:
+        over.set()
+        if how.listens:
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+        for thread in threads:
+            thread.join(5)
+
+
+def _read_request(connection: socket.socket) -> str:
+    """Read one request; return the last part of its path."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536) or b"\r\n\r\n"
+    head, _, body = data.partition(b"\r\n\r\n")
+    lengths = [int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    while len(body) < sum(lengths):
+        body += connection.recv(65536)
+    return head.split(b" ")[1].decode().rpartition("/")[2]
