@@ -1,0 +1,110 @@
+"""Bounds what all processes of a sandboxed program use together; the kernel's resource limits hold for one process.
+
+A cgroup would do this, but few users may create one. So one thread looks at the processes of all running sandboxes ten
+times a second. It adds up address space and not resident memory: a process can hold shared memory that is resident in
+no process. A program that does much within a tenth of a second can exceed a total for that long.
+"""
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
+from time import monotonic
+
+INTERVAL_S = 0.1
+LARGEST_SHARE = 0.2  # of one processor, for this thread: with many processes it looks less often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What all processes of one program use together, or may use."""
+
+    address_bytes: int = 2**32
+    files: int = 10_000  # and folders, in the scratch folder
+    sockets: int = 128
+
+    def exceeded_by(self, used: "Totals") -> str:
+        """Return what exceeds these totals, "" if nothing does."""
+        names = ("memory", "files", "sockets")
+        return next((n for n, most, now in zip(names, astuple(self), astuple(used), strict=True) if now > most), "")
+
+
+class Watch:
+    """A thread that measures the watched programs until the `with` statement ends."""
+
+    def __init__(self, totals: Totals, scratch: str) -> None:
+        self._totals = totals
+        self._scratch = scratch
+        self._exceeded: dict[int, str] = {}  # by the process that runs a sandbox
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @contextmanager
+    def over(self, pid: int) -> Iterator[Callable[[], str]]:
+        """Watch this process and all that descend from it; yield a function that returns what they use too much of."""
+        self._exceeded[pid] = ""
+        try:
+            yield lambda: self._exceeded[pid]
+        finally:
+            del self._exceeded[pid]
+
+    def _run(self) -> None:
+        pause_s = INTERVAL_S
+        while not self._ended.wait(pause_s):
+            started_at = monotonic()
+            if watched := list(self._exceeded):
+                children = _children()
+                for pid in watched:
+                    if found := self._totals.exceeded_by(used_by(_family(pid, children), self._scratch)):
+                        self._exceeded.update({pid: found} if pid in self._exceeded else {})
+            pause_s = max(INTERVAL_S, (monotonic() - started_at) / LARGEST_SHARE)
+
+
+def used_by(family: Sequence[int], scratch: str) -> Totals:
+    """Return what these processes use together; the first ones may be outside the sandbox."""
+    address_bytes = 0
+    for pid in family:
+        with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:  # an OSError: the process has ended
+            address_bytes += int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    for pid in family:
+        with suppress(OSError):
+            root = f"/proc/{pid}/root"
+            if os.stat(f"{root}/").st_dev != os.stat("/").st_dev:  # inside the sandbox
+                space = os.statvfs(root + scratch)
+                return Totals(address_bytes=address_bytes, files=space.f_files - space.f_ffree, sockets=_sockets(pid))
+    return Totals(address_bytes=address_bytes, files=0, sockets=0)
+
+
+def _sockets(pid: int) -> int:
+    """Return how many sockets exist in the network namespace of a process."""
+    with open(f"/proc/{pid}/net/sockstat", "rb") as file:
+        return int(file.readline().split()[-1])  # "sockets: used 3"
+
+
+def _children() -> Mapping[int, Sequence[int]]:
+    """Return the children of each process of this machine."""
+    children = defaultdict(list)
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # "12 (any name) S 1 …": the parent is the second word after the name
+                children[int(file.read().rpartition(b")")[2].split()[1])].append(int(name))
+    return children
+
+
+def _family(pid: int, children: Mapping[int, Sequence[int]]) -> list[int]:
+    """Return a process and all that descend from it, ancestors first."""
+    family = [pid]
+    for member in family:
+        family += children.get(member, ())
+    return family
