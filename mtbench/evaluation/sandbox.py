@@ -15,9 +15,10 @@ Linux does not limit the number of processes of root, and other users cannot rea
 So root gets two layers: the outer one makes the interpreter readable and switches to the user `nobody`; the inner one
 is the same as for any other user.
 
-Two cheats are possible wherever the check runs in the program's own process, here and in `code_eval`: a program that
-knows sandbox_child.py can find the key in its caller's frame and report success, and a program that returns an object
-equal to everything passes any test. Neither gets out of the sandbox.
+What a program can do and cannot do is on one page in SECURITY.md. Two cheats are possible wherever the check runs in
+the program's own process, here and in `code_eval`: a program that knows sandbox_child.py can find the key in its
+caller's frame and report success, and a program that returns an object equal to everything passes any test. Neither
+gets out of the sandbox.
 """
 
 import os
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ from time import monotonic
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.machine_share import usable_memory_bytes, usable_processors
 from mtbench.evaluation.sandbox_child import KEY_BYTES, PAGE_BYTES
-from mtbench.evaluation.sandbox_watch import INTERVAL_S, Totals, Watch
+from mtbench.evaluation.sandbox_watch import INTERVAL_S, Totals, Watch, Watched
 from mtbench.evaluation.seccomp import filter_for
 
 NOBODY_ID = "65534"  # user and group
@@ -186,8 +187,8 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
         )
         with process:
             try:
-                exceeded = stack.enter_context(watch.over(process.pid)) if watch else lambda: ""
-                started, stopped = _wait(process, limits.wall_s, exceeded)
+                watched = stack.enter_context(watch.over(process.pid)) if watch else Watched(process.pid)
+                started, stopped = _wait(process, limits.wall_s, watched)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also other processes that an unconfined program started
@@ -198,7 +199,7 @@ def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
     return _classify(result, key[::-1], process.returncode, stopped)
 
 
-def _wait(process: subprocess.Popen[bytes], wall_s: float, exceeded: Callable[[], str]) -> tuple[bool, str]:
+def _wait(process: subprocess.Popen[bytes], wall_s: float, watched: Watched) -> tuple[bool, str]:
     """Return whether the program started, and why it must be stopped: "" if it ended by itself in time."""
     assert process.stdout is not None
     poll = select.poll()
@@ -211,8 +212,8 @@ def _wait(process: subprocess.Popen[bytes], wall_s: float, exceeded: Callable[[]
                 break
             started = True
             deadline = monotonic() + wall_s  # the program's time starts here, without the start of its sandbox
-        elif excess := exceeded():
-            return started, f"too much: {excess}"
+        elif watched.exceeded:
+            return started, f"too much: {watched.exceeded}"
     try:
         process.wait(max(0.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ no process. A program that does much within a tenth of a second can exceed a tot
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass
 from time import monotonic
@@ -31,13 +31,21 @@ class Totals:
         return next((n for n, most, now in zip(names, astuple(self), astuple(used), strict=True) if now > most), "")
 
 
+@dataclass(eq=False, slots=True)
+class Watched:
+    """A process and all that descend from it. `exceeded`: what they use too much of, "" if nothing."""
+
+    pid: int
+    exceeded: str = ""
+
+
 class Watch:
     """A thread that measures the watched programs until the `with` statement ends."""
 
     def __init__(self, totals: Totals, scratch: str) -> None:
         self._totals = totals
         self._scratch = scratch
-        self._exceeded: dict[int, str] = {}  # by the process that runs a sandbox
+        self._watched: set[Watched] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -50,23 +58,27 @@ class Watch:
         self._thread.join()
 
     @contextmanager
-    def over(self, pid: int) -> Iterator[Callable[[], str]]:
-        """Watch this process and all that descend from it; yield a function that returns what they use too much of."""
-        self._exceeded[pid] = ""
+    def over(self, pid: int) -> Iterator[Watched]:
+        """Watch this process and all that descend from it."""
+        watched = Watched(pid)
+        self._watched.add(watched)
         try:
-            yield lambda: self._exceeded[pid]
+            yield watched
         finally:
-            del self._exceeded[pid]
+            self._watched.discard(watched)
 
     def _run(self) -> None:
         pause_s = INTERVAL_S
+        before: set[Watched] = set()
         while not self._ended.wait(pause_s):
             started_at = monotonic()
-            if watched := list(self._exceeded):
+            now = self._watched.copy()
+            if lasting := now & before:  # most programs are too short to use much
                 children = _children()
-                for pid in watched:
-                    if found := self._totals.exceeded_by(used_by(_family(pid, children), self._scratch)):
-                        self._exceeded.update({pid: found} if pid in self._exceeded else {})
+                for watched in lasting:
+                    used = used_by(_family(watched.pid, children), self._scratch)
+                    watched.exceeded = watched.exceeded or self._totals.exceeded_by(used)
+            before = now
             pause_s = max(INTERVAL_S, (monotonic() - started_at) / LARGEST_SHARE)
 
 
