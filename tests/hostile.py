@@ -357,6 +357,11 @@ EXHAUSTS = {
     ),
     "a larger socket": ("import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)"),
     "a larger pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], 1031, 2**20)",
+    "processors": "import os\nfor _ in range(4): os.fork()\nwhile True: pass",
+    "names that do not exist": (
+        "import os\nfor _ in range(4): os.fork()\nn = 0\n"
+        "while True:\n    n += 1\n    os.path.exists(f'/usr/{os.getpid()}{n:0200}')"
+    ),
     "empty files": "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
     "links": "import os\nopen('x', 'w').close()\nn = 0\nwhile True:\n    os.link('x', str(n))\n    n += 1",
     "folders in folders": "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",

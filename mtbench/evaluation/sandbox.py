@@ -85,7 +85,7 @@ class Limits:
         """
         limits = [f"CPU={self.cpu_s}:{self.cpu_s + 1}", f"FSIZE={self.file_bytes}", f"NOFILE={self.open_files}"]
         if sys.platform == "linux":
-            limits += [f"AS={self.memory_bytes}", "MEMLOCK=0", "SIGPENDING=256"]
+            limits += [f"AS={self.memory_bytes}", "MEMLOCK=0", "SIGPENDING=256", "RTPRIO=0", "NICE=0"]
         limits.append(f"NPROC={self.processes + PROCESSES_BEFORE}" if confined else "CORE=0")
         return ",".join(limits)
 

@@ -22,12 +22,13 @@ class Totals:
     """What all processes of one program use together, or may use."""
 
     address_bytes: int = 2**32
+    processor_s: float = 10.0
     files: int = 10_000  # and folders, in the scratch folder
     sockets: int = 128
 
     def exceeded_by(self, used: "Totals") -> str:
         """Return what exceeds these totals, "" if nothing does."""
-        names = ("memory", "files", "sockets")
+        names = ("memory", "processor time", "files", "sockets")
         return next((n for n, most, now in zip(names, astuple(self), astuple(used), strict=True) if now > most), "")
 
 
@@ -84,17 +85,27 @@ class Watch:
 
 def used_by(family: Sequence[int], scratch: str) -> Totals:
     """Return what these processes use together; the first ones may be outside the sandbox."""
-    address_bytes = 0
+    address_bytes, processor_s, files, sockets = 0, 0.0, 0, 0
     for pid in family:
         with suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:  # an OSError: the process has ended
             address_bytes += int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            # of this process in user and kernel mode, and of its children that have ended
+            processor_s += sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     for pid in family:
         with suppress(OSError):
             root = f"/proc/{pid}/root"
             if os.stat(f"{root}/").st_dev != os.stat("/").st_dev:  # inside the sandbox
                 space = os.statvfs(root + scratch)
-                return Totals(address_bytes=address_bytes, files=space.f_files - space.f_ffree, sockets=_sockets(pid))
-    return Totals(address_bytes=address_bytes, files=0, sockets=0)
+                files = space.f_files - space.f_ffree
+                sockets = _sockets(pid)
+                break
+    return Totals(address_bytes=address_bytes, processor_s=processor_s, files=files, sockets=sockets)
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    """Return the words of a process's statistics that follow its number and name, see proc(5); its name may be any."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _sockets(pid: int) -> int:
@@ -108,9 +119,8 @@ def _children() -> Mapping[int, Sequence[int]]:
     children = defaultdict(list)
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # "12 (any name) S 1 …": the parent is the second word after the name
-                children[int(file.read().rpartition(b")")[2].split()[1])].append(int(name))
+            with suppress(OSError):
+                children[int(_stat(name)[1])].append(int(name))
     return children
 
 

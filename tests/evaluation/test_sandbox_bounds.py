@@ -98,6 +98,7 @@ def test_as_many_programs_run_at_once_as_this_process_has_processors(monkeypatch
     [
         ("exhausts: memory of processes", "too much: memory"),
         ("exhausts: memory that is resident in no process", "too much: memory"),
+        ("exhausts: processors", "too much: processor time"),
         ("exhausts: empty files", "too much: files"),
         ("exhausts: links", "too much: files"),
         ("exhausts: folders in folders", "too much: files"),
@@ -106,7 +107,7 @@ def test_as_many_programs_run_at_once_as_this_process_has_processors(monkeypatch
 )
 def test_all_processes_together_stay_within_the_totals(name: str, reason: str) -> None:
     """A program that exceeds a total is stopped long before its time is over."""
-    limits = Limits(wall_s=30.0, cpu_s=20, memory_bytes=2**29, together=Totals(address_bytes=2**30))
+    limits = Limits(wall_s=30.0, cpu_s=20, memory_bytes=2**29, together=Totals(address_bytes=2**30, processor_s=5.0))
 
     started_at = time.monotonic()
     assert run_all([PROGRAMS[name]], limits=limits) == [Outcome(False, reason)]
@@ -215,6 +216,19 @@ def test_the_kernel_ends_programs_before_other_processes_if_memory_runs_out() ->
                 pass
 
     assert scores == {"1000"}
+
+
+@confined
+@whole
+def test_lower_limits_of_the_user_remain() -> None:
+    """Where the user may open fewer files than a program, or have fewer pending signals, the program starts."""
+    programs = ["x = 1", "y = [open('/dev/null') for _ in range(45)]"]
+    code = f"from mtbench.evaluation.sandbox import run_all\nprint(run_all({programs!r}))"
+    command = ["bash", "-c", 'ulimit -n 40 && ulimit -i 100 && exec "$@"', "bash", sys.executable, "-c", code]
+
+    output = subprocess.run(command, capture_output=True, text=True).stdout
+
+    assert output == f"{[Outcome(True), Outcome(False, 'OSError')]}\n"
 
 
 @confined
