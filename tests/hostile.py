@@ -20,6 +20,15 @@ def number(x86, arm):
     return arm if os.uname().machine == "aarch64" else x86
 """
 
+LOCKED = """
+import fcntl, os, struct
+first, second = open(os.__file__), open(os.__file__)
+def lock(kind):
+    return struct.pack('hhqqi', kind, 0, 0, 0, 0)
+def blocks(command):
+    return struct.unpack('hhqqi', fcntl.fcntl(second, command, lock(fcntl.F_WRLCK)))[0] != fcntl.F_UNLCK
+"""
+
 READS = {
     "passwd": "open('/etc/passwd').read()",
     "shadow": "open('/etc/shadow').read()",
@@ -64,6 +73,25 @@ READS = {
     "another process's memory": CALL + "call(number(310, 270), os.getppid(), 0, 0, 0, 0, 0)",
     "another process's files": CALL + "call(438, call(434, 1, 0), 0, 0)",
     "standard input": "import os\nassert os.read(0, 1)",
+    "which files the host opens, by inotify": CALL + "call(number(294, 26), 0)",
+    "which files the host opens, by the first inotify": CALL + "call(number(253, 26), 0)",
+    "which files the host opens, by fanotify": CALL + "call(number(300, 262), 0x200, 0)",
+    "what the host does in a folder": "import fcntl, os\nfcntl.fcntl(os.open('/usr/bin', 0), 1026, 0x80000001)",
+    "which files the host reads, by the page cache": (
+        CALL
+        + "fd = os.open(os.__file__, os.O_RDONLY)\nspan = (ctypes.c_uint64 * 2)()\nfound = (ctypes.c_uint64 * 5)()\n"
+        "call(451, fd, ctypes.addressof(span), ctypes.addressof(found), 0)"
+    ),
+    "mounts of the host": (
+        CALL + "ids = (ctypes.c_uint64 * 99)()\nquery = (ctypes.c_uint64 * 3)(24, 2**64 - 1, 0)\n"
+        "call(458, ctypes.addressof(query), ctypes.addressof(ids), 99, 0)"
+    ),
+    "a mount of the host": (
+        CALL + "place = ctypes.create_string_buffer(4096)\nquery = (ctypes.c_uint64 * 3)(24, 1, 2)\n"
+        "call(457, ctypes.addressof(query), ctypes.addressof(place), 4096, 0)"
+    ),
+    "what two processes share": CALL + "call(number(312, 272), os.getpid(), os.getppid(), 2, 0, 0)",
+    "quotas": CALL + "call(number(179, 60), 0x800001 << 8, 0, 0, 0)",
 }
 
 WRITES = {
@@ -100,6 +128,28 @@ WRITES = {
     "a device of its own": "import os\nos.mknod('disk', 0o60600, os.makedev(254, 0))\nopen('disk', 'rb')",
     "the host's name": "import socket\nsocket.sethostname('hostile')",
     "the clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
+    "times of a device": "import os\nos.utime('/dev/null')",
+    "times of a device, by its descriptor": "import os\nos.utime(os.open('/dev/null', os.O_RDWR))",
+    "times of a device, given": "import os\nos.utime('/dev/zero', (1, 1))\nassert os.stat('/dev/zero').st_mtime == 1",
+    "times of a device, now": (
+        CALL + "import time\nnow = (ctypes.c_int64 * 4)(0, 2**30 - 1, 0, 2**30 - 1)\n"
+        "call(number(280, 88), -100, b'/dev/null', ctypes.addressof(now), 0)\n"
+        "assert time.time() - os.stat('/dev/null').st_mtime < 5"
+    ),
+    "times of a device, by older calls": (
+        CALL + "for older, arguments in ((132, ()), (235, ()), (261, (-100,))):\n"
+        "    try:\n        call(older, *arguments, b'/dev/null', 0)\n        break\n"
+        "    except OSError:\n        pass\nelse:\n    raise OSError"
+    ),
+    "attributes of a file": "import os\nos.setxattr(os.__file__, 'user.hostile', b'x')",
+    "a lock on the host's file": LOCKED + "fcntl.flock(first, fcntl.LOCK_EX)\n"
+    "try:\n    fcntl.flock(second, fcntl.LOCK_SH | fcntl.LOCK_NB)\n"
+    "except BlockingIOError:\n    pass\nelse:\n    raise OSError",
+    "a record lock on the host's file": LOCKED + "fcntl.lockf(first, fcntl.LOCK_SH)\n"
+    "if not os.fork():\n    os._exit(blocks(fcntl.F_GETLK))\nassert os.wait()[1]",
+    "an open file's lock on the host's file": LOCKED + "fcntl.fcntl(first, 37, lock(fcntl.F_RDLCK))\nassert blocks(36)",
+    "a lease on the host's file": LOCKED + "fcntl.fcntl(first, fcntl.F_SETLEASE, fcntl.F_RDLCK)",
+    "a lease on its own file": "import fcntl\nx = open('x', 'w')\nfcntl.fcntl(x, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
 }
 
 CONNECTS = {
@@ -128,6 +178,7 @@ CONNECTS = {
     "a server of its own": "import socket\nsocket.create_server(('127.0.0.1', 0))",
     "a name": "import socket\nassert socket.getaddrinfo('example.com', 80)",
     "a page": "import urllib.request\nurllib.request.urlopen(f'http://127.0.0.1:{PORT}', timeout=1)",
+    "a pair of sockets of another family": "import socket\nsocket.socketpair(30, socket.SOCK_STREAM)",
     "asyncio": "import asyncio\nasyncio.run(asyncio.open_connection('127.0.0.1', PORT))",
     "another program": (
         "import subprocess\nsubprocess.run(['/usr/bin/bash', '-c', f'echo > /dev/tcp/127.0.0.1/{PORT}'], check=True)"
@@ -200,6 +251,21 @@ ESCAPES = {
     "userfaultfd": CALL + "call(number(323, 282), 0)",
     "keys": CALL + "call(number(250, 219), 0, -4, 1)",
     "a fixed memory layout": CALL + "call(number(135, 92), 0x0040000)",
+    "a table of segments": CALL + "call(number(154, 9999), 0, 0, 0)",
+    "a filter of its own": CALL + "call(number(317, 277), 2, 0, 0)",
+    "a strict filter of its own": CALL + "call(number(157, 167), 22, 2, 0, 0, 0)",
+    "a rule set of its own": CALL + "place = (ctypes.c_uint64 * 1)(1)\ncall(444, ctypes.addressof(place), 8, 0)",
+    "a processor core of its own": CALL + "call(number(157, 167), 62, 1, 0, 0, 0)",
+    "core files": "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+    "core files, by the other call": (
+        "import resource\nassert resource.prlimit(0, resource.RLIMIT_CORE) != (0, 0)\n"
+        "resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))"
+    ),
+    "core files, from an address with a low word of 0": (
+        CALL + "import mmap\nmap = ctypes.CDLL(None).mmap\nmap.restype = ctypes.c_void_p\n"
+        "map.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]\n"
+        "assert map(2**33, 4096, 3, 0x32, -1, 0) == 2**33\ncall(number(302, 261), 0, 4, 2**33, 0)"
+    ),
     "reboot": CALL + "call(number(169, 142), 0xFEE1DEAD, 672274793, 0x1234567, 0)",
     "limits": (
         "import resource\n"
@@ -267,6 +333,52 @@ EXHAUSTS = {
     "a large constant": "x = ((((1,) * 10**4) * 10**4) * 10**4)",
     "a large text": "x = 'x' * 2**40",
     "locked memory": CALL + "x = bytearray(2**28)\ncall(number(151, 230), 3)",
+    "a locked page": CALL
+    + "x = ctypes.create_string_buffer(2**16)\ncall(number(149, 228), ctypes.addressof(x), 2**16)",
+    "memory that is resident in no process": (
+        "import mmap, os, time\n"
+        "for _ in range(24):\n"
+        "    x = mmap.mmap(-1, 2**27)\n"
+        "    x.write(bytes(2**27))\n"
+        "    x.madvise(mmap.MADV_DONTNEED)\n"
+        "    if not os.fork():\n        time.sleep(60)\n"
+        "    x.close()\n"
+        "time.sleep(60)"
+    ),
+    "memory of a child of a child": (
+        "import os\nx = b''\nfor _ in range(999):\n    x += bytes(2**22)\n    if os.fork():\n        os._exit(0)"
+    ),
+    "asynchronous input and output": (
+        CALL + "place = ctypes.c_uint64()\ncall(number(206, 0), 1000, ctypes.addressof(place))"
+    ),
+    "sockets": (
+        "import os, socket, time\nfor _ in range(3): os.fork()\n"
+        "x = [socket.socketpair() for _ in range(28)]\ntime.sleep(60)"
+    ),
+    "a larger socket": ("import socket\nsocket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)"),
+    "a larger pipe": "import fcntl, os\nfcntl.fcntl(os.pipe()[1], 1031, 2**20)",
+    "processors": "import os\nfor _ in range(4): os.fork()\nwhile True: pass",
+    "names that do not exist": (
+        "import os\nfor _ in range(4): os.fork()\nn = 0\n"
+        "while True:\n    n += 1\n    os.path.exists(f'/usr/{os.getpid()}{n:0200}')"
+    ),
+    "empty files": "n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1",
+    "links": "import os\nopen('x', 'w').close()\nn = 0\nwhile True:\n    os.link('x', str(n))\n    n += 1",
+    "folders in folders": "import os\nwhile True:\n    os.mkdir('x')\n    os.chdir('x')",
+    "attributes of its own file": "import os\nopen('x', 'w').close()\nos.setxattr('x', 'user.x', bytes(2**15))",
+    "timers": CALL + "place = ctypes.c_int()\nwhile True: call(number(222, 107), 1, 0, ctypes.addressof(place))",
+    "signals": (
+        CALL + "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [40])\n"
+        "x = (ctypes.c_int32 * 32)(40, 0, -1)\n"
+        "while True: call(number(129, 138), os.getpid(), 40, ctypes.addressof(x))"
+    ),
+    "the result's page, larger": (
+        CALL + "import sys\npage = sys._getframe(1).f_locals['page']\n"
+        "place = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+        "larger = ctypes.CDLL(None).mremap\nlarger.restype = ctypes.c_void_p\n"
+        "larger.argtypes = [ctypes.c_void_p] + [ctypes.c_size_t] * 2 + [ctypes.c_int]\n"
+        "ctypes.memset(larger(place, 4096, 2**24, 1), 1, 2**24)"
+    ),
 }
 
 OUTLIVES = {
@@ -356,11 +468,18 @@ FORGES = {
         "words = [str(v).encode() for v in frame.f_locals.values()][:20]\n" + SAY
     ),
     "the result pipe": "import os\nwords = [b'+', b'', b'0' * 32]\n" + SAY,
-    "the result pipe, then the end": (
-        "import os\nfor fd in range(3, 64):\n    try:\n        os.write(fd, b'+')\n    except OSError:\n        pass"
+    "every file closed": "import os\nos.closerange(0, 1024)\nassert False",
+    "every file replaced": "import os\nfor fd in range(3, 64): os.dup2(1, fd)\nassert False",
+    "the result's page": (
+        "import gc, mmap, os\n"
+        "pages = [thing for thing in gc.get_objects() if isinstance(thing, mmap.mmap)]\n"
+        "pages += [v for v in __import__('sys')._getframe(1).f_locals.values() if isinstance(v, mmap.mmap)]\n"
+        "for page in pages: page[:] = b'+' * len(page)\nos._exit(0)"
     ),
-    "the result pipe closed": "import os\nos.closerange(0, 1024)",
-    "the result pipe replaced": "import os\nfor fd in range(3, 64): os.dup2(1, fd)",
+    "the result's page closed": ("import sys\nsys._getframe(1).f_locals['page'].close()\nassert False"),
+    "a larger result": (
+        "import sys\npage = sys._getframe(1).f_locals['page']\npage.resize(2**24)\npage[:] = b'x' * len(page)"
+    ),
     "the runner's module": "import sys\nsys.modules['__main__'].main()\nassert False",
     "the caller's key": "import sys\nsys._getframe(1).f_locals['key'] = b''\nassert False",
     "an exception of a long name": "raise type('x' * 10**6, (Exception,), {})('x' * 10**7)",
@@ -408,10 +527,13 @@ REPRESENTATIVE = {
     "reads: init's root": "files of another process",
     "reads: kernel memory": "a device",
     "reads: another process's memory": "memory of another process",
+    "reads: which files the host opens, by inotify": "what the host does",
     "writes: system folder": "a read-only folder",
     "writes: a file by its path": "a file of the user",
     "writes: kernel settings": "settings of the kernel",
     "writes: the terminal": "the terminal",
+    "writes: times of a device": "a device's file",
+    "writes: a lock on the host's file": "a lock",
     "connects: loopback": "a network socket",
     "connects: unix, by path": "a Unix socket in the file system",
     "connects: unix, by name": "an abstract Unix socket",
@@ -433,8 +555,9 @@ REPRESENTATIVE = {
     "exhausts: sleep": "wall time",
     "exhausts: memory": "memory",
     "exhausts: forks, counted": "processes",
+    "exhausts: empty files": "the kernel's memory for files",
     "exhausts: one large file": "disk space",
-    "exhausts: output to every file": "the result pipe's buffer",
+    "exhausts: output to every file": "endless output",
     "exhausts: a broken pointer": "a crash of the interpreter",
     "outlives: a daemon": "a process that outlives the program",
     "forges: os._exit": "an exit with status 0",

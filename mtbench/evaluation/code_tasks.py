@@ -2,7 +2,8 @@
 
 These tasks load the metric `code_eval` from the hub at import, and that metric runs the model's code unconfined in a
 subprocess. A stand-in replaces the metric: it only records the programs. Then the sandbox (sandbox.py) runs all of
-them, each on its own.
+them, each on its own. As with the metric, the check runs in the program's own process, so a program can forge a pass:
+SECURITY.md says how.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,19 +8,22 @@ busy machine does not change a result.
 Each program gets its own Python process in bubblewrap (github.com/containers/bubblewrap): no network; no files but the
 interpreter, its packages and /usr, all read-only; an empty scratch folder in memory; its own namespaces for users,
 processes, mounts, IPC, host name and cgroups; an empty environment; limits on memory, processor time, processes, file
-size and open files; and the seccomp filter of seccomp.py. It dies with its parent. Its output is discarded.
+size and open files; and the seccomp filter of seccomp.py. sandbox_watch.py bounds what its processes use together. It
+dies with its parent, and first of all where memory runs out. Its output is discarded.
 
 Linux does not limit the number of processes of root, and other users cannot read an interpreter in root's home folder.
 So root gets two layers: the outer one makes the interpreter readable and switches to the user `nobody`; the inner one
 is the same as for any other user.
 
-Two cheats are possible wherever the check runs in the program's own process, here and in `code_eval`: a program that
-knows sandbox_child.py can find the key in its caller's frame and report success, and a program that returns an object
-equal to everything passes any test. Neither gets out of the sandbox.
+What a program can do and cannot do is on one page in SECURITY.md. Two cheats are possible wherever the check runs in
+the program's own process, here and in `code_eval`: a program that knows sandbox_child.py can find the key in its
+caller's frame and report success, and a program that returns an object equal to everything passes any test. Neither
+gets out of the sandbox.
 """
 
 import os
 import re
+import resource
 import secrets
 import select
 import shutil
@@ -39,14 +42,17 @@ from pathlib import Path
 from time import monotonic
 
 from mtbench.errors import UserError, first_line
-from mtbench.evaluation.sandbox_child import KEY_BYTES
+from mtbench.evaluation.machine_share import usable_memory_bytes, usable_processors
+from mtbench.evaluation.sandbox_child import KEY_BYTES, PAGE_BYTES
+from mtbench.evaluation.sandbox_watch import INTERVAL_S, Totals, Watch, Watched
 from mtbench.evaluation.seccomp import filter_for
 
 NOBODY_ID = "65534"  # user and group
 USR = Path("/usr")
 SCRATCH = "/scratch"
 START_TIMEOUT_S = 60.0  # for the interpreter to start, on a busy machine
-MAX_RESULT_BYTES = 200  # a valid result is shorter
+TOTALS = Totals()
+PROCESSES_BEFORE = 2  # in a sandbox before its program starts another one: bubblewrap's and its own
 DEVICES = ("null", "zero", "random", "urandom")
 LOADER = ("/etc/ld.so.cache", "/etc/alternatives", "/nix/store")  # where libraries may be, besides /usr
 ENVIRONMENT = {
@@ -54,6 +60,7 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # a fixed order of sets: the same program always gets the same result
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # address space for memory, and not for an arena of each thread
 }
 WITHOUT_SANDBOX = "or pass --allow-unsandboxed-code to run generated programs without a sandbox (unsafe)"
 
@@ -64,27 +71,22 @@ class Limits:
 
     cpu_s: int = 3  # per process
     wall_s: float = 10.0
-    memory_bytes: int = 2**29  # of address space, per process
-    processes: int = 8  # and threads; two exist before the program starts
+    memory_bytes: int = 2**31  # of address space, per process
+    processes: int = 32  # and threads, that the program may start
     file_bytes: int = 2**24
     scratch_bytes: int = 2**24
     open_files: int = 64
+    together: Totals = TOTALS  # in all its processes
 
     def as_argument(self, *, confined: bool) -> str:
         """Return the limits in the format of sandbox_child.py.
 
         An unconfined program has no limit on processes, because the user's other processes would count too.
         """
-        limits = [
-            f"CPU={self.cpu_s}:{self.cpu_s + 1}",
-            f"FSIZE={self.file_bytes}",
-            f"NOFILE={self.open_files}",
-            "CORE=0",
-        ]
+        limits = [f"CPU={self.cpu_s}:{self.cpu_s + 1}", f"FSIZE={self.file_bytes}", f"NOFILE={self.open_files}"]
         if sys.platform == "linux":
-            limits.append(f"AS={self.memory_bytes}")
-        if confined:
-            limits.append(f"NPROC={self.processes}")
+            limits += [f"AS={self.memory_bytes}", "MEMLOCK=0", "SIGPENDING=256", "RTPRIO=0", "NICE=0"]
+        limits.append(f"NPROC={self.processes + PROCESSES_BEFORE}" if confined else "CORE=0")
         return ",".join(limits)
 
 
@@ -107,22 +109,23 @@ def run_all(programs: Sequence[str], *, unsandboxed: bool = False, limits: Limit
     """
     if not unsandboxed and (reason := unavailable()):
         raise UserError(f"{reason}.")
-    with ThreadPoolExecutor(_max_concurrent(limits)) as pool:
-        return list(pool.map(lambda program: _run_with_retry(program, limits, confined=not unsandboxed), programs))
+    with ExitStack() as stack:
+        watch = None if unsandboxed else stack.enter_context(Watch(limits.together, SCRATCH))
+        pool = stack.enter_context(ThreadPoolExecutor(max_concurrent(limits)))
+        return list(pool.map(lambda program: _run_with_retry(program, limits, watch), programs))
 
 
-def _max_concurrent(limits: Limits) -> int:
-    """Return how many programs may run at once: together they may use half of the machine's memory."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    most_bytes = limits.processes * limits.memory_bytes + limits.scratch_bytes  # of one program
-    return max(1, min(os.cpu_count() or 1, memory_bytes // 2 // most_bytes))
+def max_concurrent(limits: Limits) -> int:
+    """Return how many programs may run at once: one per processor, and together in half of the memory."""
+    most_bytes = limits.together.address_bytes + limits.scratch_bytes  # of one program
+    return max(1, min(usable_processors(), usable_memory_bytes() // 2 // most_bytes))
 
 
-def _run_with_retry(program: str, limits: Limits, *, confined: bool) -> Outcome:
+def _run_with_retry(program: str, limits: Limits, watch: Watch | None) -> Outcome:
     """Run a program; if its interpreter does not start, try once more, and then fail this program only."""
     for _ in range(2):
         try:
-            return _run(program, limits, confined=confined)
+            return _run(program, limits, watch)
         except UserError as error:
             reason = str(error)
     return Outcome(False, reason)
@@ -139,7 +142,8 @@ def unavailable() -> str | None:
         package = "bubblewrap" if "bwrap" in missing else "util-linux"
         return f"the sandbox for generated code needs {missing[0]}: `apt install {package}`, {WITHOUT_SANDBOX}"
     try:
-        outcome = _run("", LIMITS, confined=True)
+        with Watch(LIMITS.together, SCRATCH) as watch:
+            outcome = _run("", LIMITS, watch)
     except UserError as error:
         return (
             f"the sandbox for generated code does not work ({first_line(error)}): allow user namespaces "
@@ -154,22 +158,25 @@ def unavailable() -> str | None:
 # --- One program --------------------------------------------------------------------------------------------------
 
 
-def _run(program: str, limits: Limits, *, confined: bool) -> Outcome:
-    """Run a program to its end or to a limit. Raise UserError if its interpreter does not start."""
+def _run(program: str, limits: Limits, watch: Watch | None) -> Outcome:
+    """Run a program to its end or to a limit, in a sandbox if there is a `watch`.
+
+    Raise UserError if its interpreter does not start.
+    """
     key = secrets.token_hex(KEY_BYTES // 2).encode()
     with ExitStack() as stack:
         stdin = stack.enter_context(tempfile.TemporaryFile())
-        stdin.write(key + program.encode("utf-8", "surrogatepass"))
+        stdin.write(key.ljust(PAGE_BYTES, b"\0") + program.encode("utf-8", "surrogatepass"))
         stdin.seek(0)
         prefix: list[str] = []
         inherited: tuple[int, ...] = ()
         folder = None
-        if confined:
+        if watch:
             prefix, inherited = _sandbox_command(limits, stack.enter_context(_seccomp_file()))
         else:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         process = subprocess.Popen(
-            [*prefix, *_interpreter_command(), limits.as_argument(confined=confined), *_package_folders()],
+            [*prefix, *_interpreter_command(), limits.as_argument(confined=bool(watch)), *_package_folders()],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -180,49 +187,49 @@ def _run(program: str, limits: Limits, *, confined: bool) -> Outcome:
         )
         with process:
             try:
-                result, in_time = _read_result(process, limits.wall_s)
+                watched = stack.enter_context(watch.over(process.pid)) if watch else Watched(process.pid)
+                started, stopped = _wait(process, limits.wall_s, watched)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # also other processes that an unconfined program started
                 process.wait()
-            if not result.startswith(b"+"):
+            if not started:
                 raise UserError(f"its interpreter did not start ({_first_stderr_line(process)})")
-    return _classify(result[1:], key[::-1], process.returncode, in_time=in_time)
+        result = os.pread(stdin.fileno(), PAGE_BYTES, 0).rstrip(b"\0")
+    return _classify(result, key[::-1], process.returncode, stopped)
 
 
-def _read_result(process: subprocess.Popen[bytes], wall_s: float) -> tuple[bytes, bool]:
-    """Return what the process wrote to the result pipe, and whether it ended by itself in time."""
+def _wait(process: subprocess.Popen[bytes], wall_s: float, watched: Watched) -> tuple[bool, str]:
+    """Return whether the program started, and why it must be stopped: "" if it ended by itself in time."""
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
-    result = b""
+    started = False
     deadline = monotonic() + START_TIMEOUT_S
-    while len(result) <= MAX_RESULT_BYTES:
-        if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
-            return result, False
-        received = os.read(process.stdout.fileno(), MAX_RESULT_BYTES + 1)
-        if not received:
-            break
-        if not result:
+    while (left_s := deadline - monotonic()) > 0:
+        if poll.poll(min(left_s, INTERVAL_S) * 1000):
+            if not os.read(process.stdout.fileno(), 1):
+                break
+            started = True
             deadline = monotonic() + wall_s  # the program's time starts here, without the start of its sandbox
-        result += received
-    else:
-        return result, False
+        elif watched.exceeded:
+            return started, f"too much: {watched.exceeded}"
     try:
         process.wait(max(0.0, deadline - monotonic()))
     except subprocess.TimeoutExpired:
-        return result, False
-    return result, True
+        return started, "timeout"
+    return started, ""
 
 
-def _classify(result: bytes, success: bytes, status: int, *, in_time: bool) -> Outcome:
-    """Return the outcome for a result (without its `+`) and an exit status; `success` is the result that passes."""
+def _classify(result: bytes, success: bytes, status: int, stopped: str) -> Outcome:
+    """Return the outcome for a result, an exit status and the reason why the program was stopped, "" if it was not.
+
+    `success` is the result that passes.
+    """
     if secrets.compare_digest(result, success):
         return Outcome(True)
-    if len(result) >= MAX_RESULT_BYTES:
-        return Outcome(False, "wrote to the result pipe")
-    if not in_time:
-        return Outcome(False, "timeout")
+    if stopped:
+        return Outcome(False, stopped)
     if re.fullmatch(rb"\w{1,80}", result):
         return Outcome(False, result.decode("ascii"))
     number = -status if status < 0 else status - 128  # like a shell, bubblewrap exits with 128 + the signal
@@ -293,6 +300,19 @@ def _tool_path(name: str) -> str:
     return path
 
 
+@cache
+def _inherited_settings() -> list[str]:
+    """Return a command that starts another one with settings which all its processes inherit.
+
+    If memory runs out, the kernel ends them before all others. If they crash, no core file is written, and none of the
+    host's programs that collect crashes starts: that is what the limit 1 means, see core(5).
+    """
+    command = [shutil.which("choom"), "--adjust", "1000", "--"] if shutil.which("choom") else []
+    if shutil.which("prlimit") and resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:
+        command = [shutil.which("prlimit"), "--core=1:1", *command]
+    return [str(word) for word in command]
+
+
 @contextmanager
 def _seccomp_file() -> Iterator[int | None]:
     """Yield an open file descriptor to read the seccomp filter from; None if this machine has no filter."""
@@ -313,6 +333,7 @@ def _sandbox_command(limits: Limits, filter_fd: int | None) -> tuple[list[str], 
     """Return the command to put before the interpreter's, and the file descriptors that it must inherit."""
     interpreter_folders = _interpreter_folders()
     command = [
+        *_inherited_settings(),
         *(_switch_to_nobody(interpreter_folders) if _is_root() else []),
         *(_tool_path("bwrap"), "--die-with-parent", "--new-session"),
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),

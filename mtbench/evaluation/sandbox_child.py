@@ -1,38 +1,46 @@
 """Runs inside the sandbox: executes one program and reports whether it reached its last line.
 
-sandbox.py passes the text of this file to an interpreter, so it imports nothing of mtbench. Standard input holds a key
-of KEY_BYTES and then the program. Standard output is the result pipe: `+` when the program starts, then the key
-reversed if the program reached its end, else the name of the exception. The program itself gets empty streams.
+sandbox.py passes the text of this file to an interpreter, so it imports nothing of mtbench. Standard input is a file:
+a page with a key of KEY_BYTES, then the program. The result goes into that page: the key reversed if the program
+reached its end, else the name of the exception. The page is mapped memory, and its file is closed: a program that
+closes or writes to all descriptors changes no result. Standard output gets `+` when the program starts. The program
+itself gets empty streams.
 
 Arguments: the limits as `CPU=3:4,AS=…` (soft:hard), then the folders of installed packages.
 """
 
+import mmap
 import os
 import resource
 import signal
 import sys
 
 KEY_BYTES = 32
+PAGE_BYTES = mmap.PAGESIZE
 
 
 def main() -> None:
     # Bind now what is needed after the program ran: the program may change the modules.
-    write, leave, getpid, own_pid = os.write, os._exit, os.getpid, os.getpid()
+    leave, getpid, own_pid = os._exit, os.getpid, os.getpid()
     with open(0, "rb", closefd=False) as stdin:
-        key, source = stdin.read(KEY_BYTES), stdin.read().decode("utf-8", "surrogatepass")
-    result_pipe = os.dup(1)  # processes that the program starts do not inherit it
+        key, source = stdin.read(PAGE_BYTES)[:KEY_BYTES], stdin.read().decode("utf-8", "surrogatepass")
+    page = mmap.mmap(0, PAGE_BYTES)
+    page[:KEY_BYTES] = bytes(KEY_BYTES)
+    os.write(1, b"+")
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    os.closerange(result_pipe + 1, 4096)
+    os.closerange(3, 4096)  # with the copy of the file's descriptor that the mapping keeps
     for limit in sys.argv[1].split(","):
         name, _, values = limit.partition("=")
         soft, _, hard = values.partition(":")
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (int(soft), int(hard or soft)))
+        kind = getattr(resource, f"RLIMIT_{name}")
+        _, most = resource.getrlimit(kind)
+        most = int(hard or soft) if most == resource.RLIM_INFINITY else min(most, int(hard or soft))
+        resource.setrlimit(kind, (min(most, int(soft)), most))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores SIGINT
     sys.path += sys.argv[2:]
     sys.argv[:] = [""]
-    write(result_pipe, b"+")
     try:
         exec(source, {})
     except BaseException as error:
@@ -40,7 +48,7 @@ def main() -> None:
     else:
         result = key[::-1]
     if getpid() == own_pid:  # not in a child that the program forked
-        write(result_pipe, result)
+        page[: len(result)] = result
     leave(0)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confinement import confined
 from hostile import KINDS, PROGRAMS, REPRESENTATIVE
 
 from mtbench.errors import UserError
@@ -26,9 +27,6 @@ from mtbench.evaluation.seccomp import filter_for
 
 pytestmark = pytest.mark.whole
 
-confined = pytest.mark.skipif(
-    bool(unavailable()) and not os.environ.get("CI"), reason=f"no sandbox on this machine: {unavailable()}"
-)
 LIMITS = Limits(cpu_s=1, wall_s=1.5, memory_bytes=2**28)
 HONEST = """
 import math, os, random, tempfile
@@ -122,9 +120,9 @@ def all_ended(marker: str) -> bool:
 
 
 def test_every_target_is_attacked_in_the_fast_tests() -> None:
-    """The representative programs are 40 of over 200, and each group of attacks has one."""
-    assert len(PROGRAMS) == 211
-    assert len(REPRESENTATIVE) == 40
+    """The representative programs are 44 of over 250, and each group of attacks has one."""
+    assert len(PROGRAMS) == 258
+    assert len(REPRESENTATIVE) == 44
     assert set(REPRESENTATIVE) <= set(PROGRAMS)
     assert {name.partition(":")[0] for name in REPRESENTATIVE} == set(KINDS)
 
@@ -154,6 +152,7 @@ def test_attacks_fail_by_the_sandbox_and_not_by_mistakes_of_the_program(aftermat
     }
     found = {name: o.reason for name, o in aftermath.outcomes.items() if o.reason in mistakes}
     intended = {
+        "escapes: core files": "ValueError",  # what `resource` makes of a refusal
         "exhausts: a deep expression": "SyntaxError",
         "forges: exit": "NameError",
         "forges: quit": "NameError",
@@ -193,7 +192,7 @@ def test_nothing_outside_the_sandbox_changes(aftermath: Aftermath) -> None:
         ("exhausts: forks, counted", "BlockingIOError"),
         ("exhausts: one large file", "OSError"),
         ("exhausts: a broken pointer", "killed by SIGSEGV"),
-        ("exhausts: output to every file", "wrote to the result pipe"),
+        ("exhausts: output to every file", "timeout"),
         ("forges: os._exit", "ended before its last line"),
         ("forges: sys.exit", "SystemExit"),
         ("forges: an exception without a readable name", "ended before its last line"),
@@ -205,29 +204,6 @@ def test_nothing_outside_the_sandbox_changes(aftermath: Aftermath) -> None:
 def test_a_failure_has_its_reason(name: str, reason: str, aftermath: Aftermath) -> None:
     """The reason is the limit, the exception or the signal that ended the program."""
     assert aftermath.outcomes[name].reason == reason
-
-
-@confined
-@pytest.mark.parametrize(
-    "program",
-    [
-        "",
-        "import numpy\nassert numpy.ones(3).sum() == 3",
-        "import asyncio\nasync def f(): return 1\nassert asyncio.run(f()) == 1",
-        "from concurrent.futures import ThreadPoolExecutor\nassert list(ThreadPoolExecutor(2).map(abs, [-1])) == [1]",
-        "import subprocess, sys\nassert subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True).stdout",
-        "try:\n    input()\nexcept EOFError:\n    pass\nelse:\n    assert False",
-        "assert __name__ != '__main__'",
-        "x = 'é\u2028'\nassert len(x) == 2",
-        "import sys\nassert sys.argv == ['']",
-        "open('a', 'w').write('x' * 2**20)\nassert len(open('a').read()) == 2**20",
-        "import os\nif not os.fork():\n    os._exit(1)\nos.wait()",
-    ],
-    ids=["empty", "numpy", "asyncio", "threads", "child", "input", "name", "text", "argv", "files", "fork"],
-)
-def test_an_honest_program_has_what_it_needs(program: str) -> None:
-    """It has packages, threads, children and its own files; no input; and, as in `code_eval`, it is not `__main__`."""
-    assert run_all([program]) == [Outcome(True)]
 
 
 @confined
