@@ -118,6 +118,12 @@ class Inspected:
         return record if isinstance(record, dict) else {}
 
     @property
+    def vocabulary(self) -> int:
+        """Rows of the embeddings, including padding rows."""
+        size: int = self.config.get_text_config().vocab_size
+        return size
+
+    @property
     def max_positions(self) -> int:
         """Longest sequence that the configuration allows."""
         return getattr(self.config, "max_position_embeddings", 1 << 30)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine, GenerationLine, Scores, TimingLine
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
 
 
@@ -91,16 +92,21 @@ def add(counts: Iterable[int | None]) -> int | None:
 
 
 def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
-    """Return the data of every cell of the plan, by the cell's name."""
+    """Return the data of every cell of the plan, by the cell's name.
+
+    Raise UserError for a line that does not belong to the plan.
+    """
     errors = {failure.cell: failure.error for failure in run.read_lines("failures.jsonl", FailureLine)}
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+    sessions = run.read("environment.json", Environment).sessions
     data = {}
     for group in plan.groups:
-        order = {item.item: number for number, item in enumerate(plan.suite(group.suite).items)}
-        timings = {name: run.read_lines(f"timings/{name}.jsonl", TimingLine) for name in group.cells}
+        suite = plan.suite(group.suite)
+        order = {item.item: number for number, item in enumerate(suite.items)}
+        timings = {name: read_timings(run, group, name, sessions) for name in group.cells}
         valid = _valid(group, timings, errors)
         for name in group.cells:
-            lines = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
+            lines = read_answers(run, group, suite, name)
             data[name] = CellData(
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},

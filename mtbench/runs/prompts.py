@@ -13,6 +13,7 @@ from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan, read_plan
+from mtbench.runs.stored_lines import refuse_unplanned
 
 
 def open_suite(spec: str, request: RunRequest) -> Suite:
@@ -75,9 +76,10 @@ def open_plan(run: RunDirectory, data_dir: str | None = None) -> Plan:
     """Return the plan of a run, with the prompts of private suites loaded again.
 
     `data_dir` is where their data are, if not where the plan says. Raise UserError if they are not available or are not
-    the planned prompts.
+    the planned prompts, or for stored lines that do not belong to the plan.
     """
     plan = read_plan(run)
+    refuse_unplanned(run, plan)
     request = plan.request.changed(data_dir=data_dir) if data_dir else plan.request
     suites = [_with_private_prompts(suite, plan, request, run) for suite in plan.suites]
     return plan.changed(suites=suites)

@@ -1,0 +1,419 @@
+"""Broken and hostile files: changes of the files that strangers hand over, each by a name.
+
+A change takes the folder that holds the files and edits one of them. `RUN_FILES` changes a run directory,
+`CHECKPOINT_FILES` a checkpoint, `ROWS` a line of prompts or conversations, `RECORDS` a training record.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Change = Callable[[Path], None]
+
+DEEP = "[" * 100_000 + "]" * 100_000
+FAR = 10**12
+AR, LOOKUP = "arithmetic.ar.ar.graph.b2", "arithmetic.prompt-lookup-ahead2.ar.graph.b2"  # cells of the run
+
+
+def edit(file: str, *path: str | int, to: Any) -> Change:
+    """Set one value of a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path[:-1]:
+            owner = owner[key]
+        owner[path[-1]] = to
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def edits(*changes: Change) -> Change:
+    def change(folder: Path) -> None:
+        for one in changes:
+            one(folder)
+
+    return change
+
+
+def drop(file: str, *path: str | int) -> Change:
+    """Delete one key or entry of a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path[:-1]:
+            owner = owner[key]
+        del owner[path[-1]]
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def copy_of(file: str, *path: str | int, entry: int) -> Change:
+    """Add a copy of an entry to a list in a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path:
+            owner = owner[key]
+        owner.append(owner[entry])
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def edit_line(file: str, number: int = 0, **values: Any) -> Change:
+    """Set values in one line of a JSONL file."""
+
+    def change(folder: Path) -> None:
+        lines = (folder / file).read_text().splitlines()
+        lines[number] = json.dumps(json.loads(lines[number]) | values)
+        (folder / file).write_text("".join(line + "\n" for line in lines))
+
+    return change
+
+
+def double_line(file: str, number: int = 0) -> Change:
+    def change(folder: Path) -> None:
+        lines = (folder / file).read_text().splitlines()
+        (folder / file).write_text("".join(line + "\n" for line in [*lines, lines[number]]))
+
+    return change
+
+
+def content(file: str, data: bytes | str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return change
+
+
+def as_fifo(file: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        os.mkfifo(folder / file)
+
+    return change
+
+
+def as_folder(file: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).mkdir()
+
+    return change
+
+
+def as_link(file: str, target: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to(target)
+
+    return change
+
+
+def sparse(file: str, size: int) -> Change:
+    """A file of zeros that takes no room on the disk."""
+
+    def change(folder: Path) -> None:
+        with (folder / file).open("wb") as made:
+            made.truncate(size)
+
+    return change
+
+
+def with_text(file: str, old: str, new: str) -> Change:
+    """Replace a text in a file: for what a JSON writer would not write."""
+
+    def change(folder: Path) -> None:
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def _broken_as_a_whole(file: str) -> dict[str, Change]:
+    """What can be wrong with any file, whatever it holds."""
+    return {
+        f"{file}: empty": content(file, ""),
+        f"{file}: not JSON": content(file, "{\n"),
+        f"{file}: a list": content(file, "[]\n"),
+        f"{file}: null": content(file, "null\n"),
+        f"{file}: deep nesting": content(file, DEEP + "\n"),
+        f"{file}: not UTF-8": content(file, b'{"a": "\xff\xfe"}\n'),
+        f"{file}: a byte order mark": content(file, b"\xef\xbb\xbf{}\n"),
+        f"{file}: NaN": content(file, '{"a": NaN}\n'),
+        f"{file}: a FIFO": as_fifo(file),
+        f"{file}: a folder": as_folder(file),
+        f"{file}: a device": as_link(file, "/dev/zero"),
+        f"{file}: 1 GB of one line": sparse(file, 1 << 30),
+    }
+
+
+PLAN = "plan.json"
+ITEM, CELL, GROUP = (PLAN, "suites", 0, "items", 1), (PLAN, "cells", 0), (PLAN, "groups", 0)
+
+PLANS: dict[str, Change] = {
+    **_broken_as_a_whole(PLAN),
+    "plan: a block beyond the items": edit(*GROUP, "blocks", 0, to=[0, 99]),
+    "plan: a block far beyond the items": edit(*GROUP, "blocks", 0, to=[FAR]),
+    "plan: an item in two blocks": edit(*GROUP, "blocks", to=[[0, 1], [1, 2]]),
+    "plan: an item twice in a block": edit(*GROUP, "blocks", to=[[0, 0]]),
+    "plan: a block above the batch size": edit(*GROUP, "blocks", to=[[0, 1, 2, 3]]),
+    "plan: two items of one name": edit(*ITEM, "item", to="arithmetic/0/0"),
+    "plan: an item that follows itself": edit(*ITEM, "follows", to=1),
+    "plan: an item that follows a later one": edit(*ITEM, "follows", to=3),
+    "plan: two items that follow each other": edits(
+        edit(*ITEM, "follows", to=2), edit(PLAN, "suites", 0, "items", 2, "follows", to=1)
+    ),
+    "plan: an item that follows none": edit(*ITEM, "follows", to=99),
+    "plan: an empty prompt": edit(*ITEM, "prompt_ids", to=[]),
+    "plan: an id beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10_000]),
+    "plan: an id far beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10**30]),
+    "plan: a prompt beyond the context": edit(*ITEM, "prompt_ids", to=[5] * 100_000),
+    "plan: a prompt of texts": edit(*ITEM, "prompt_ids", to=["5"]),
+    "plan: an empty stop string": edit(*ITEM, "stop", to=[""]),
+    "plan: a long item name": edit(*ITEM, "item", to="x" * 10**6),
+    "plan: a budget beyond the context": edit(PLAN, "suites", 0, "max_new_tokens", to=10**6),
+    "plan: a huge budget": edit(PLAN, "suites", 0, "max_new_tokens", to=10**18),
+    "plan: a task of the wrong types": edit(PLAN, "suites", 0, "task", to={"name": 3, "num_fewshot": [], "filter": {}}),
+    "plan: a task without a name": edit(PLAN, "suites", 0, "task", to={}),
+    "plan: two suites of one name": copy_of(PLAN, "suites", entry=0),
+    "plan: an unknown suite": edits(
+        edit(PLAN, "suites", 0, "suite", to="nothing"),
+        edit(*CELL, "suite", to="nothing"),
+        edit(PLAN, "cells", 1, "suite", to="nothing"),
+        edit(*GROUP, "suite", to="nothing"),
+    ),
+    "plan: a private suite": edit(PLAN, "suites", 0, "withheld", to="0" * 64),
+    "plan: no suites": edit(PLAN, "suites", to=[]),
+    "plan: no cells": edit(PLAN, "cells", to=[]),
+    "plan: no groups": edit(PLAN, "groups", to=[]),
+    "plan: a group of no cells": edit(*GROUP, "cells", to=[]),
+    "plan: a group of a suite that has none": edit(*GROUP, "suite", to="gsm8k"),
+    "plan: a group that names a suite as a cell": edit(*GROUP, "cells", to=["arithmetic"]),
+    "plan: a cell twice in a group": edit(*GROUP, "cells", to=[AR, AR]),
+    "plan: a cell in two groups": copy_of(PLAN, "groups", entry=0),
+    "plan: a cell in no group": edit(*GROUP, "cells", to=[AR]),
+    "plan: two cells of one name": copy_of(PLAN, "cells", entry=0),
+    "plan: two cells of one arm": edit(PLAN, "cells", 1, "arm", to="ar@ar/graph"),
+    "plan: a cell of another suite": edit(*CELL, "suite", to="gsm8k"),
+    "plan: a cell of another batch size": edit(*CELL, "batch_size", to=3),
+    "plan: a cell of another batching": edit(*CELL, "batching", to="refill"),
+    "plan: a huge batch size": edits(
+        edit(*CELL, "batch_size", to=10**9),
+        edit(PLAN, "cells", 1, "batch_size", to=10**9),
+        edit(*GROUP, "batch_size", to=10**9),
+    ),
+    "plan: 10^9 rounds": edit(*GROUP, "rounds", to=[2] * 20_000),
+    "plan: a round of 10^9 blocks": edit(*GROUP, "rounds", to=[10**9, 2]),
+    "plan: a later round of more blocks": edit(*GROUP, "rounds", to=[1, 2]),
+    "plan: a cell's name leads outside": edits(
+        edit(*CELL, "cell", to="../../outside/x"), edit(*GROUP, "cells", 0, to="../../outside/x")
+    ),
+    "plan: a cell's name is absolute": edits(edit(*CELL, "cell", to="/tmp/x"), edit(*GROUP, "cells", 0, to="/tmp/x")),
+    "plan: a cell's name is hidden": edits(edit(*CELL, "cell", to=".x"), edit(*GROUP, "cells", 0, to=".x")),
+    "plan: a cell's name has a null byte": edits(edit(*CELL, "cell", to="a\0b"), edit(*GROUP, "cells", 0, to="a\0b")),
+    "plan: a cell's name is too long": edits(edit(*CELL, "cell", to="x" * 300), edit(*GROUP, "cells", 0, to="x" * 300)),
+    "plan: a cell's name is empty": edits(edit(*CELL, "cell", to=""), edit(*GROUP, "cells", 0, to="")),
+    "plan: an option of the wrong type": edit(PLAN, "cells", 1, "options", "ahead", to="many"),
+    "plan: an option that is a list": edit(PLAN, "cells", 1, "options", "ahead", to=[2]),
+    "plan: an option that is null": edit(PLAN, "cells", 1, "options", "ahead", to=None),
+    "plan: an option out of range": edit(PLAN, "cells", 1, "options", "ahead", to=-5),
+    "plan: an option of 10^12": edit(PLAN, "cells", 1, "options", "ahead", to=FAR),
+    "plan: an unknown option": edit(PLAN, "cells", 1, "options", "speed", to=2),
+    "plan: an unknown method": edit(*CELL, "method", to="magic"),
+    "plan: no checkpoint": edit(*CELL, "checkpoints", to={}),
+    "plan: a checkpoint of another role": edit(*CELL, "checkpoints", to={"mars": "embedded:tiny/mars"}),
+    "plan: a checkpoint that does not exist": edit(*CELL, "checkpoints", to={"ar": "/no/such/folder"}),
+    "plan: an embedded checkpoint outside": edit(*CELL, "checkpoints", to={"ar": "embedded:tiny/../../.."}),
+    "plan: a random checkpoint of no shape": edit(*CELL, "checkpoints", to={"ar": "random:nothing"}),
+    "plan: on another role": edit(*CELL, "on", to="mars"),
+    "plan: no engine": edit(*CELL, "engine", to=None),
+    "plan: another engine": edit(*CELL, "engine", to="warp"),
+    "plan: a baseline that did not run": edit(PLAN, "cells", 1, "baselines", to=["mars@mars/graph"]),
+    "plan: itself as its baseline": edit(*CELL, "baselines", to=["ar@ar/graph"]),
+    "plan: an engine baseline that did not run": edit(*CELL, "engine_baselines", to=["nothing"]),
+    "plan: held to nothing": edit(PLAN, "cells", 1, "held_to", to="nothing"),
+    "plan: a script of no items": edit(
+        *CELL,
+        "accept",
+        to={"source": "x", "lengths": [], "seed": 0, "scripts": [], "probabilities": None},
+    ),
+    "plan: a script of 10^12 tokens": edit(
+        *CELL,
+        "accept",
+        to={"source": "x", "lengths": [FAR] * 4, "seed": 0, "scripts": [[FAR]] * 4, "probabilities": None},
+    ),
+    "plan: another dtype": edit(PLAN, "request", "dtype", to="int3"),
+    "plan: another device": edit(PLAN, "request", "device", to="abacus"),
+    "plan: a temperature of -1": edit(PLAN, "request", "temperature", to=-1.0),
+    "plan: a temperature of 1e308": edit(PLAN, "request", "temperature", to=1e308),
+    "plan: a seed of 300 digits": edit(PLAN, "request", "seed", to=10**300),
+    "plan: a margin of 0": edit(PLAN, "request", "accuracy_margin", to=0.0),
+    "plan: a limit of 0": edit(PLAN, "request", "limit", to=0),
+    "plan: a request of 10^9 rounds": edit(PLAN, "request", "rounds", to=10**9),
+    "plan: NaN inside": with_text(PLAN, '"temperature": 0.0', '"temperature": NaN'),
+    "plan: an infinity inside": with_text(PLAN, '"temperature": 0.0', '"temperature": 1e999'),
+    "plan: a lone surrogate": with_text(PLAN, '"family": "tiny"', '"family": "\\ud800"'),
+    "plan: an escape sequence in a name": edit(PLAN, "suites", 0, "family", to="\x1b[2J"),
+    "plan: deep nesting inside": with_text(PLAN, '"task": {', f'"task": {{"x": {DEEP}, '),
+    "plan: 100 levels inside": with_text(PLAN, '"task": {', f'"task": {{"x": {"[" * 100 + "]" * 100}, '),
+    "plan: a version of the future": edit(PLAN, "schema_version", to=2),
+}
+
+ANSWERS, TIMES = f"generations/{LOOKUP}.jsonl", f"timings/{LOOKUP}.jsonl"
+
+LINES: dict[str, Change] = {
+    **_broken_as_a_whole(ANSWERS),
+    **_broken_as_a_whole(TIMES),
+    "answers: an unknown item": edit_line(ANSWERS, item="arithmetic/999/0"),
+    "answers: a block that is not planned": edit_line(ANSWERS, block=99),
+    "answers: a block of another item": edit_line(ANSWERS, block=1),
+    "answers: an item twice": double_line(ANSWERS),
+    "answers: a commit of 10^12": edit_line(ANSWERS, commits=[FAR]),
+    "answers: a commit of 10^30": edit_line(ANSWERS, commits=[10**30]),
+    "answers: a commit of -1": edit_line(ANSWERS, commits=[-1]),
+    "answers: other commits than forwards": edit_line(ANSWERS, commits=[1] * 50),
+    "answers: 10^12 forwards": edit_line(ANSWERS, forwards=FAR),
+    "answers: 10^400 forwards": edit_line(ANSWERS, forwards=10**400),
+    "answers: an id beyond the vocabulary": edit_line(ANSWERS, token_ids=[10_000]),
+    "answers: an id of 10^30": edit_line(ANSWERS, token_ids=[10**30]),
+    "answers: more ids than the budget": edit_line(ANSWERS, token_ids=[5] * 100_000),
+    "answers: no ids": edit_line(ANSWERS, token_ids=[]),
+    "answers: ids of the wrong type": edit_line(ANSWERS, token_ids=[1.5]),
+    "answers: another prompt": edit_line(ANSWERS, prompt_ids=[1, 2, 3]),
+    "answers: a prompt of 10^12 tokens": edit_line(ANSWERS, prompt_tokens=FAR),
+    "answers: no prompt": edit_line(ANSWERS, prompt_ids=None),
+    "answers: 10^30 positions": edit_line(ANSWERS, positions_fed=10**30),
+    "answers: 10^30 guesses": edit_line(ANSWERS, drafted=10**30),
+    "answers: a text that is a number": edit_line(ANSWERS, text=5),
+    "answers: an unknown reason": edit_line(ANSWERS, finish_reason="tired"),
+    "answers: an unknown key": edit_line(ANSWERS, colour="red"),
+    "answers: a text of 100 MB": edit_line(ANSWERS, text="x" * 10**8),
+    "answers: a text of 1 MB": edit_line(ANSWERS, text="x" * 10**6),
+    "answers: an escape sequence": edit_line(ANSWERS, text="\x1b[2J"),
+    "answers: a lone surrogate": with_text(ANSWERS, '"text": "', '"text": "\\ud800'),
+    "answers: NaN inside": with_text(ANSWERS, '"block": 0', '"block": NaN'),
+    "times: a session of 0": edit_line(TIMES, session=0),
+    "times: a session that did not run": edit_line(TIMES, session=99),
+    "times: a session of 10^30": edit_line(TIMES, session=10**30),
+    "times: a round that is not planned": edit_line(TIMES, round=99),
+    "times: a round of 0": edit_line(TIMES, round=0),
+    "times: a block that is not planned": edit_line(TIMES, block=99),
+    "times: a block that round 2 does not repeat": edit_line(TIMES, round=2, block=10**9),
+    "times: a block twice": double_line(TIMES),
+    "times: no wall time": edit_line(TIMES, wall_s=0.0),
+    "times: a negative wall time": edit_line(TIMES, wall_s=-1.0),
+    "times: a wall time of 1e308": edit_line(TIMES, wall_s=1e308),
+    "times: two wall times of 1e308": edits(edit_line(TIMES, 0, wall_s=1e308), edit_line(TIMES, 1, wall_s=1e308)),
+    "times: an infinite wall time": with_text(TIMES, '"wall_s": ', '"wall_s": 1e999, "odd": '),
+    "times: no decode time": edit_line(TIMES, decode_s=0.0),
+    "times: no device time": edit_line(TIMES, device_s=0.0),
+    "times: more device than decode time": edit_line(TIMES, device_s=1e6),
+    "times: no tokens": edit_line(TIMES, tokens=0),
+    "times: 10^30 tokens": edit_line(TIMES, tokens=10**30),
+    "times: 10^400 tokens": edit_line(TIMES, tokens=10**400),
+    "times: no forwards": edit_line(TIMES, batch_forwards=0, row_forwards=0),
+    "times: 10^12 rows": edit_line(TIMES, rows=FAR),
+    "times: 10^12 items": edit_line(TIMES, items=FAR),
+    "times: an order beyond the arms": edit_line(TIMES, order=10**9),
+    "times: steps of the wrong type": edit_line(TIMES, step_s=["fast"]),
+    "times: negative steps": edit_line(TIMES, step_s=[-1.0, 2.0]),
+    "times: steps of 1e308": edit_line(TIMES, step_s=[1e308] * 50),
+    "times: a throttle of 10^30": edit_line(TIMES, throttle=10**30),
+    "times: more identical than items": edit_line(TIMES, -1, identical=10**6),
+    "times: -10^30 miscounted": edit_line(TIMES, miscounted=-(10**30)),
+    "times: a temperature of 10^30": edit_line(TIMES, temperature_c=10**30),
+    "times: more accepted than drafted": edit_line(TIMES, accepted=5, drafted=1, drafts=1),
+}
+
+OTHERS: dict[str, Change] = {
+    **_broken_as_a_whole("environment.json"),
+    **_broken_as_a_whole("failures.jsonl"),
+    **_broken_as_a_whole("preparation.jsonl"),
+    **_broken_as_a_whole("scores.json"),
+    **_broken_as_a_whole("memory.json"),
+    **_broken_as_a_whole("energy.json"),
+    **_broken_as_a_whole(f"lossless/{LOOKUP}.json"),
+    "environment: a session of no device": drop("environment.json", "sessions", 0, "device"),
+    "environment: a session of no dtype": drop("environment.json", "sessions", 0, "dtype"),
+    "environment: a session that is a text": edit("environment.json", "sessions", 0, to="first"),
+    "environment: no sessions": edit("environment.json", "sessions", to=[]),
+    "environment: another device": edit("environment.json", "sessions", 0, "device", to="abacus"),
+    "environment: another dtype": edit("environment.json", "sessions", 0, "dtype", to="int3"),
+    "environment: 10^30 cores": edit("environment.json", "cores", to=10**30),
+    "environment: -1 workers": edit("environment.json", "sessions", 0, "workers", to=-1),
+    "environment: no probe speed": edit(
+        "environment.json",
+        "sessions",
+        0,
+        "probe",
+        to={
+            "bandwidth_bytes_per_s": 0.0,
+            "matmul_flop_per_s": 0.0,
+            "copy_bytes": 1,
+            "matmul_size": 1,
+            "cache_bytes": 0,
+        },
+    ),
+    "environment: a command of numbers": edit("environment.json", "command", to=[1]),
+    "failures: an unknown cell": content("failures.jsonl", '{"cell": "nothing", "error": "x"}\n'),
+    "failures: a cell outside": content("failures.jsonl", '{"cell": "../../x", "error": "x"}\n'),
+    "failures: an unknown stage": content("failures.jsonl", f'{{"cell": "{AR}", "error": "x", "stage": "dream"}}\n'),
+    "failures: an escape sequence": content("failures.jsonl", f'{{"cell": "{AR}", "error": "\\u001b[2J"}}\n'),
+    "preparation: an unknown cell": content(
+        "preparation.jsonl", '{"session": 1, "cell": "nothing", "preparation_s": 1}\n'
+    ),
+    "preparation: a negative time": content(
+        "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": -1}}\n'
+    ),
+    "preparation: twice 1e308 s": content(
+        "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": 1e308}}\n' * 2
+    ),
+    "scores: a score of 2": content("scores.json", json.dumps({AR: {"arithmetic/0/0": 2}})),
+    "scores: an unknown cell": content("scores.json", '{"nothing": {}}'),
+    "scores: an unknown item": content("scores.json", json.dumps({AR: {"arithmetic/999/0": 1}})),
+    "memory: 10^30 bytes": content("memory.json", json.dumps({AR: 10**30})),
+    "memory: an unknown cell": content("memory.json", '{"nothing": 5}'),
+    "energy: 1e308 J": content(
+        "energy.json",
+        json.dumps(
+            {
+                "cells": {
+                    AR: {
+                        "energy_j": 1e308,
+                        "window_s": 0.0,
+                        "tokens": 0,
+                        "j_per_token": 1e308,
+                        "mean_power_w": 1e308,
+                        "energy_reason": None,
+                    }
+                }
+            }
+        ),
+    ),
+    "lossless: an unknown item": content(f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"nothing": {}}}'),
+    "lossless: an index that is a text": content(
+        f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"first": 1.0}}}'
+    ),
+    "lossless: an index beyond the answer": content(
+        f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"999999999999": 1.0}}}'
+    ),
+    "lossless: no items": content(f"lossless/{LOOKUP}.json", '{"epsilon": null, "items": {}}'),
+}
+
+RESULTS: dict[str, Change] = {
+    **_broken_as_a_whole("results.json"),
+    "results: no cells": edit("results.json", "cells", to=[]),
+    "results: cells that are a text": edit("results.json", "cells", to="none"),
+    "results: a cell outside": edit("results.json", "cells", 0, "cell", to="../../outside/x"),
+    "results: a cell without an arm": drop("results.json", "cells", 0, "arm"),
+    "results: a negative number of items": edit("results.json", "cells", 0, "items", to=-1),
+}
