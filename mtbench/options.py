@@ -135,6 +135,13 @@ def build(method: type[Any], chosen: Mapping[str, Any], trained: Mapping[str, An
     for field in dataclasses.fields(method):
         if field.metadata["trained"] and field.name in trained:
             trained_value = trained[field.name]
+            try:
+                check_value(method, field.name, trained_value)
+            except ValueError as error:
+                raise UserError(
+                    f"{method.name}: the checkpoint's training record has {field.name}={trained_value!r:.60}, which is "
+                    f"not allowed; it is {error}. Correct the record."
+                ) from None
             if values.setdefault(field.name, trained_value) != trained_value:
                 flags.append(f"{field.name}={show(values[field.name])}, trained with {show(trained_value)}")
     return method(**values), flags

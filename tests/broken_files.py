@@ -417,3 +417,170 @@ RESULTS: dict[str, Change] = {
     "results: a cell without an arm": drop("results.json", "cells", 0, "arm"),
     "results: a negative number of items": edit("results.json", "cells", 0, "items", to=-1),
 }
+
+
+CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+SETTINGS, RECORD, TEMPLATE = "tokenizer_config.json", "mtbench_training.json", "chat_template.jinja"
+GENERATION = "generation_config.json"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+LOOP += "{% endfor %}{% endfor %}{% endfor %}"
+ODD: tuple[Any, ...] = (0, -1, 10**6 + 1, FAR, 10**30, "many", [], None, 1.5, True)
+SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
+
+
+def header(change: Callable[[dict[str, Any]], Any]) -> Change:
+    """Change the header of a safetensors file."""
+
+    def apply(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        stored = json.loads(data[8 : 8 + length])
+        text = json.dumps(change(stored)).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    return apply
+
+
+def first_weight(**values: Any) -> Change:
+    """Set values of the first weight in the header."""
+
+    def change(stored: dict[str, Any]) -> dict[str, Any]:
+        name = next(name for name in stored if name != "__metadata__")
+        return stored | {name: stored[name] | values}
+
+    return header(change)
+
+
+def _without_one(stored: dict[str, Any]) -> dict[str, Any]:
+    left_out = next(name for name in stored if "mlp" in name)
+    return {name: entry for name, entry in stored.items() if name != left_out}
+
+
+def _with_one_more(stored: dict[str, Any]) -> dict[str, Any]:
+    return stored | {"extra": stored[next(name for name in stored if "mlp" in name)]}
+
+
+def without(file: str) -> Change:
+    return lambda folder: (folder / file).unlink(missing_ok=True)
+
+
+def index_of(**weights: Any) -> Change:
+    """Replace the weights by an index."""
+    return edits(without(WEIGHTS), content(INDEX, json.dumps({"weight_map": weights})))
+
+
+def cut_short(file: str, by: int) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).write_bytes((folder / file).read_bytes()[:-by])
+
+    return change
+
+
+CHECKPOINTS: dict[str, Change] = {
+    **_broken_as_a_whole(CONFIG),
+    **_broken_as_a_whole(WEIGHTS),
+    **_broken_as_a_whole(TOKENIZER),
+    **_broken_as_a_whole(SETTINGS),
+    **_broken_as_a_whole(GENERATION),
+    **_broken_as_a_whole(RECORD),
+    **{f"config: {name} is {odd!s:.20}": edit(CONFIG, name, to=odd) for name in SIZES for odd in ODD},
+    "config: other key-value heads": edit(CONFIG, "num_key_value_heads", to=3),
+    "config: no key-value heads": edit(CONFIG, "num_key_value_heads", to=0),
+    "config: a head of 10^12": edit(CONFIG, "head_dim", to=FAR),
+    "config: a wider layer": edit(CONFIG, "intermediate_size", to=48),
+    "config: one layer more": edits(edit(CONFIG, "num_hidden_layers", to=4), drop(CONFIG, "layer_types")),
+    "config: fewer layer types": edit(CONFIG, "layer_types", to=["full_attention"]),
+    "config: layer types of the wrong type": edit(CONFIG, "layer_types", to={"a": 1}),
+    "config: unknown layer types": edit(CONFIG, "layer_types", to=["magic"] * 3),
+    "config: layer types of numbers": edit(CONFIG, "layer_types", to=[1, 2, 3]),
+    "config: an unknown model": edit(CONFIG, "model_type", to="magic"),
+    "config: a model that is a list": edit(CONFIG, "model_type", to=["qwen2"]),
+    "config: no model": drop(CONFIG, "model_type"),
+    "config: another kind of model": edit(CONFIG, "model_type", to="vit"),
+    "config: remote code": edit(CONFIG, "auto_map", to={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}),
+    "config: rope of the wrong type": edit(CONFIG, "rope_parameters", to=[1]),
+    "config: rope of texts": edit(CONFIG, "rope_parameters", to={"rope_type": "linear", "factor": "x"}),
+    "config: rope without a factor": edit(CONFIG, "rope_parameters", to={"rope_type": "yarn"}),
+    "config: an unknown activation": edit(CONFIG, "hidden_act", to="magic"),
+    "config: an activation of the wrong type": edit(CONFIG, "hidden_act", to=5),
+    "config: a norm of texts": edit(CONFIG, "rms_norm_eps", to="small"),
+    "config: an unknown dtype": edit(CONFIG, "dtype", to="float3"),
+    "config: a quantization of nothing": edit(CONFIG, "quantization_config", to={"quant_method": "magic"}),
+    "config: a nested text model": edit(CONFIG, "text_config", to={"num_hidden_layers": FAR}),
+    "config: deep nesting inside": with_text(CONFIG, "{", '{"x": ' + DEEP + ", "),
+    "config: an end token that is a text": edit(CONFIG, "eos_token_id", to="end"),
+    "weights: a length beyond the file": content(WEIGHTS, b"\xff" * 8 + b"{}"),
+    "weights: a length of 10^12": content(WEIGHTS, FAR.to_bytes(8, "little") + b"{}"),
+    "weights: cut short": cut_short(WEIGHTS, 100),
+    "weights: a header that is a list": header(lambda stored: []),
+    "weights: a deep header": content(WEIGHTS, len(DEEP).to_bytes(8, "little") + DEEP.encode()),
+    "weights: another shape": first_weight(shape=[1, 2]),
+    "weights: a negative shape": first_weight(shape=[-1, 2]),
+    "weights: a shape of 10^12": first_weight(shape=[FAR, FAR]),
+    "weights: a shape of texts": first_weight(shape=["a"]),
+    "weights: offsets beyond the file": first_weight(data_offsets=[0, FAR]),
+    "weights: offsets in reverse": first_weight(data_offsets=[10, 0]),
+    "weights: three offsets": first_weight(data_offsets=[0, 1, 2]),
+    "weights: an unknown type": first_weight(dtype="F3"),
+    "weights: no weights": header(lambda stored: {}),
+    "weights: one weight is missing": header(_without_one),
+    "weights: one weight more": header(_with_one_more),
+    "weights: a pickle beside them": content("pytorch_model.bin", b"\x80\x04."),
+    "weights: pickles only": edits(without(WEIGHTS), content("pytorch_model.bin", b"x")),
+    "weights: none": without(WEIGHTS),
+    "weights: a link to nothing": as_link(WEIGHTS, "/no/such/file"),
+    "index: a pickle": edits(content("evil.bin", b"\x80\x04."), index_of(**{"model.norm.weight": "evil.bin"})),
+    "index: another pickle": edits(content("evil.pt", b"\x80\x04."), index_of(**{"model.norm.weight": "evil.pt"})),
+    "index: a path outside": index_of(**{"model.norm.weight": "../outside/x.safetensors"}),
+    "index: an absolute path": index_of(**{"model.norm.weight": "/tmp/x.safetensors"}),
+    "index: a missing file": index_of(**{"model.norm.weight": "missing.safetensors"}),
+    "index: a number": index_of(**{"model.norm.weight": 5}),
+    "index: a list": index_of(**{"model.norm.weight": ["model.safetensors"]}),
+    "index: nothing": index_of(),
+    "index: deep nesting": edits(without(WEIGHTS), content(INDEX, DEEP)),
+    "index: a list as a whole": edits(without(WEIGHTS), content(INDEX, "[]")),
+    "index: a FIFO": edits(index_of(**{"model.norm.weight": "x.safetensors"}), as_fifo("x.safetensors")),
+    "tokenizer: no model": drop(TOKENIZER, "model"),
+    "tokenizer: a vocabulary of texts": edit(TOKENIZER, "model", "vocab", to={"a": "b"}),
+    "tokenizer: a vocabulary of negative ids": edit(TOKENIZER, "model", "vocab", to={"a": -1}),
+    "tokenizer: an empty vocabulary": edit(TOKENIZER, "model", "vocab", to={}),
+    "tokenizer: ids of 10^12": edit(TOKENIZER, "model", "vocab", "a", to=FAR),
+    "tokenizer: ids beyond the embedding": edit(TOKENIZER, "model", "vocab", "a", to=10**6),
+    "tokenizer: an added token of 10^9": edit(TOKENIZER, "added_tokens", 0, "id", to=10**9),
+    "tokenizer: added tokens of the wrong type": edit(TOKENIZER, "added_tokens", to={"a": 1}),
+    "tokenizer: an unknown model": edit(TOKENIZER, "model", "type", to="magic"),
+    "tokenizer: an unknown step": edit(TOKENIZER, "pre_tokenizer", to={"type": "magic"}),
+    "tokenizer: settings of an unknown class": edit(SETTINGS, "tokenizer_class", to="Magic"),
+    "tokenizer: settings of the wrong type": edit(SETTINGS, "tokenizer_class", to=5),
+    "tokenizer: an end token of the wrong type": edit(SETTINGS, "eos_token", to=[1]),
+    "tokenizer: a length that is a text": edit(SETTINGS, "model_max_length", to="long"),
+    "tokenizer: added tokens that are a text": edit(SETTINGS, "added_tokens_decoder", to="x"),
+    "tokenizer: remote code": edit(SETTINGS, "auto_map", to={"AutoTokenizer": ["evil.T", None]}),
+    "template: not Jinja": content(TEMPLATE, "{% for %}"),
+    "template: nested loops": content(TEMPLATE, LOOP),
+    "template: a loop that writes": content(TEMPLATE, LOOP.replace("{% for c", "x{% for c")),
+    "template: recursion": content(TEMPLATE, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+    "template: deep nesting": content(TEMPLATE, "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}"),
+    "template: a huge number": content(TEMPLATE, "{{ 10 ** 10 ** 10 }}"),
+    "template: a huge text": content(TEMPLATE, "{{ 'x' * 10 ** 15 }}"),
+    "template: an attack": content(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "template: a division by zero": content(TEMPLATE, "{{ 1 / 0 }}"),
+    "template: nothing": content(TEMPLATE, " "),
+    "template: a text that is missing": content(TEMPLATE, "{{ messages[5].content.x }}"),
+    "template: a list": edits(without(TEMPLATE), edit(SETTINGS, "chat_template", to=[5])),
+    "template: a FIFO": as_fifo(TEMPLATE),
+    "generation: an end token that is a text": edit(GENERATION, "eos_token_id", to="end"),
+    "generation: an end token that is a list of lists": edit(GENERATION, "eos_token_id", to=[[1]]),
+    "generation: an end token of 10^12": edit(GENERATION, "eos_token_id", to=FAR),
+    "generation: a negative end token": edit(GENERATION, "eos_token_id", to=-5),
+    "generation: temperatures that are texts": edit(GENERATION, "temperature", to="hot"),
+    "generation: an unknown key": edit(GENERATION, "magic", to={"a": [1]}),
+    "record: options that are a list": edit(RECORD, "options", to=[]),
+    "record: no options": drop(RECORD, "options"),
+    "record: an option that is a text": edit(RECORD, "options", to={"block_size": "four"}),
+    "record: an option that is a list": edit(RECORD, "options", to={"block_size": [4]}),
+    "record: an option of 10^12": edit(RECORD, "options", to={"block_size": FAR}),
+    "record: an option of 0": edit(RECORD, "options", to={"block_size": 0}),
+    "record: an objective that is a list": edit(RECORD, "objective", to=[1]),
+    "record: masks that are a text": edit(RECORD, "feeds_masks", to="yes"),
+}

@@ -8,18 +8,21 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from broken_files import LINES, OTHERS, PLANS, RESULTS, Change
+from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, Change
 from rich.console import Console
+from small import VOCABULARY, save_small
 from whole import Quiet
 
 import mtbench
 from mtbench.errors import UserError
+from mtbench.models.loading import load
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
 
 LONGEST_S = 10
@@ -154,3 +157,45 @@ def test_results(complete_run: Path, tmp_path: Path, name: str) -> None:
 def test_the_run_itself_works(complete_run: Path, tmp_path: Path) -> None:
     check(complete_run, tmp_path, lambda folder: None, tuple(COMMANDS), "")
     assert dump(assemble(RunDirectory(complete_run)))["cells"][0]["status"] == "ok"
+
+
+@pytest.fixture(scope="session")
+def complete_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint with every file that may be in one, and prompts for it."""
+    folder = save_small(tmp_path_factory.mktemp("complete") / "checkpoint")
+    (folder / "mtbench_training.json").write_text('{"objective": "mars", "options": {"block_size": 4}}')
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }} b ")
+    (folder.parent / "prompts.jsonl").write_text('{"prompt": "a b c"}\n')
+    return folder
+
+
+# What an error about a checkpoint names, if not its folder.
+PLANNED_WITH = ("training record", "chat template", "empty prompt", "guesses in a forward")
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
+    """It is planned with, then loaded."""
+    folder = tmp_path / "inside" / "checkpoint"
+    shutil.copytree(complete_checkpoint, folder)
+    CHECKPOINTS[name](folder)
+    request = RunRequest(
+        suite=(f"prompts:{complete_checkpoint.parent / 'prompts.jsonl'}",),
+        checkpoint={"mars": str(folder)},
+        family="tiny",
+        method=("mars",),
+        max_new_tokens=4,
+        batch_size=(1,),
+        device="cpu",
+    )
+    for line in (refused(lambda: make_plan(request)), refused(lambda: load(str(folder)))):
+        assert line is None or any(word in line for word in (str(folder), *PLANNED_WITH))
+
+
+def test_a_checkpoint_of_links_loads(complete_checkpoint: Path, tmp_path: Path) -> None:
+    """The hub's cache consists of links to files elsewhere."""
+    folder = tmp_path / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    for file in complete_checkpoint.iterdir():
+        (folder / file.name).symlink_to(file)
+    assert load(str(folder)).vocabulary == VOCABULARY

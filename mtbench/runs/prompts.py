@@ -9,6 +9,7 @@ from pathlib import Path
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, suite_errors
+from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
@@ -110,7 +111,7 @@ def _chat_template(checkpoint: Inspected) -> Template:
     def render(messages: Messages) -> str:
         if tokenizer.chat_template is None:
             return "\n\n".join(message["content"] for message in messages)
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return chat_template.render(tokenizer, messages, answer_follows=True)
 
     return render
 

@@ -24,6 +24,7 @@ from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_par
 from mtbench.evaluation.lm_eval import go_offline
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
+from mtbench.models import chat_template
 from mtbench.training.token_cache import Counts, Examples, concatenate, contiguous_examples, load, store, token_file
 
 CHUNK = 1000  # conversations tokenised at once
@@ -354,8 +355,8 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
 def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str, str]:
     """Return prompt and whole conversation as the chat template writes them."""
     try:
-        whole = tokenizer.apply_chat_template(turns, tokenize=False)
-        prompt = tokenizer.apply_chat_template(turns[:-1], tokenize=False, add_generation_prompt=True)
+        whole = chat_template.render(tokenizer, turns)
+        prompt = chat_template.render(tokenizer, turns[:-1], answer_follows=True)
     except TemplateError as error:  # Gemma's, for example, refuses a system turn
         raise UserError(f"{location}: the chat template refuses it ({first_line(error)})") from None
     if whole == prompt or not whole.startswith(prompt):
