@@ -81,7 +81,7 @@ def _flush(path: Path) -> None:
 def open_plain(path: Path) -> Iterator[BinaryIO]:
     """Open a plain file to read it.
 
-    Raises FileNotFoundError if there is none, and UserError if it is something else or cannot be read.
+    Raises FileNotFoundError if there is none, and UserError if it is something else or cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO does not wait
@@ -93,10 +93,7 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
         os.close(descriptor)
         raise UserError(f"cannot read {path}: it is not a plain file.")
     with os.fdopen(descriptor, "rb") as file:
-        try:
-            yield file
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}.") from None
+        yield file
 
 
 def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
@@ -104,7 +101,10 @@ def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
     with open_plain(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > largest:
             raise UserError(f"{path} has {size:,} bytes, and at most {largest:,} are read.")
-        return file.read(largest)
+        try:
+            return file.read(largest)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}.") from None
 
 
 def read_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[bytes]:

@@ -150,7 +150,7 @@ def iterate_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> Itera
         return
     except UserError:
         raise
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{where}: {error}; {advice}") from None
 
 

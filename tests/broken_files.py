@@ -584,3 +584,56 @@ CHECKPOINTS: dict[str, Change] = {
     "record: an objective that is a list": edit(RECORD, "objective", to=[1]),
     "record: masks that are a text": edit(RECORD, "feeds_masks", to="yes"),
 }
+
+
+TURNS = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+ROWS: dict[str, Any] = {  # lines of prompts or conversations: values, or the text of a line
+    "a list": [],
+    "a number": 5,
+    "null": None,
+    "nothing known": {"x": 1},
+    "messages that are a text": {"messages": "a"},
+    "messages of numbers": {"messages": [1, 2]},
+    "no messages": {"messages": []},
+    "one message": {"messages": TURNS[:1]},
+    "a message without a role": {"messages": [{"content": "a"}, TURNS[1]]},
+    "a role that is a list": {"messages": [{"role": [], "content": "a"}, TURNS[1]]},
+    "a role that nobody has": {"messages": [{"role": "king", "content": "a"}, TURNS[1]]},
+    "a content that is a number": {"messages": [{"role": "user", "content": 5}, TURNS[1]]},
+    "a content that is nested": {"messages": [{"role": "user", "content": [{"text": "a"}]}, TURNS[1]]},
+    "a content of nothing": {"messages": [{"role": "user", "content": ""}, TURNS[1]]},
+    "a prompt that is a number": {"prompt": 5, "completion": 6},
+    "a prompt that is a list": {"prompt": ["a"], "completion": ["a"]},
+    "an instruction with a nested input": {"instruction": "a", "input": [[[1]]], "output": "b"},
+    "instances that are a text": {"instruction": "a", "instances": "b"},
+    "a prompt of escape sequences": {"prompt": "\x1b[2J", "completion": "\x1b[2J"},
+    "a prompt of 200 kB": {"prompt": "a " * 10**5, "completion": "b"},
+    "a prompt of 100 MB": {"prompt": "a" * 10**8, "completion": "b"},
+    "an id that is a list": {"id": [], "prompt": "a", "completion": "b"},
+    "an id that leads outside": {"id": "../../x", "prompt": "a", "completion": "b"},
+    "an id of 1 MB": {"id": "x" * 10**6, "prompt": "a", "completion": "b"},
+    "deep nesting": DEEP,
+    "deep nesting inside": '{"prompt": "a", "completion": "b", "x": ' + DEEP + "}",
+    "NaN": '{"prompt": NaN, "completion": NaN}',
+    "a number of 10,000 digits": '{"prompt": ' + "9" * 10_000 + ', "completion": "b"}',
+    "half a surrogate pair": '{"prompt": "\\ud800", "completion": "b"}',
+    "a null byte": '{"prompt": "a\\u0000", "completion": "b"}',
+    "not JSON": "{",
+    "UTF-16": "\ufeff{".encode("utf-16"),
+    "not UTF-8": b'{"prompt": "\xff"}',
+}
+
+
+def rows(line: Any) -> Change:
+    """Make `line` the second line of rows.jsonl."""
+
+    def change(folder: Path) -> None:
+        data = line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        good = json.dumps({"prompt": "a b", "completion": "c d"}).encode()
+        (folder / "rows.jsonl").write_bytes(good + b"\n" + data + b"\n")
+
+    return change
+
+
+ROW_FILES: dict[str, Change] = {f"rows: {name}": rows(line) for name, line in ROWS.items()}
+ROW_FILES |= _broken_as_a_whole("rows.jsonl")

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, Change
+from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, ROW_FILES, Change
 from rich.console import Console
 from small import VOCABULARY, save_small
+from transformers import AutoTokenizer
 from whole import Quiet
 
 import mtbench
@@ -24,6 +25,7 @@ from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
+from mtbench.training.conversations import prepare
 
 LONGEST_S = 10
 
@@ -199,3 +201,22 @@ def test_a_checkpoint_of_links_loads(complete_checkpoint: Path, tmp_path: Path) 
     for file in complete_checkpoint.iterdir():
         (folder / file.name).symlink_to(file)
     assert load(str(folder)).vocabulary == VOCABULARY
+
+
+@pytest.mark.parametrize("name", ROW_FILES)
+def test_prompts_and_conversations(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
+    """They are planned with, and read as training data."""
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("")
+    ROW_FILES[name](folder)
+    file = folder / "rows.jsonl"
+    request = RunRequest(
+        suite=(f"prompts:{file}",), model=str(complete_checkpoint), method=("ar",), max_new_tokens=4, device="cpu"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(complete_checkpoint)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }} b {% endfor %}"
+    plan = refused(lambda: make_plan(request))
+    data = refused(lambda: prepare(str(file), None, tokenizer, max_length=512, seed=0))
+    for line in (plan, data):
+        assert line is None or "rows" in line or "prompts/2/0" in line

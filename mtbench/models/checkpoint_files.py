@@ -121,7 +121,7 @@ def _header(file: Path) -> Shapes:
         raise UserError(f"{file} is missing; give another checkpoint.") from None
     except UserError:
         raise
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file} is not a safetensors file: {first_line(error)}; give another checkpoint.") from None
 
 

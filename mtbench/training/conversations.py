@@ -10,15 +10,17 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy
 import torch
 from jinja2 import TemplateError
 
+from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_parquet
 from mtbench.evaluation.lm_eval import go_offline
@@ -269,8 +271,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the JSON values of a JSONL file (plain or gzip), with their line numbers; blank lines are skipped."""
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, value in read_json_lines(lines):
+        with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as lines:
+            for number, value in read_json_lines(cast("BinaryIO", lines)):
                 yield f"{path}, line {number:,}", value
     except RowError as error:
         raise UserError(f"{path}, line {error.number:,}: {error.reason}") from None
