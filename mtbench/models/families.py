@@ -56,7 +56,7 @@ class TrainingOptions(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    options: dict[str, bool | int | float | str | None]
+    options: dict[str, bool | int | float | str | None] = {}
     objective: str | None = None
     feeds_masks: bool | None = None
 
@@ -67,7 +67,9 @@ def read_training_record(folder: Path) -> dict[str, Any]:
         data = files.read_bytes(folder / RECORD, LARGEST_RECORD)
     except FileNotFoundError:
         return {}
-    return records.dump(records.parse(data, TrainingOptions, str(folder / RECORD), "correct or delete it."))
+    return records.dump(
+        records.parse(data, TrainingOptions, str(folder / RECORD), "it is not a training record; correct or delete it.")
+    )
 
 
 def _released(size: str) -> Family:
