@@ -33,8 +33,8 @@ POOL = 512  # n-grams per text, without duplicates, the latest first
 class Lookahead(Method):
     """N-grams from the model's own parallel iterations, verified G at a time."""
 
-    width: int = option(7, "W: columns of the window", low=1)
-    ngram: int = option(5, "N: tokens of an n-gram; the window has N-1 levels", low=2)
+    width: int = option(7, "W: columns of the window", low=1, high=1024)
+    ngram: int = option(5, "N: tokens of an n-gram; the window has N-1 levels", low=2, high=64)
     candidates: int = option(7, "G: n-grams verified in each forward", low=1, high=POOL)
 
     roles = ("ar",)

@@ -30,7 +30,7 @@ from mtbench.options import option
 class Medusa(Method):
     """Extra heads predict the tokens after the next one."""
 
-    heads: int = option(4, "K: heads; each predicts one token further", low=1, trained=True)
+    heads: int = option(4, "K: heads; each predicts one token further", low=1, high=64, trained=True)
     tree: str = option("1", "top choices of each head, such as 3x2; 1 if not listed; `1` is a chain")
 
     roles = ("medusa",)

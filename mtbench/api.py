@@ -21,6 +21,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.report import pipeline
 from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
+from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import DEFAULTS, OPTIONS, Execution, RunRequest
@@ -110,7 +111,7 @@ def load(directory: str | Path) -> Results:
         raise UserError(
             f"{str(directory)!r} holds no results.json; finish the run with `mtbench run -o {directory} --resume`."
         )
-    return Results(Path(directory), run_directory.read_json("results.json"))
+    return Results(Path(directory), records.dump(run_directory.read("results.json", ResultsRecord)))
 
 
 def _request(options: Mapping[str, Any]) -> RunRequest:

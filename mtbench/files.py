@@ -1,18 +1,25 @@
-"""Write files atomically: a file is complete or absent, whatever interrupts the process.
+"""Write files atomically, and read the files of strangers within bounds.
 
-Data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name.
+Written data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name: a
+file is complete or absent, whatever interrupts the process.
+
+What is read may be anything: a FIFO, a device, a file of many gigabytes or of one endless line. Only plain files are
+opened, and never more is read than the bounds allow.
 """
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mtbench.errors import UserError
 
+LARGEST_FILE = 1 << 29  # bytes of a file that is read as a whole
+LONGEST_LINE = 1 << 26  # bytes of a line: an answer of millions of tokens, with its prompt
 ADVICE = "Free disk space or choose another place, then repeat the command."
 
 
@@ -68,3 +75,41 @@ def write_json(path: Path, data: Any, *, indent: int | None = 1, advice: str = A
 def _flush(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+@contextmanager
+def open_plain(path: Path) -> Iterator[BinaryIO]:
+    """Open a plain file to read it.
+
+    Raises FileNotFoundError if there is none, and UserError if it is something else or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO does not wait
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"cannot read {path}: it is not a plain file.")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def read_bytes(path: Path, largest: int = LARGEST_FILE) -> bytes:
+    """Return the content of a plain file. Raises as `open_plain` does, and UserError if it has over `largest` bytes."""
+    with open_plain(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) > largest:
+            raise UserError(f"{path} has {size:,} bytes, and at most {largest:,} are read.")
+        try:
+            return file.read(largest)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}.") from None
+
+
+def read_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[bytes]:
+    """Yield the lines of an open file with their newlines. Raises ValueError for a line of over `longest` bytes."""
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise ValueError(f"the line has over {longest:,} bytes")
+        yield line

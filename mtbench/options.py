@@ -112,12 +112,36 @@ def value_of(holder: type[Any], name: str, text: str) -> Any:
     return value
 
 
+def check_value(holder: type[Any], name: str, value: Any) -> None:
+    """Raise ValueError, with what is allowed and the default, unless `value` may be the value of the option `name`.
+
+    For values that a file holds: JSON has no tuples, and a whole number may stand for a float.
+    """
+    kind = typing.get_type_hints(holder)[name]
+    field = next(f for f in dataclasses.fields(holder) if f.name == name)
+    if value is None and NoneType in typing.get_args(kind):
+        return
+    try:
+        same = isinstance(value, str | int | float) and value_of(holder, name, show(value)) == value
+    except OverflowError:  # a whole number beyond any float
+        same = False
+    if not same:
+        raise ValueError(f"{_allowed(kind, field.metadata)}, default {show(field.default)}")
+
+
 def build(method: type[Any], chosen: Mapping[str, Any], trained: Mapping[str, Any]) -> tuple[Any, list[str]]:
     """Return the method with its options, and a flag for each option that differs from the `trained` one."""
     values, flags = dict(chosen), []
     for field in dataclasses.fields(method):
         if field.metadata["trained"] and field.name in trained:
             trained_value = trained[field.name]
+            try:
+                check_value(method, field.name, trained_value)
+            except ValueError as error:
+                raise UserError(
+                    f"{method.name}: the checkpoint's training record has {field.name}={trained_value!r:.60}, which is "
+                    f"not allowed; it is {error}. Correct the record."
+                ) from None
             if values.setdefault(field.name, trained_value) != trained_value:
                 flags.append(f"{field.name}={show(values[field.name])}, trained with {show(trained_value)}")
     return method(**values), flags

@@ -9,7 +9,7 @@ the field, the value found and the values allowed. A JSON number stored as an in
 holds a float; nothing else is converted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -28,6 +28,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
 
+from mtbench import files
 from mtbench.errors import UserError
 
 RESTORE = "restore it or start a new run."
@@ -38,6 +39,16 @@ Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seconds = NonNegative
+# Figures of strangers' files are bounded, so that their sums, products and ratios remain finite.
+MOST = 1 << 50
+StoredNumber = Annotated[int, Field(ge=-MOST, le=MOST)]
+StoredCount = Annotated[int, Field(ge=0, le=MOST)]
+StoredSize = Annotated[int, Field(ge=1, le=MOST)]
+StoredQuantity = Annotated[float, Field(ge=0, le=1e30)]
+StoredSeconds = Annotated[float, Field(ge=0, le=1e9)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+LONGEST_NAME = 200  # bytes of a cell's name, from which names of files are made
+CellName = Annotated[str, StringConstraints(pattern=f"^[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{LONGEST_NAME - 1}}}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, StringConstraints(min_length=1)]
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
@@ -108,10 +119,10 @@ def dump(record: BaseModel) -> dict[str, Any]:
 def read_json(path: Path, kind: type[M], advice: str = RESTORE) -> M:
     """The record in a JSON file. `advice` ends the error message and says what the user can do.
 
-    Raises UserError if the file is missing, is not JSON, or holds another record.
+    Raises UserError if the file is missing, too large or not plain, is not JSON, or holds another record.
     """
     try:
-        data = path.read_bytes()
+        data = files.read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path} is missing; `mtbench run -o {path.parent} --resume` makes it.") from None
     return parse(data, kind, str(path), advice)
@@ -122,10 +133,25 @@ def read_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> list[M]:
 
     Raises UserError with the line's number for any other line that is not a record of this kind.
     """
-    if not path.is_file():
-        return []
-    *whole, _torn = path.read_bytes().split(b"\n")
-    return [parse(line, kind, f"{path}, line {number}", advice) for number, line in enumerate(whole, start=1)]
+    return [record for _, record in iterate_lines(path, kind, advice)]
+
+
+def iterate_lines(path: Path, kind: type[M], advice: str = APPEND_ONLY) -> Iterator[tuple[str, M]]:
+    """Yield where each line is, as an error names it, and its record. Raises as `read_lines` does."""
+    where = f"{path}, line 1"
+    try:
+        with files.open_plain(path) as file:
+            for number, line in enumerate(files.read_lines(file), start=1):
+                if not line.endswith(b"\n"):
+                    return
+                yield where, parse(line[:-1], kind, where, advice)
+                where = f"{path}, line {number + 1}"
+    except FileNotFoundError:
+        return
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: {error}; {advice}") from None
 
 
 def parse(data: bytes | str, kind: type[M], where: str, advice: str = RESTORE) -> M:

@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from mtbench import files
 from mtbench.errors import UserError
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
@@ -101,9 +102,11 @@ def _read_file(variant: str) -> tuple[Path, bytes]:
         raise UserError('suite \'prompts\' needs a file: `--suite prompts:FILE.jsonl`, lines like {"prompt": "…"}')
     file = Path(variant).expanduser()
     try:
-        return file, file.read_bytes()
-    except OSError as error:
-        raise UserError(f"suite 'prompts': cannot read {file}: {error.strerror}") from error
+        return file, files.read_bytes(file)
+    except FileNotFoundError as error:
+        raise UserError(f"suite 'prompts': cannot read {file}: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(f"suite 'prompts': {error}") from None
 
 
 def _digest(data: bytes) -> str:

@@ -10,6 +10,7 @@ from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
 from whole import whole_run
 
+from mtbench.hardware import machine
 from mtbench.models.runner import ModelRunner
 from mtbench.results import aggregate
 from mtbench.runs.directory import RunDirectory
@@ -33,9 +34,10 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def loaded_machine() -> Iterator[None]:
-    """Tests share the processor with each other, so no cell is flagged for that."""
+    """Tests share the processor with each other, so no cell is flagged and no sample dropped for that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregate, "PROCESSOR_SHARE", 0.0)
+        patch.setattr(machine, "COMPUTING_SHARE", 0.0)
         yield
 
 

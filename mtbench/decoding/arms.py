@@ -16,6 +16,7 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.options import common, decoding_options, options_of, parse_option, roles_of, show
+from mtbench.records import LONGEST_NAME
 
 ENGINES = ("graph", "eager", "invariant")  # those of mtbench/decoding/engines.py, the default first
 
@@ -122,16 +123,16 @@ def _parse(spec: str, engine: str) -> list[Arm]:
     for combination in itertools.product(*values.values()):
         options = dict(zip(values, combination, strict=True))
         on, engine = options.pop("on"), options.pop("engine")
-        _check_options(method, options)
+        check_options(method, options)
         changed = {k: v for k, v in options.items() if k not in defaults or v != defaults[k]}
         arms.append(Arm(name, changed, on, engine))
     return arms
 
 
-def _check_options(method: type[Method], options: Mapping[str, Any]) -> None:
-    """Raise UserError for a combination of values that the method refuses."""
+def check_options(method: type[Method], options: Mapping[str, Any]) -> Method:
+    """Return the method with these options. Raise UserError for a combination of values that the method refuses."""
     try:
-        method(**options)
+        return method(**options)
     except UserError:
         raise
     except Exception as error:  # a plugin's method may raise any
@@ -196,7 +197,16 @@ def safe(text: str) -> str:
 
 
 def cell_id(suite: str, arm: Arm, batch_size: int, *, fixed_length: bool = False, batching: str = "static") -> str:
-    """Return the name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`."""
+    """Return the name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`.
+
+    Raises UserError if it is too long for the name of a file.
+    """
     length = "fixed." if fixed_length else ""
     batches = "" if batching == "static" else f"{batching}."
-    return f"{safe(suite)}.{arm.file_id}.{length}{batches}b{batch_size}"
+    name = f"{safe(suite)}.{arm.file_id}.{length}{batches}b{batch_size}"
+    if len(name) > LONGEST_NAME:
+        raise UserError(
+            f"the files of {str(arm)!r} on {suite!r} would have a name of {len(name)} characters, and at most "
+            f"{LONGEST_NAME} are allowed; use a suite or a file with a shorter name, or fewer options in an arm."
+        )
+    return name

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
-from mtbench.decoding.request import Request
+from mtbench.decoding.request import Request, refuse_unknown_ids
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import Checkpoint, Inspected
 
@@ -85,6 +85,7 @@ def run_outside(
     `checkpoints`: by role, the target's first.
     """
     target = target_of(checkpoints)
+    refuse_unknown_ids(requests, target.vocabulary, next(iter(checkpoints)))
     end_ids = target.end_ids
     if fixed_length:
         end_ids, requests = (), [replace(request, stop=()) for request in requests]

@@ -29,7 +29,7 @@ from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, T
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import prefill
-from mtbench.decoding.request import Request, Workload
+from mtbench.decoding.request import Request, Workload, refuse_unknown_ids
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models import sampling
@@ -68,14 +68,14 @@ def decode(
     that does not fit, NoProgressError if the method stops committing.
     """
     workload = Workload(requests=requests, fixed_length=fixed_length, temperature=temperature)
-    _check_fit(method, runners, workload)
+    _check_fit(method, runners, workload, room)
     width = min(rows or len(requests), len(requests))
     batch = (make or Batch)(method, runners, width, max(room, workload.slots))
     return batch.run(workload)
 
 
-def _check_fit(method: Method, runners: ModelRunners, workload: Workload) -> None:
-    """Raise UserError for a prompt too short for a block or too long for a checkpoint."""
+def _check_fit(method: Method, runners: ModelRunners, workload: Workload, room: int) -> None:
+    """Raise UserError for a prompt too short for a block, or one with too many tokens or unknown ones."""
     lengths = [len(request.prompt_ids) for request in workload.requests]
     shortest, longest = min(lengths), max(lengths)
     block = method.variants[-1].block
@@ -85,10 +85,12 @@ def _check_fit(method: Method, runners: ModelRunners, workload: Workload) -> Non
             "lengthen it, or decode it by another method. See `mtbench ls methods`."
         )
     for role, runner in runners.items():
-        if workload.slots > runner.checkpoint.max_positions:
+        refuse_unknown_ids(workload.requests, runner.checkpoint.vocabulary, role)
+        if max(room, workload.slots) > runner.checkpoint.max_positions:
             raise UserError(
-                f"a prompt of {longest} tokens and {workload.most_new_tokens} new ones do not fit the context of "
-                f"the {role!r} checkpoint ({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
+                f"a prompt of {longest} tokens and {workload.most_new_tokens} new ones, in rows of "
+                f"{max(room, workload.slots)} positions, do not fit the context of the {role!r} checkpoint "
+                f"({runner.checkpoint.max_positions}); lower `--max-new-tokens`."
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from mtbench.decoding import trees
 from mtbench.decoding.method import Claims, Commit, Method, Window
 from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected
@@ -42,6 +43,15 @@ def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
             reason = f"{type(error).__name__}: {reason}"
         return f"{method.name}: {reason}{whereabouts(error, type(method))}"
     return None
+
+
+def refuse_too_wide(arm: str, method: Method) -> None:
+    """Raise UserError if a forward of the method would feed too many guesses."""
+    try:
+        for variant in method.variants:
+            trees.refuse_too_many(variant.window().guesses)
+    except UserError as error:
+        raise UserError(f"{arm!r} {error}") from None
 
 
 def whereabouts(error: BaseException, kind: type[Method]) -> str:

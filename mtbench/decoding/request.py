@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mtbench.errors import UserError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -36,3 +38,13 @@ class Workload:
     def stops_early(self) -> bool:
         """Whether a stop string may end an answer."""
         return not self.fixed_length and any(request.stop for request in self.requests)
+
+
+def refuse_unknown_ids(requests: Sequence[Request], vocabulary: int, role: str) -> None:
+    """Raise UserError if a prompt has a token id that is none of a checkpoint's."""
+    largest = max(max(request.prompt_ids) for request in requests)
+    if largest >= vocabulary:
+        raise UserError(
+            f"a prompt has the token id {largest}, and the {role!r} checkpoint has ids below {vocabulary:,}: the plan "
+            "is for another checkpoint. Plan it again with `mtbench plan`."
+        )

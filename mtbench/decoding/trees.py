@@ -13,7 +13,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mtbench.errors import UserError
+
 ROOT = -1  # the last decided token
+MOST_GUESSES = 2048  # of a forward: no method gains by more, and more would exhaust the memory
+
+
+def refuse_too_many(guesses: int) -> None:
+    """Raise UserError if a forward would feed more than MOST_GUESSES guesses."""
+    if guesses > MOST_GUESSES:
+        raise UserError(
+            f"feeds {guesses:,} guesses in a forward, and at most {MOST_GUESSES:,} are allowed; lower the option that "
+            "widens it. See `mtbench ls methods`."
+        )
 
 
 def tree(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -21,6 +33,7 @@ def tree(parents: Sequence[int]) -> tuple[Tensor, Tensor]:
 
     A parent has a lower number than its children.
     """
+    refuse_too_many(len(parents))
     offset = torch.zeros(len(parents), dtype=torch.long)
     sees = torch.eye(len(parents), dtype=torch.bool)
     for guess, parent in enumerate(parents):
@@ -40,6 +53,7 @@ def mask_groups(drafts: int, masks: int) -> list[int]:
 
     If the first j drafts are accepted, group j continues that text: its mask m is guess K + j·M + m.
     """
+    refuse_too_many(drafts + (drafts + 1) * masks)
     parents = chain(drafts)
     for draft in range(ROOT, drafts):
         group = [draft, *range(len(parents), len(parents) + masks - 1)]
@@ -57,6 +71,7 @@ def products(branches: Sequence[int], first: int = 0) -> list[int]:
     depth = [ROOT]
     for children in branches:
         begin = first + len(parents)
+        refuse_too_many(begin + len(depth) * children)
         parents += [parent for parent in depth for _ in range(children)]
         depth = list(range(begin, first + len(parents)))
     return parents

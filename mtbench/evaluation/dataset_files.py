@@ -7,13 +7,16 @@ longer text).
 """
 
 import gzip
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mtbench import files
 from mtbench.errors import first_line
 
+LONGEST_ROW = 1 << 22  # bytes of a line: a text of a million tokens
 PARQUET_BATCH = 1000  # rows decoded at once
 ROW_UNIT = {".jsonl": "line", ".parquet": "row"}  # how error messages count, by the file's suffix
 
@@ -35,16 +38,22 @@ def read_rows(file: BinaryIO, suffix: str) -> Iterator[tuple[int, Any]]:
     return read_parquet(file) if suffix == ".parquet" else read_json_lines(file)
 
 
-def read_json_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, Any]]:
-    """Yield the number (from 1) and the value of each line that is not blank. Raise RowError if one is not JSON."""
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+def read_json_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """Yield the number (from 1) and the value of each line that is not blank.
+
+    Raise RowError if one is not JSON or has over LONGEST_ROW bytes.
+    """
+    lines = files.read_lines(file, LONGEST_ROW)
+    for number in itertools.count(1):
         try:
-            value = json.loads(line)
-        except ValueError as error:
+            line = next(lines, None)
+            value = json.loads(line) if line and line.strip() else None
+        except (ValueError, RecursionError) as error:
             raise RowError("line", number, f"not JSON ({first_line(error)})") from None
-        yield number, value
+        if line is None:
+            return
+        if line.strip():
+            yield number, value
 
 
 def read_parquet(file: BinaryIO | Path) -> Iterator[tuple[int, Any]]:
@@ -76,8 +85,8 @@ def load(path: Path, field: str | None = None) -> Any:
     Raise ValueError if there are no rows, and whatever the format's reader raises.
     """
     suffix = Path(path.name.removesuffix(".gz")).suffix
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        return load_stream(cast("BinaryIO", file), suffix, field)
+    with files.open_plain(path) as file:
+        return load_stream(cast("BinaryIO", gzip.open(file)) if path.suffix == ".gz" else file, suffix, field)
 
 
 def load_stream(file: BinaryIO, suffix: str, field: str | None = None) -> Any:

@@ -13,15 +13,16 @@ the arm's own answer to the turn before.
 import hashlib
 import http.client
 import io
-import os
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 
+from mtbench import files
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
@@ -182,10 +183,10 @@ class QuestionSuite(Suite):
             raise UserError(f"suite {self.name!r} cannot be downloaded: {remedy}")
         cached = cache_home() / "data" / self.files[0]
         try:
-            data = cached.read_bytes()
+            data = files.read_bytes(cached)
             if hashlib.sha256(data).hexdigest() == self.sha256:
                 return data
-        except OSError:
+        except (OSError, UserError):
             pass  # not downloaded yet
         if source.offline:
             raise UserError(
@@ -199,29 +200,24 @@ class QuestionSuite(Suite):
         existing = [path for path in paths if path.is_file()]
         path = existing[0] if existing else paths[0]
         try:
-            return path.read_bytes()
-        except OSError as error:
+            return files.read_bytes(path)
+        except (FileNotFoundError, UserError) as error:
+            reason = error if isinstance(error, UserError) else f"cannot read {path}: {error.strerror};"
             raise UserError(
-                f"suite {self.name!r}: cannot read {path}: {error.strerror}; --data-dir DIR must hold {self.files[0]} "
-                f"({self.origin})"
+                f"suite {self.name!r}: {reason} --data-dir DIR must hold {self.files[0]} ({self.origin})"
             ) from None
 
     def _download(self, url: str, cached: Path, remedy: str) -> bytes:
         """Return the file at `url` after checking its SHA-256, and try to cache it. Raise UserError if it differs."""
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-                data: bytes = response.read()
+                data: bytes = response.read(files.LARGEST_FILE)
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"suite {self.name!r}: cannot download {url} ({first_line(error)}); {remedy}") from None
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise UserError(f"suite {self.name!r}: the file at {url} has changed (its SHA-256 differs); {remedy}")
-        partial = cached.with_suffix(f".{os.getpid()}.partial")
-        try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
-            partial.replace(cached)
-        except OSError:  # without a cache the next run downloads the file again
-            partial.unlink(missing_ok=True)
+        with suppress(UserError):  # without a cache the next run downloads the file again
+            files.write_bytes(cached, data)
         return data
 
 

@@ -5,15 +5,18 @@ A checkpoint is a folder, a hub id, an embedded checkpoint, or `random:SHAPE`: r
 Xalphinions).
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
+from mtbench import files, records
 from mtbench.errors import UserError, unknown
 from mtbench.models.random_shapes import SHAPES
 
+LARGEST_RECORD = 1 << 24  # bytes
 RECORD = "mtbench_training.json"  # what `mtbench train` writes beside a checkpoint
 
 
@@ -41,14 +44,32 @@ class Family:
 
     def training(self, role: str) -> Mapping[str, Any]:
         """Return the options a role was trained with (`block_size` …), from its training record or from `trained`."""
-        record = Path(locate(self.checkpoint(role))) / RECORD
-        if not record.is_file():
+        folder = Path(locate(self.checkpoint(role)))
+        if not (folder / RECORD).is_file():
             return self.trained.get(role, {})
-        try:
-            options: Mapping[str, Any] = json.loads(record.read_text())["options"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{record} is not a valid training record ({error!r}); correct or delete it.") from None
+        options: Mapping[str, Any] = read_training_record(folder)["options"]
         return options
+
+
+class TrainingOptions(BaseModel):
+    """What mtbench reads of a training record to decode; the record holds more."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    options: dict[str, bool | int | float | str | None] = {}
+    objective: str | None = None
+    feeds_masks: bool | None = None
+
+
+def read_training_record(folder: Path) -> dict[str, Any]:
+    """Return the training record in a checkpoint's folder, {} without one. Raises UserError if it is not valid."""
+    try:
+        data = files.read_bytes(folder / RECORD, LARGEST_RECORD)
+    except FileNotFoundError:
+        return {}
+    return records.dump(
+        records.parse(data, TrainingOptions, str(folder / RECORD), "it is not a training record; correct or delete it.")
+    )
 
 
 def _released(size: str) -> Family:

@@ -5,7 +5,6 @@ Models that cannot be decoded exactly are rejected: those with recurrent layers,
 those with the rope types `dynamic` and `longrope`, whose angles depend on the longest row of the batch.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +29,8 @@ from transformers.utils import logging
 
 from mtbench.errors import UserError, first_line
 from mtbench.models.attention import ATTENTION
-from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, RECORD, locate
+from mtbench.models.checkpoint_files import Shapes, check_settings, check_sizes, stored_shapes
+from mtbench.models.families import RANDOM, RANDOM_TOKENIZER, locate, read_training_record
 from mtbench.models.random_shapes import SHAPES
 
 MASK = "<|mask|>"
@@ -110,12 +110,16 @@ class Inspected:
     @property
     def _record(self) -> dict[str, Any]:
         """The training record; empty if it is missing or invalid. `Family.training` reports an invalid one."""
-        file = Path(self.source) / RECORD
         try:
-            record = json.loads(file.read_text()) if file.is_file() else {}
-        except ValueError:
+            return read_training_record(Path(self.source))
+        except UserError:
             return {}
-        return record if isinstance(record, dict) else {}
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embeddings, including padding rows."""
+        size: int = self.config.get_text_config().vocab_size
+        return size
 
     @property
     def max_positions(self) -> int:
@@ -126,11 +130,15 @@ class Inspected:
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
     """Read tokenizer and configuration. Raises UserError for a checkpoint that cannot be decoded exactly."""
     random, source = source.startswith(RANDOM), locate(source)
+    if Path(source).is_dir():
+        check_settings(Path(source))
     tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
     with _explained(tokenizer_source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
         if len(tokenizer) < 2:  # transformers returns an empty tokenizer if the files are missing
             raise OSError("no tokenizer files")
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise ValueError(f"model_max_length is {tokenizer.model_max_length!r:.60}, not a number")
     config = load_config(source, offline=offline)
     refuse_unserved(config, source)
     if random and len(tokenizer) > config.vocab_size:
@@ -140,7 +148,8 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
         )
     if Path(source).is_dir():
         refuse_pickles(Path(source))
-    mask_id = find_mask(tokenizer, config.vocab_size)
+    with _explained(source, "configuration", offline):
+        mask_id = find_mask(tokenizer, config.vocab_size)
     if needs_mask and mask_id is None:
         raise UserError(
             f"checkpoint {source!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
@@ -155,7 +164,7 @@ def find_mask(tokenizer: PreTrainedTokenizerBase, rows: int) -> int | None:
     known = tokenizer.get_vocab()
     own: int | None = known.get(MASK, tokenizer.mask_token_id)
     if own is not None:
-        return own
+        return own if own < rows else None
     free = max(known.values()) + 1
     return free if free < rows else None
 
@@ -167,9 +176,13 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     if source.startswith(RANDOM):
-        return prepare(random_model(inspected.config, dtype, device), inspected.tokenizer, source=source)
+        with _explained(source, "shape", offline, OTHER_WEIGHTS):
+            model = random_model(inspected.config, dtype, device)
+        return prepare(model, inspected.tokenizer, source=source)
+    if Path(source).is_dir():
+        refuse_other_sizes(inspected, stored_shapes(Path(source)))
     with _explained(source, "safetensors weights", offline):
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             source,
             config=inspected.config,
             dtype=dtype,
@@ -177,8 +190,28 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
             use_safetensors=True,
             local_files_only=offline,
             trust_remote_code=False,
+            output_loading_info=True,
+        )
+    if missing := sorted(found["missing_keys"]):
+        raise UserError(
+            f"checkpoint {source!r} lacks {len(missing)} weights of its configuration, such as {missing[0]!r}; give "
+            f"another with `{OTHER_CHECKPOINT}`."
         )
     return prepare(model.to(device), inspected.tokenizer, source=source)
+
+
+def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
+    """Raise UserError if stored weights have other shapes than the configuration gives them. Allocates no memory."""
+    if getattr(inspected.config, "quantization_config", None) is not None:
+        return  # stored packed
+    with _explained(inspected.source, "configuration", inspected.offline), torch.device("meta"):
+        expected = AutoModelForCausalLM.from_config(inspected.config).state_dict()
+    for name, weight in expected.items():
+        if name in stored and stored[name] != tuple(weight.shape):
+            raise UserError(
+                f"checkpoint {inspected.source!r} has {name} of shape {list(stored[name])}, and its config.json says "
+                f"{list(weight.shape)}; give another with `{OTHER_CHECKPOINT}`."
+            )
 
 
 def random_model(config: PretrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -228,6 +261,7 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
         return load_config(locate(shape), offline=True, other=OTHER_WEIGHTS)
     with _explained(source, "configuration", offline, other):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
+        check_sizes(raw)
         if raw.get("model_type") == "a2d-qwen2":
             raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
             return Qwen2Config(**raw)
@@ -256,10 +290,11 @@ def refuse_unserved(config: Any, source: str) -> None:
 
 def _generation_settings(source: str, config: Any, offline: bool) -> GenerationConfig:
     """Return the generation settings that the loaded model would have."""
-    try:
-        return GenerationConfig.from_pretrained(source, local_files_only=offline)
-    except OSError:  # no generation_config.json
-        return GenerationConfig.from_model_config(config)
+    with _explained(source, "generation settings", offline):
+        try:
+            return GenerationConfig.from_pretrained(source, local_files_only=offline)
+        except OSError:  # no generation_config.json
+            return GenerationConfig.from_model_config(config)
 
 
 def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -270,6 +305,11 @@ def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBa
     configured = getattr(settings, "eos_token_id", None)
     if not isinstance(configured, list):
         configured = [configured]
+    if wrong := [i for i in configured if i is not None and type(i) is not int]:
+        raise UserError(
+            f"the generation settings of checkpoint {tokenizer.name_or_path!r} have the end token {wrong[0]!r:.60}, "
+            f"which is no token id; give another with `{OTHER_CHECKPOINT}`."
+        )
     ids = {tokenizer.eos_token_id, *configured}
     return tuple(sorted(i for i in ids if i is not None))
 
@@ -295,16 +335,22 @@ class _explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, LOADING_ERRORS) or isinstance(error, UserError):
+        if kind is None or error is None:
             return
+        # transformers raises many errors for bad files; a panic of tokenizers is no Exception.
+        if isinstance(error, UserError) or not (isinstance(error, Exception) or kind.__name__ == "PanicException"):
+            return
+        reason = first_line(error)
+        if not isinstance(error, LOADING_ERRORS):
+            reason = f"{type(error).__name__}: {reason}"
         if Path(self.source).is_dir():
             files = sorted(os.listdir(self.source))
             raise UserError(
-                f"checkpoint {self.source!r} has no usable {self.what}: {first_line(error)} "
+                f"checkpoint {self.source!r} has no usable {self.what}: {reason} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
             ) from None
-        reason = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
+        where = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
         raise UserError(
-            f"{self.source!r} {reason} ({self.what}: {first_line(error)}); pass `--checkpoint ROLE=PATH` for a local "
+            f"{self.source!r} {where} ({self.what}: {reason}); pass `--checkpoint ROLE=PATH` for a local "
             "folder, `--offline` if it is cached, or `--family tiny` for the embedded checkpoints."
         ) from None

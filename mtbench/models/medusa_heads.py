@@ -6,12 +6,12 @@ n = positions, C = hidden size, V = vocabulary.
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import cached_file
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.models.families import RANDOM, locate
 from mtbench.models.loading import Checkpoint
 
@@ -42,8 +42,12 @@ _loaded: WeakKeyDictionary[Checkpoint, list[ResidualHead]] = WeakKeyDictionary()
 
 def count_heads(source: str, offline: bool) -> int:
     """Return how many heads a checkpoint has. Raises UserError if it has none."""
-    with safe_open(_file(source, offline), "pt") as file:
-        return len(file.keys()) // PARTS
+    file = _file(source, offline)
+    try:
+        with safe_open(file, "pt") as heads:
+            return len(heads.keys()) // PARTS
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is not a safetensors file: {first_line(error)}; train the heads again.") from None
 
 
 def load_heads(checkpoint: Checkpoint) -> list[ResidualHead]:
@@ -52,8 +56,11 @@ def load_heads(checkpoint: Checkpoint) -> list[ResidualHead]:
         weight = checkpoint.model.get_output_embeddings().weight
         file = _file(checkpoint.source, offline=True)  # planning has fetched it
         tensors = {name: tensor.to(weight) for name, tensor in load_file(file).items()}
-        heads = [ResidualHead(tensors[f"{k}.head"]) for k in range(len(tensors) // PARTS)]
-        torch.nn.ModuleList(heads).load_state_dict(tensors)
+        try:
+            heads = [ResidualHead(tensors[f"{k}.head"]) for k in range(len(tensors) // PARTS)]
+            torch.nn.ModuleList(heads).load_state_dict(tensors)
+        except (KeyError, IndexError, RuntimeError) as error:
+            raise UserError(f"{file} holds no heads of this model ({first_line(error)}); train them again.") from None
         _loaded[checkpoint] = heads
     return _loaded[checkpoint]
 

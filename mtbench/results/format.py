@@ -10,6 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, model
 
 from mtbench.decoding.method import Claims
 from mtbench.records import (
+    CellName,
     Count,
     Interval,
     NonNegative,
@@ -302,7 +303,7 @@ class Lossless(Record):
 class ResultCell(Sparse):
     """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
 
-    cell: str = Field(description=CELL_ID)
+    cell: CellName = Field(description=CELL_ID)
     status: Status = Field(description="ok: every block of every round ran; partial: some did; failed: an error")
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     task: TaskInfo = Field(description="the suite's own description of its task, with its name")

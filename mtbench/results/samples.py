@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mtbench import statistics
-from mtbench.errors import UserError
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import FailureLine, GenerationLine, Scores, TimingLine
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Item, Plan
+from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
 
 
@@ -129,20 +129,22 @@ def add(counts: Iterable[int | None]) -> int | None:
 
 
 def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
-    """Return the data of every cell of the plan, by the cell's name."""
+    """Return the data of every cell of the plan, by the cell's name.
+
+    Raise UserError for a line that does not belong to the plan.
+    """
     errors = {failure.cell: failure.error for failure in run.read_lines("failures.jsonl", FailureLine)}
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
+    sessions = run.read("environment.json", Environment).sessions
     data = {}
     for group in plan.groups:
-        items = plan.suite(group.suite).items
-        order = {item.item: number for number, item in enumerate(items)}
-        unit_of = _units(group, items)
-        timings = {name: run.read_lines(f"timings/{name}.jsonl", TimingLine) for name in group.cells}
+        suite = plan.suite(group.suite)
+        order = {item.item: number for number, item in enumerate(suite.items)}
+        unit_of = _units(group, suite.items)
+        timings = {name: read_timings(run, group, name, sessions) for name in group.cells}
         valid = _valid(group, timings, errors)
         for name in group.cells:
-            lines = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
-            _refuse_doubled(run, f"generations/{name}.jsonl", [line.item for line in lines])
-            _refuse_doubled(run, f"timings/{name}.jsonl", [f"round {t.round}, block {t.block}" for t in timings[name]])
+            lines = read_answers(run, group, suite, name)
             data[name] = CellData(
                 cell=plan.cell(name),
                 lines={line.item: line for line in sorted(lines, key=lambda line: order[line.item])},
@@ -164,16 +166,6 @@ def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:
         before = items[indices[0]].follows
         units[block] = block if before is None else units.get(block_of.get(before, block), block)
     return units
-
-
-def _refuse_doubled(run: RunDirectory, name: str, entries: Sequence[str]) -> None:
-    """Raise UserError if an entry is there twice: two commands wrote at once, so the times are not usable."""
-    doubled = next((entry for entry, count in Counter(entries).items() if count > 1), None)
-    if doubled is not None:
-        raise UserError(
-            f"{run.path / name} has {doubled} twice: two commands decoded at the same time, so its times are not "
-            "usable; start another run with `mtbench run -o DIR`."
-        )
 
 
 def _valid(

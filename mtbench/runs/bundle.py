@@ -12,7 +12,6 @@ names, and only if size and hash match the manifest.
 import fnmatch
 import hashlib
 import json
-import os
 import shutil
 import tarfile
 import tempfile
@@ -26,11 +25,13 @@ from mtbench import __version__
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
+from mtbench.files import atomic_write, open_plain, write_errors, write_json
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
 from mtbench.models.loading import inspect
 
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"
+INCOMPLETE = "the incomplete file was removed."
 DATA, CHECKPOINTS = "data", "checkpoints"
 MAX_MANIFEST_BYTES = 1 << 26
 COPY_CHUNK_BYTES = 1 << 22
@@ -61,7 +62,7 @@ def write_bundle(
     `out` is complete or absent. Raise UserError if something is not available, or if `out` exists.
     """
     _refuse_existing(out)
-    try:
+    with write_errors(out, INCOMPLETE):
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
             stage = Path(folder)
@@ -77,17 +78,13 @@ def write_bundle(
                 folders = _add_checkpoints(files, family, list(roles), stage, offline=offline)
             manifest = _manifest(list(suites), family, folders, files)
             (stage / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-            with tarfile.open(stage / "whole.tar", "w") as tar:
-                _add_file(tar, MANIFEST, stage / MANIFEST)
-                for name, path in files.items():
-                    _add_file(tar, name, path)
-            sizes = {name: path.stat().st_size for name, path in files.items()}
-            _refuse_existing(out)
-            os.replace(stage / "whole.tar", out)
-    except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise UserError(f"cannot write {out}: {reason}; the incomplete file was removed.") from None
-    return sizes
+            with atomic_write(out, INCOMPLETE) as temporary:
+                with tarfile.open(temporary, "w") as tar:
+                    _add_file(tar, MANIFEST, stage / MANIFEST)
+                    for name, path in files.items():
+                        _add_file(tar, name, path)
+                _refuse_existing(out)
+            return {name: path.stat().st_size for name, path in files.items()}
 
 
 def _manifest(
@@ -197,9 +194,11 @@ def _sha256(path: Path) -> str:
 
 def open_bundle(path: Path) -> UnpackedBundle:
     """Unpack a bundle into mtbench's cache, unless it is there already. Raise UserError for a damaged bundle."""
-    with _tar_errors(path), tarfile.open(path, "r:") as tar:
+    with _tar_errors(path), open_plain(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         raw = _read_first_member(tar)
         manifest = _parse_manifest(path, raw)
+        if sum(entry["bytes"] for entry in manifest["files"].values()) > path.stat().st_size:
+            raise _damaged(path, f"{MANIFEST} lists more bytes than the file has")
         home = cache_home() / "bundles" / hashlib.sha256(raw).hexdigest()
         if not _is_complete(home, manifest["files"]):
             _unpack(path, tar, manifest["files"], home)
@@ -255,6 +254,8 @@ def _parse_manifest(path: Path, raw: bytes) -> dict[str, Any]:
                 f"{path} was made by mtbench {manifest.get('mtbench')}, whose bundles this version cannot read; "
                 "update mtbench, or make the bundle again with this version."
             )
+        if not isinstance(manifest["files"], dict):
+            raise TypeError("'files' is not an object")
         folders = list(manifest["checkpoints"].values())
         if manifest["model"] is not None:
             folders.append(manifest["model"])
@@ -262,13 +263,13 @@ def _parse_manifest(path: Path, raw: bytes) -> dict[str, Any]:
             if not _is_safe(name):
                 raise ValueError(f"{name!r} is a path outside the bundle")
         for entry in manifest["files"].values():
-            if type(entry["bytes"]) is not int or type(entry["sha256"]) is not str:
+            if type(entry["bytes"]) is not int or entry["bytes"] < 0 or type(entry["sha256"]) is not str:
                 raise TypeError("a file has no size or no hash")
         if manifest["family"] is not None and manifest["family"] not in FAMILIES:
             raise ValueError(f"family {manifest['family']!r} is not one of {', '.join(FAMILIES)}")
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, f"{MANIFEST}: {type(error).__name__}: {first_line(error)}") from None
     return dict(manifest)
 
@@ -303,13 +304,15 @@ def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, A
             if member.name not in missing or not member.isreg():
                 raise _damaged(path, f"{member.name!r} is an unexpected member")
             missing.remove(member.name)
+            if member.size != files[member.name]["bytes"]:
+                raise _damaged(path, f"{member.name!r} has another size")
             target = stage / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if _copy(_open_member(tar, member), target) != files[member.name]["sha256"]:
                 raise _damaged(path, f"{member.name!r} does not match its hash")
         if missing:
             raise _damaged(path, f"{min(missing)!r} is missing")
-        (stage / MANIFEST).write_text(json.dumps({"files": dict(files)}, indent=1) + "\n", encoding="utf-8")
+        write_json(stage / MANIFEST, {"files": dict(files)})
         stage.chmod(0o755)
         shutil.rmtree(home, ignore_errors=True)
         try:

@@ -20,19 +20,47 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, JsonValue, RootModel
+
 from mtbench import files, records
 from mtbench.errors import UserError
-from mtbench.records import M
+from mtbench.records import M, dump
+from mtbench.runs.formats import (
+    EnergyRecord,
+    Environment,
+    FailureLine,
+    GenerationLine,
+    MemoryRecord,
+    PreparationLine,
+    RescoringRecord,
+    Scores,
+    TimingLine,
+)
 
 JsonObject = dict[str, Any]
 LOCK = ".lock"
 _locked: set[Path] = set()  # run directories that this process has locked
+KINDS: Mapping[str, type[BaseModel]] = {  # what a file holds, by its name or by its folder
+    "environment.json": Environment,
+    "memory.json": MemoryRecord,
+    "energy.json": EnergyRecord,
+    "scores.json": Scores,
+    "lossless": RescoringRecord,
+    "generations": GenerationLine,
+    "timings": TimingLine,
+    "preparation.jsonl": PreparationLine,
+    "failures.jsonl": FailureLine,
+}
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
+
+
+class AnyJson(RootModel[JsonValue]):
+    """A JSON value of any kind."""
 
 
 class RunDirectory:
@@ -112,16 +140,14 @@ class RunDirectory:
 
     def sha256(self, name: str) -> str:
         """Of the file's bytes as they are stored, whatever is read into them."""
-        return hashlib.sha256((self.path / name).read_bytes()).hexdigest()
+        return hashlib.sha256(files.read_bytes(self.path / name)).hexdigest()
 
     def read_json(self, name: str) -> Any:
-        """Raises UserError if the file is missing or is not JSON."""
-        try:
-            return json.loads((self.path / name).read_text())
-        except FileNotFoundError:
-            raise UserError(f"{self.path / name} is missing; `mtbench run -o {self.path} --resume` makes it.") from None
-        except ValueError as error:
-            raise UserError(f"{self.path / name} is not JSON ({error}); restore it or start a new run.") from None
+        """The value of a JSON file, which is a record where `KINDS` has its name.
+
+        Raises UserError if the file is missing, is not JSON, or is not such a record.
+        """
+        return dump(self.read(name, KINDS.get(name.partition("/")[0], AnyJson)))
 
     def read(self, name: str, kind: type[M]) -> M:
         """Read a JSON file as a record. Raises UserError if the file is missing or is not such a record."""
@@ -157,33 +183,16 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def lines(self, name: str) -> list[JsonObject]:
-        """The records of a JSONL file, none if it is absent. A torn last line is left out (it will be redone);
+        """The records of a JSONL file as JSON objects: none if it is absent, without a torn last line.
 
-        a broken line elsewhere raises UserError with its number.
+        Raises UserError with the number of the first line that is not a record of the kind in `KINDS`.
         """
-        path = self.path / name
-        if not path.is_file():
-            return []
-        raw = path.read_bytes().split(b"\n")
-        records = []
-        for number, line in enumerate(raw, start=1):
-            try:
-                record = json.loads(line) if line else None
-                if record is None and number < len(raw):
-                    raise ValueError("empty line")
-                if record is not None and number < len(raw):  # without its newline a last line is torn
-                    records.append(record)
-            except ValueError as error:
-                if number < len(raw):
-                    raise UserError(
-                        f"{path}, line {number}: {error}; this file is append-only, so something else changed it. "
-                        "Restore it, or delete the run and start anew."
-                    ) from None
-        return records
+        kind = KINDS.get(name.partition("/")[0], AnyJson)
+        return [dump(line) for line in self.read_lines(name, kind)]
 
     def keep_lines(self, name: str, records: list[JsonObject]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
         text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
         path = self.path / name
-        if (path.read_text() if path.is_file() else "") != text:
+        if (files.read_bytes(path).decode() if path.is_file() else "") != text:
             self.write_text(name, text)

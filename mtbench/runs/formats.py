@@ -8,42 +8,58 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, RootModel
 
 from mtbench.decoding.output import FinishReason
-from mtbench.records import ROOT, Count, NonNegative, NotNull, Record, Seconds, Size, Sparse
+from mtbench.records import (
+    ROOT,
+    CellName,
+    NotNull,
+    Record,
+    Sparse,
+    StoredCount,
+    StoredNumber,
+    StoredQuantity,
+    StoredSeconds,
+    StoredSize,
+    TokenId,
+)
 
 Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
 GRADES: tuple[Grade, ...] = get_args(Grade)
+
+Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
+MOST_COMMITTED = 1 << 16  # tokens of one forward
+Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
 
 
 class GenerationLine(Record):
     """A line of generations/<cell>.jsonl: the answer to one item. null: an engine hides the value."""
 
     item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
-    prompt_ids: list[Count] | None = Field(
+    prompt_ids: list[TokenId] | None = Field(
         description="token ids of the prompt; null for a private suite, whose authors ask that its questions are not "
         "spread: no file of the run holds their text or their tokens"
     )
-    prompt_tokens: Size = Field(description="number of prompt tokens")
-    token_ids: list[Count] = Field(
+    prompt_tokens: StoredSize = Field(description="number of prompt tokens")
+    token_ids: list[TokenId] = Field(
         description="token ids of the answer, including the end token and the token that completes a stop string"
     )
     text: str = Field(description="text of token_ids, cut before the end token or the stop string")
-    forwards: Size | None = Field(description="forwards of the target that the answer took")
-    commits: list[Count] | None = Field(
+    forwards: StoredSize | None = Field(description="forwards of the target that the answer took")
+    commits: list[Committed] | None = Field(
         description="tokens committed by each forward, zeros included: as many entries as forwards, which sum to the "
         "number of tokens"
     )
-    positions_fed: Count | None = Field(description="positions fed to the target")
-    draft_forwards: Count | None = Field(description="forwards of models other than the target")
-    drafted: Count | None = Field(
+    positions_fed: StoredCount | None = Field(description="positions fed to the target")
+    draft_forwards: StoredCount | None = Field(description="forwards of models other than the target")
+    drafted: StoredCount | None = Field(
         description="guesses offered beyond the first token of each forward, up to the last forward kept"
     )
-    surplus: Count | None = Field(
+    surplus: StoredCount | None = Field(
         description="tokens that the last forward accepted after the end of the answer; papers count them"
     )
     finish_reason: FinishReason = Field(
         description="end: an end token; stop: a stop string; length: the budget of tokens"
     )
-    block: Count = Field(description="index of the block")
+    block: StoredCount = Field(description="index of the block")
 
 
 class TimingLine(Record):
@@ -52,61 +68,63 @@ class TimingLine(Record):
     Times are in seconds. null: the value was not measured, or an outside engine does not tell it.
     """
 
-    session: Size = Field(description="number of the session, an entry of environment.json, from 1")
-    round: Size = Field(description="number of the round, from 1")
-    block: Count = Field(description="index of the block")
-    order: Count = Field(description="place among the arms of the block, from 0")
-    rows: Size = Field(description="slots: requests decoded side by side")
-    items: Size = Field(description="requests; more than rows where finished rows are refilled")
-    prompt_tokens: Count = Field(description="prompt tokens of all requests")
-    tokens: Count = Field(description="tokens of all answers")
-    row_forwards: Count | None = Field(description="forwards, counted once for every row that was still decoding")
-    batch_forwards: Count | None = Field(description="forwards of the batch")
-    wall_s: Seconds = Field(description="wall time of the block, in seconds")
-    prefill_s: Seconds | None = Field(description="time of reading the prompts, in seconds")
-    decode_s: Seconds | None = Field(description="time of decoding, in seconds")
-    device_s: Seconds | None = Field(description="part of decode_s that the device computed, in seconds")
-    ttft_s: Seconds | None = Field(description="time to the first token on the device, in seconds")
-    step_s: list[float] | None = Field(
+    session: StoredSize = Field(description="number of the session, an entry of environment.json, from 1")
+    round: StoredSize = Field(description="number of the round, from 1")
+    block: StoredCount = Field(description="index of the block")
+    order: StoredCount = Field(description="place among the arms of the block, from 0")
+    rows: StoredSize = Field(description="slots: requests decoded side by side")
+    items: StoredSize = Field(description="requests; more than rows where finished rows are refilled")
+    prompt_tokens: StoredCount = Field(description="prompt tokens of all requests")
+    tokens: StoredCount = Field(description="tokens of all answers")
+    row_forwards: StoredCount | None = Field(description="forwards, counted once for every row that was still decoding")
+    batch_forwards: StoredCount | None = Field(description="forwards of the batch")
+    wall_s: Annotated[float, Field(ge=1e-9, le=1e9)] = Field(description="wall time of the block, in seconds")
+    prefill_s: StoredSeconds | None = Field(description="time of reading the prompts, in seconds")
+    decode_s: StoredSeconds | None = Field(description="time of decoding, in seconds")
+    device_s: StoredSeconds | None = Field(description="part of decode_s that the device computed, in seconds")
+    ttft_s: StoredSeconds | None = Field(description="time to the first token on the device, in seconds")
+    step_s: list[Annotated[float, Field(ge=-1e9, le=1e9)]] | None = Field(
         description="per forward, the time on the device since the end of the previous one, in seconds"
     )
-    draft_s: Seconds | None = Field(
+    draft_s: StoredSeconds | None = Field(
         description="part of device_s in forwards of models other than the target, in seconds; null on a GPU"
     )
-    head_s: Seconds | None = Field(
+    head_s: StoredSeconds | None = Field(
         description="part of device_s in what the method computes beside its models, in seconds; null on a GPU"
     )
-    preparation_s: Seconds = Field(description="time of capture and compilation inside the block, in seconds")
-    kv_bytes: Count | None = Field(description="bytes of the keys and values that these rows need")
-    miscounted: int = Field(description="forwards that the models saw less forwards that were counted; 0 is right")
-    counted: Count | None = Field(description="tokens by an outside engine's own count")
-    drafts: Count | None = Field(description="times an outside engine drafted, by its own count")
-    drafted: Count | None = Field(description="tokens of those drafts, by the engine's own count")
-    accepted: Count | None = Field(description="accepted tokens of those drafts, by the engine's own count")
-    cpu_s: Seconds | None = Field(None, description="processor time of the process in the block, in seconds")
-    clock_mhz: Count | None = Field(description="clock of the GPU at the end, in MHz")
-    temperature_c: int | None = Field(description="temperature of the GPU at the end, in °C")
-    power_w: NonNegative | None = Field(description="mean power of the GPU, in W")
-    throttle: Count | None = Field(
+    preparation_s: StoredSeconds = Field(description="time of capture and compilation inside the block, in seconds")
+    kv_bytes: StoredCount | None = Field(description="bytes of the keys and values that these rows need")
+    miscounted: StoredNumber = Field(
+        description="forwards that the models saw less forwards that were counted; 0 is right"
+    )
+    counted: StoredCount | None = Field(description="tokens by an outside engine's own count")
+    drafts: StoredCount | None = Field(description="times an outside engine drafted, by its own count")
+    drafted: StoredCount | None = Field(description="tokens of those drafts, by the engine's own count")
+    accepted: StoredCount | None = Field(description="accepted tokens of those drafts, by the engine's own count")
+    cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
+    clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
+    temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")
+    power_w: StoredQuantity | None = Field(description="mean power of the GPU, in W")
+    throttle: Annotated[int, Field(ge=0, lt=1 << 64)] | None = Field(
         description="NVML's throttle reasons as bits: those at the end, slowdowns at the start and those between"
     )
     shared: bool | None = Field(description="true: another process computed on the GPU")
     dropped: str | None = Field(description="why this sample is not used; null: it is used")
-    identical: Count | None = Field(description="requests with the tokens of round 1; null in round 1")
+    identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 
 class PreparationLine(Record):
     """A line of preparation.jsonl: what capture and compilation of a cell cost a session."""
 
-    session: Size = Field(description="number of the session, from 1")
-    cell: str = Field(description="name of the cell")
-    preparation_s: Seconds = Field(description="time of the first calls beyond that of the last, in seconds")
+    session: StoredSize = Field(description="number of the session, from 1")
+    cell: CellName = Field(description="name of the cell")
+    preparation_s: StoredSeconds = Field(description="time of the first calls beyond that of the last, in seconds")
 
 
 class FailureLine(Sparse):
     """A line of failures.jsonl: a cell that failed."""
 
-    cell: str = Field(description="name of the cell")
+    cell: CellName = Field(description="name of the cell")
     error: str = Field(description="why it failed")
     stage: Annotated[Literal["score"] | None, NotNull()] = Field(
         None, description="score: scoring failed and may be repeated; absent: decoding failed"
@@ -121,36 +139,38 @@ class GpuInfo(Sparse):
 
     name: str | None = Field(None, description="name of the GPU")
     driver: str | None = Field(None, description="version of the driver")
-    memory_bytes: Count | None = Field(None, description="memory of the GPU, in bytes")
-    power_cap_w: NonNegative | None = Field(None, description="power cap, in W")
-    max_clock_mhz: Count | None = Field(None, description="highest clock, in MHz")
+    memory_bytes: StoredCount | None = Field(None, description="memory of the GPU, in bytes")
+    power_cap_w: StoredQuantity | None = Field(None, description="power cap, in W")
+    max_clock_mhz: StoredCount | None = Field(None, description="highest clock, in MHz")
 
 
 class ProbeFigures(Record):
     """Speeds of a GPU measured by short kernels."""
 
-    bandwidth_bytes_per_s: NonNegative = Field(description="bytes read and written by a copy, per second")
-    matmul_flop_per_s: NonNegative = Field(description="floating-point operations of a square product, per second")
-    copy_bytes: Count = Field(description="bytes copied")
-    matmul_size: Count = Field(description="rows and columns of the square product")
-    cache_bytes: Count = Field(description="bytes of the GPU's L2 cache")
+    bandwidth_bytes_per_s: Speed = Field(description="bytes read and written by a copy, per second")
+    matmul_flop_per_s: Speed = Field(description="floating-point operations of a square product, per second")
+    copy_bytes: StoredCount = Field(description="bytes copied")
+    matmul_size: StoredCount = Field(description="rows and columns of the square product")
+    cache_bytes: StoredCount = Field(description="bytes of the GPU's L2 cache")
 
 
 class ShapeFigures(Sparse):
     """Sizes of a checkpoint that its cost depends on; or only the reason why they are not known."""
 
-    body: Count | None = Field(None, description="parameters of all layers without the embeddings")
-    head: Count | None = Field(None, description="parameters of the output embedding")
-    body_bytes: Count | None = Field(None, description="bytes of the layers' parameters")
-    head_bytes: Count | None = Field(None, description="bytes of the output embedding")
-    vocabulary: Count | None = Field(None, description="rows of the output embedding")
-    logit_bytes: Count | None = Field(None, description="bytes of one logit")
-    kv_bytes_per_token: Count | None = Field(None, description="bytes of a token's keys and values over all layers")
-    layers: Count | None = Field(None, description="layers")
-    heads: Count | None = Field(None, description="attention heads")
-    head_dim: Count | None = Field(None, description="dimensions of a head")
-    sliding_layers: Count | None = Field(None, description="layers with sliding attention")
-    sliding_window: Count | None = Field(None, description="positions that sliding attention sees")
+    body: StoredCount | None = Field(None, description="parameters of all layers without the embeddings")
+    head: StoredCount | None = Field(None, description="parameters of the output embedding")
+    body_bytes: StoredCount | None = Field(None, description="bytes of the layers' parameters")
+    head_bytes: StoredCount | None = Field(None, description="bytes of the output embedding")
+    vocabulary: StoredCount | None = Field(None, description="rows of the output embedding")
+    logit_bytes: StoredCount | None = Field(None, description="bytes of one logit")
+    kv_bytes_per_token: StoredCount | None = Field(
+        None, description="bytes of a token's keys and values over all layers"
+    )
+    layers: StoredCount | None = Field(None, description="layers")
+    heads: StoredCount | None = Field(None, description="attention heads")
+    head_dim: StoredCount | None = Field(None, description="dimensions of a head")
+    sliding_layers: StoredCount | None = Field(None, description="layers with sliding attention")
+    sliding_window: StoredCount | None = Field(None, description="positions that sliding attention sees")
     reason: str | None = Field(None, description="why the sizes are not known; absent: they are")
 
 
@@ -165,7 +185,7 @@ class Machine(Sparse):
     packages: dict[str, str | None] | None = Field(None, description="package versions; null: not installed")
     platform: str | None = Field(None, description="operating system")
     processor: str | None = Field(None, description="name of the processor")
-    cores: int | None = Field(None, description="processor cores that the process may use")
+    cores: StoredNumber | None = Field(None, description="processor cores that the process may use")
     gpu: GpuInfo | None = Field(None, description="GPU; null: none, or no driver answers")
 
 
@@ -174,14 +194,14 @@ class SessionRecord(Machine):
 
     device: str | None = Field(None, description="cpu or cuda")
     dtype: str | None = Field(None, description="number type of the weights")
-    threads: int | None = Field(None, description="threads of torch on the CPU")
-    loading_s: Seconds | None = Field(None, description="time of loading the models, in seconds")
-    synchronisation_s: Seconds | None = Field(None, description="time of one synchronisation, in seconds")
+    threads: StoredNumber | None = Field(None, description="threads of torch on the CPU")
+    loading_s: StoredSeconds | None = Field(None, description="time of loading the models, in seconds")
+    synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
     probe: ProbeFigures | None = Field(None, description="speeds of the GPU; null: not measured")
     probe_reason: str | None = Field(None, description="why probe is null")
     shapes: dict[str, ShapeFigures] | None = Field(None, description="sizes of each checkpoint, by its source")
-    workers: int | None = Field(None, description="workers that decoded at the same time")
+    workers: StoredNumber | None = Field(None, description="workers that decoded at the same time")
 
 
 class Environment(Machine):
@@ -196,18 +216,18 @@ class Environment(Machine):
 class CellEnergy(Record):
     """Energy of one cell. Each value is null where it was not measured; energy_reason says why."""
 
-    energy_j: NonNegative | None = Field(description="energy of the whole GPU over the window, in J")
-    window_s: Seconds | None = Field(description="length of the window, in seconds")
-    tokens: Count | None = Field(description="tokens decoded in the window")
-    j_per_token: NonNegative | None = Field(description="energy per token, in J")
-    mean_power_w: NonNegative | None = Field(description="mean power over the window, in W")
+    energy_j: StoredQuantity | None = Field(description="energy of the whole GPU over the window, in J")
+    window_s: StoredSeconds | None = Field(description="length of the window, in seconds")
+    tokens: StoredCount | None = Field(description="tokens decoded in the window")
+    j_per_token: StoredQuantity | None = Field(description="energy per token, in J")
+    mean_power_w: StoredQuantity | None = Field(description="mean power over the window, in W")
     energy_reason: str | None = Field(description="why energy_j is null")
 
 
 class EnergyRecord(Sparse):
     """energy.json: the energy of every cell, or the reason why there is none."""
 
-    idle_power_w: NonNegative | None = Field(None, description="power of the idle GPU with models loaded, in W")
+    idle_power_w: StoredQuantity | None = Field(None, description="power of the idle GPU with models loaded, in W")
     cells: dict[str, CellEnergy] = Field(default_factory=dict, description="energy by cell")
     reason: str | None = Field(None, description="why no cell has a figure; absent: cells have figures")
 
@@ -215,15 +235,15 @@ class EnergyRecord(Sparse):
 class RescoringRecord(Record):
     """lossless/<cell>.json: how far the emitted tokens lie below the judge's choice."""
 
-    epsilon: NonNegative | None = Field(
+    epsilon: StoredQuantity | None = Field(
         description="logit difference that still counts as a tie; null: too few positions to tell"
     )
-    items: dict[str, dict[str, NonNegative]] = Field(
+    items: dict[str, dict[str, StoredQuantity]] = Field(
         description="by item and token index, how far the token's logit lies below the largest; 0 is left out"
     )
 
 
-class MemoryRecord(RootModel[dict[str, Count | None]]):
+class MemoryRecord(RootModel[dict[str, StoredCount | None]]):
     """memory.json: peak memory of every cell, in bytes; null where the pass failed or the models are elsewhere."""
 
     model_config = ROOT

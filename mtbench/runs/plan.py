@@ -17,15 +17,14 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from mtbench import records
-from mtbench.decoding.arms import ENGINES
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError, unknown
+from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.models.loading import DTYPES
-from mtbench.options import options_of
-from mtbench.records import Count, Record, Share, Size, VersionOne
+from mtbench.records import CellName, Record, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Committed
+from mtbench.runs.plan_checks import refuse_faulty
 from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
@@ -37,6 +36,9 @@ PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
+MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
+Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 PLAN_ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
@@ -47,13 +49,13 @@ class Item(Record):
     """One tokenised prompt."""
 
     item: str = Field(description="name of the item: <task>/<doc id>/<turn>")
-    prompt_ids: list[Count] = Field(
+    prompt_ids: list[TokenId] = Field(
         description="token ids of the prompt; of a later turn, those that follow the previous answer. Empty in the "
         "file of a private suite, whose prompts are asked again when the run decodes"
     )
     stop: list[str] = Field(description="strings that end the decoding of the item")
     cut: list[str] = Field(default_factory=list, description="strings that cut the text when it is scored")
-    follows: Count | None = Field(
+    follows: StoredCount | None = Field(
         None, description="of a later turn, the index of the item whose answer comes before; null: first turn"
     )
 
@@ -65,7 +67,7 @@ class SuitePlan(Record):
     family: str = Field(description="family of checkpoints")
     task: dict[str, Any] = Field(description="the suite's own description of its task")
     metric: str | None = Field(description="metric of the score; null: the suite is not scored")
-    max_new_tokens: Size = Field(description="most tokens of an answer")
+    max_new_tokens: Budget = Field(description="most tokens of an answer")
     flags: list[str] = Field(description="remarks that hold for every cell of the suite")
     items: list[Item] = Field(min_length=1, description="items with their prompts")
     withheld: str | None = Field(
@@ -107,9 +109,9 @@ class Script(Record):
     """The acceptance that a simulated cell is made to have."""
 
     source: str = Field(description="run or probabilities that the acceptance comes from")
-    lengths: list[Size] = Field(description="tokens of each item's answer")
+    lengths: list[Budget] = Field(description="tokens of each item's answer")
     seed: int = Field(description="seed of drawn commits")
-    scripts: list[list[Count]] | None = Field(
+    scripts: list[list[Committed]] | None = Field(
         description="per item, the tokens that each forward commits; null: they are drawn, or one per forward"
     )
     probabilities: list[Share] | None = Field(
@@ -128,7 +130,7 @@ class Simulated(Record):
 class Cell(Record):
     """One arm on one suite at one batch size, with one way of batching."""
 
-    cell: str = Field(description=CELL_ID)
+    cell: CellName = Field(description=CELL_ID)
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     arm: str = Field(description="arm: method:options@role/engine")
     method: str = Field(description="name of the method")
@@ -137,7 +139,7 @@ class Cell(Record):
     engine: str | None = Field(description="engine; null: the method's loop is not ours")
     family: str = Field(description="family of checkpoints")
     checkpoints: dict[str, str] = Field(description=CHECKPOINTS)
-    batch_size: Size = Field(description="requests decoded side by side")
+    batch_size: Rows = Field(description="requests decoded side by side")
     length: Length = Field(description="natural: answers end by themselves; fixed: end tokens are ignored")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
     flags: list[str] = Field(description="remarks on the cell, known when it was planned")
@@ -166,12 +168,12 @@ class Group(Record):
     """The cells that share blocks."""
 
     suite: str = Field(description="suite as it was asked for")
-    batch_size: Size = Field(description="requests decoded side by side")
-    blocks: list[Annotated[list[Count], Field(min_length=1)]] = Field(
+    batch_size: Rows = Field(description="requests decoded side by side")
+    blocks: list[Annotated[list[StoredCount], Field(min_length=1)]] = Field(
         min_length=1, description="per block, indices into the suite's items"
     )
-    rounds: list[Count] = Field(min_length=1, description="per round, how many of the first blocks it runs")
-    cells: list[str] = Field(description="names of the cells")
+    rounds: list[StoredCount] = Field(min_length=1, description="per round, how many of the first blocks it runs")
+    cells: list[CellName] = Field(min_length=1, description="names of the cells")
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
 
 
@@ -183,23 +185,6 @@ class Plan(Record):
     suites: list[SuitePlan] = Field(description="suites with their prompts")
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")
-
-    def refuse_unknown(self) -> None:
-        """Raise UserError for a name that nothing here answers to."""
-        if self.request.dtype not in ("auto", *DTYPES):
-            raise unknown("dtype in plan.json", self.request.dtype, ("auto", *DTYPES), "mtbench run --help")
-        for c in self.cells:
-            if c.method not in list(METHODS):
-                raise unknown("method in plan.json", c.method, METHODS, "mtbench ls methods")
-            if c.engine not in (None, *ENGINES):
-                raise unknown("engine in plan.json", c.engine, ENGINES, "mtbench run --help")
-            options = [o.name for o in options_of(METHODS[c.method])]
-            if odd := [name for name in c.options if name not in options]:
-                raise unknown(f"option of {c.method} in plan.json", odd[0], options, "mtbench ls methods")
-        cells, suites = {c.cell for c in self.cells}, {s.suite for s in self.suites}
-        for g in self.groups:
-            if lost := [name for name in [*g.cells, g.suite] if name not in cells | suites]:
-                raise UserError(f"plan.json is not a plan (it has no {lost[0]!r}); {PLAN_ADVICE}")
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)
@@ -235,7 +220,11 @@ def _items_needed(group: Group) -> int:
 
 
 def read_plan(run: RunDirectory) -> Plan:
-    """Read the plan of a run. Raises UserError if it is missing, malformed, or names what is not known here."""
-    plan = records.read_json(run.path / "plan.json", Plan, PLAN_ADVICE)
-    plan.refuse_unknown()
+    """Read the plan of a run. Raises UserError if it is missing or malformed, or if `refuse_faulty` refuses it."""
+    file = run.path / "plan.json"
+    plan = records.read_json(file, Plan, PLAN_ADVICE)
+    try:
+        refuse_faulty(plan)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     return plan

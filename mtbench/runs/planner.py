@@ -24,6 +24,8 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import (
     BATCHINGS,
+    MOST_NEW_TOKENS,
+    MOST_ROWS,
     PROTOCOLS,
     REFILLS,
     SCHEMA_VERSION,
@@ -37,6 +39,7 @@ from mtbench.runs.plan import (
     Simulated,
     SuitePlan,
 )
+from mtbench.runs.plan_checks import MOST_ROUNDS
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.runs.simulation import (
     Acceptance,
@@ -48,7 +51,6 @@ from mtbench.runs.simulation import (
 )
 
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
-MOST_GUESSES = 2048  # draft tokens of a forward: no method gains by more, and more would exhaust the memory
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
@@ -121,8 +123,12 @@ def _refuse_bad_counts(request: RunRequest) -> None:
     for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
         if value is not None and value < 1:
             raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
-    if request.rounds < 1:
-        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number of at least 1.")
+    if not 1 <= request.rounds <= MOST_ROUNDS:
+        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number from 1 to {MOST_ROUNDS:,}.")
+    if request.max_new_tokens is not None and request.max_new_tokens > MOST_NEW_TOKENS:
+        raise UserError(f"--max-new-tokens {request.max_new_tokens} is not allowed; at most {MOST_NEW_TOKENS:,} are.")
+    if max(request.batch_size, default=0) > MOST_ROWS:
+        raise UserError(f"--batch-size {max(request.batch_size)} is not allowed; at most {MOST_ROWS:,} is.")
     if not request.batch_size or min(request.batch_size) < 1:
         asked = ",".join(map(str, request.batch_size))
         raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
@@ -261,7 +267,7 @@ class _GroupPlanner:
         method, untrained = self._method(arm)
         fault = method_checks.fault(method, {role: self.inspected[source] for role, source in checkpoints.items()})
         if fault is None and not method.outside:
-            _refuse_too_wide(arm, method)
+            method_checks.refuse_too_wide(str(arm), method)
         claims: Claims = "lossy" if fault else method.claims
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
@@ -332,15 +338,6 @@ def _mask_flags(arm: Arm, target: Inspected) -> list[str]:
     if METHODS[arm.method].needs_mask and not target.feeds_masks:
         return [f"feeds masks, and {arm.on} was trained by {target.objective}, without any"]
     return []
-
-
-def _refuse_too_wide(arm: Arm, method: Method) -> None:
-    guesses = max(variant.window().guesses for variant in method.variants)
-    if guesses > MOST_GUESSES:
-        raise UserError(
-            f"{str(arm)!r} feeds {guesses:,} guesses in a forward, and at most {MOST_GUESSES:,} are allowed; lower the "
-            f"option that widens it. See `mtbench ls methods {arm.method}`."
-        )
 
 
 def _blocks(items: Sequence[Item], size: int, seed: int, batching: str = "static") -> list[list[int]]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template, suite_errors
+from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan, read_plan
+from mtbench.runs.stored_lines import refuse_unplanned
 
 
 def open_suite(spec: str, request: RunRequest) -> Suite:
@@ -75,9 +77,11 @@ def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool =
     """Return the plan of a run, with the prompts of private suites loaded again.
 
     `data_dir` is where their data are, if not where the plan says. With `offline` nothing is downloaded. Raise
-    UserError if the data are not available or are not the planned prompts.
+    UserError if the data are not available or are not the planned prompts, or for stored lines that do not belong to
+    the plan.
     """
     plan = read_plan(run)
+    refuse_unplanned(run, plan)
     plan = plan.changed(request=plan.request.changed(offline=plan.request.offline or offline))
     request = plan.request.changed(data_dir=data_dir or plan.request.data_dir, allow_unsandboxed_code=False)
     suites = [_with_private_prompts(suite, plan, request, run) for suite in plan.suites]
@@ -109,7 +113,7 @@ def _chat_template(checkpoint: Inspected) -> Template:
     def render(messages: Messages) -> str:
         if tokenizer.chat_template is None:
             return "\n\n".join(message["content"] for message in messages)
-        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        return chat_template.render(tokenizer, messages, answer_follows=True)
 
     return render
 

@@ -1,7 +1,6 @@
 """A trained checkpoint on disk: weights, tokenizer and training record; the folder is complete or absent."""
 
 import hashlib
-import json
 import platform
 import shlex
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.models.families import RECORD
+from mtbench.models.families import RECORD, read_training_record
 
 PACKAGES = ("multi-token-bench", "torch", "transformers", "accelerate", "tokenizers")
 
@@ -62,15 +61,9 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any]:
     """Return the training record of the checkpoint in `folder`. Raises UserError if there is none."""
     file = folder / RECORD
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder} holds no {RECORD}; give a folder that `mtbench train` made") from None
-    except (OSError, ValueError):
-        record = None
-    if not isinstance(record, dict):
-        raise UserError(f"{file} is not a training record; give another folder, or train again")
-    return record
+    if not file.is_file():
+        raise UserError(f"{folder} holds no {RECORD}; give a folder that `mtbench train` made")
+    return read_training_record(folder)
 
 
 @cache

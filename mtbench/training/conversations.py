@@ -10,20 +10,23 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy
 import torch
 from jinja2 import TemplateError
 
+from mtbench import files
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_parquet
 from mtbench.evaluation.lm_eval import go_offline
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
+from mtbench.models import chat_template
 from mtbench.training.token_cache import Counts, Examples, concatenate, contiguous_examples, load, store, token_file
 
 CHUNK = 1000  # conversations tokenised at once
@@ -268,8 +271,8 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the JSON values of a JSONL file (plain or gzip), with their line numbers; blank lines are skipped."""
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, value in read_json_lines(lines):
+        with files.open_plain(path) as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as lines:
+            for number, value in read_json_lines(cast("BinaryIO", lines)):
                 yield f"{path}, line {number:,}", value
     except RowError as error:
         raise UserError(f"{path}, line {error.number:,}: {error.reason}") from None
@@ -354,8 +357,8 @@ def tokenise(rows: Iterable[Row], tokenizer: Any, max_length: int) -> tuple[Exam
 def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str, str]:
     """Return prompt and whole conversation as the chat template writes them."""
     try:
-        whole = tokenizer.apply_chat_template(turns, tokenize=False)
-        prompt = tokenizer.apply_chat_template(turns[:-1], tokenize=False, add_generation_prompt=True)
+        whole = chat_template.render(tokenizer, turns)
+        prompt = chat_template.render(tokenizer, turns[:-1], answer_follows=True)
     except TemplateError as error:  # Gemma's, for example, refuses a system turn
         raise UserError(f"{location}: the chat template refuses it ({first_line(error)})") from None
     if whole == prompt or not whole.startswith(prompt):

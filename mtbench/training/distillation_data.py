@@ -17,6 +17,7 @@ from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.evaluation.suite import Messages
+from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint, load
 from mtbench.training.checkpoint import refuse_existing
 
@@ -57,10 +58,7 @@ def answered(
     stream = iter(conversations)
     while batch := list(islice(stream, BATCH_SIZE)):
         questions = [list(turns[:-1]) for turns in batch]
-        texts = [
-            checkpoint.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-            for turns in questions
-        ]
+        texts = [chat_template.render(checkpoint.tokenizer, turns, answer_follows=True) for turns in questions]
         prompts = checkpoint.tokenizer(texts, add_special_tokens=False).input_ids
         requests = [Request(prompt_ids=prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
         answers, _ = decode(reference, runners, requests, make=engine.batch)

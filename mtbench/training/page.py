@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from mtbench import files, statistics
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
 from mtbench.report.figures import Drawing
@@ -73,7 +73,15 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
     ]
     first = folders[0].resolve()
     out = out or first.with_name(f"{first.name}.training.html")
-    files.write_text(out, _page(trainings))
+    try:
+        page = _page(trainings)
+    except UserError:
+        raise
+    except Exception as error:  # a stranger's record may hold anything
+        names = ", ".join(str(folder / RECORD) for folder in folders)
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{names}: no page can be made of it ({reason}); restore it, or train again.") from error
+    files.write_text(out, page)
     return out
 
 

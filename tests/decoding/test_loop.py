@@ -412,7 +412,9 @@ def test_a_method_that_never_commits_is_stopped(runner: ModelRunner) -> None:
 
 def test_a_prompt_that_does_not_fit_is_refused(runner: ModelRunner) -> None:
     """The error names the sizes and the option to lower."""
-    with pytest.raises(UserError, match=r"250 tokens and 24 new ones do not fit .*256.*--max-new-tokens"):
+    with pytest.raises(
+        UserError, match=r"250 tokens and 24 new ones, in rows of 274 positions, do not fit .*256.*--max-new-tokens"
+    ):
         run(ar(), runner, [[1] * 250])
 
 

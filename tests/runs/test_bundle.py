@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import shutil
 import sys
 import tarfile
@@ -21,6 +22,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.models import families
 from mtbench.models.families import FAMILIES, RECORD, Family
+from mtbench.runs import bundle as bundles
 from mtbench.runs.bundle import MANIFEST, SCHEMA_VERSION, open_bundle, write_bundle
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
@@ -237,6 +239,24 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
 FILES = {"data/a/b.jsonl": b"{}\n"}
 
 
+def listed(size: int) -> dict[str, Any]:
+    return {"data/a/b.jsonl": {"bytes": size, "sha256": "0" * 64}}
+
+
+def test_a_member_larger_than_its_entry_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused by its size, before a byte of it is written."""
+    path = pack(tmp_path / "x.tar", [(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", bytes(1 << 20))])
+    monkeypatch.setattr(bundles, "_copy", lambda *_: pytest.fail("it was copied"))
+    with pytest.raises(UserError, match="has another size"):
+        open_bundle(path)
+
+
+def test_a_bundle_that_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.tar")
+    with pytest.raises(UserError, match="it is not a plain file"):
+        open_bundle(tmp_path / "x.tar")
+
+
 def test_a_handmade_bundle_is_accepted(tmp_path: Path) -> None:
     """The damaged bundles below differ from this one."""
     path = pack(tmp_path / "x.tar", [(MANIFEST, manifest(FILES)), *FILES.items()])
@@ -254,6 +274,15 @@ def test_a_handmade_bundle_is_accepted(tmp_path: Path) -> None:
         ([(MANIFEST, manifest(FILES, schema_version="1"))], [], "'schema_version' is not an integer"),
         ([(MANIFEST, manifest(FILES))], [], r"'data/a/b\.jsonl' is missing"),
         ([(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", b"[]\n")], [], r"'data/a/b\.jsonl' does not match its hash"),
+        ([(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", b"[]\n" * 9)], [], r"'data/a/b\.jsonl' has another size"),
+        ([(MANIFEST, manifest({}, files=listed(10**12)))], [], "lists more bytes than the file has"),
+        ([(MANIFEST, manifest({}, files=listed(-1)))], [], "a file has no size"),
+        ([(MANIFEST, manifest({}, files=listed(True)))], [], "a file has no size"),
+        ([(MANIFEST, manifest({}, files=[]))], [], "'files' is not an object"),
+        ([(MANIFEST, manifest({}, checkpoints=[]))], [], "AttributeError"),
+        ([(MANIFEST, manifest({}, checkpoints={"ar": 5}))], [], "TypeError"),
+        ([(MANIFEST, manifest({}, family=[]))], [], "TypeError"),
+        ([(MANIFEST, b"[" * 100_000)], [], "RecursionError"),
         ([(MANIFEST, manifest(FILES)), *FILES.items(), *FILES.items()], [], "is an unexpected member"),
         ([(MANIFEST, manifest(FILES)), *FILES.items(), ("data/more", b"")], [], "'data/more' is an unexpected member"),
         ([(MANIFEST, manifest(FILES)), ("../../a", b"")], [], r"'\.\./\.\./a' is an unexpected member"),
@@ -270,7 +299,9 @@ def test_a_handmade_bundle_is_accepted(tmp_path: Path) -> None:
         ([(MANIFEST, manifest({}, files={"data/a": 3}))], [], "TypeError"),
     ],
     ids=[
-        *("empty", "manifest not first", "list", "no keys", "version", "missing", "hash", "twice", "more", "outside"),
+        *("empty", "manifest not first", "list", "no keys", "version", "missing", "hash", "size", "too large"),
+        *("negative", "true", "files", "checkpoints", "folder of a number", "family of lists", "deep"),
+        *("twice", "more", "outside"),
         *("link", "linked folder", "up", "absolute", "slashes", "folder", "elsewhere", "checkpoint", "model"),
         *("family", "entry"),
     ],

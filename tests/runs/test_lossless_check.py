@@ -129,7 +129,10 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     counts = (
         {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
     )
-    lines = [{"item": str(i), "prompt_ids": p, "token_ids": t, **counts} for i, (p, t) in enumerate(answers)]
+    lines = [
+        dump(generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts))
+        for i, (p, t) in enumerate(answers)
+    ]
     run.append("generations/c.jsonl", lines)
     suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
     lossless_check.check(run, cast("Cell", cell), suite, pool, pytest.fail)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import decode_prompts
+from made_records import generation_line
 from rich.console import Console
 from schemas import validator
 from small import scripted_lane
@@ -151,9 +152,13 @@ def stored_run(path: Path, *cells: tuple[str, str, int, dict[str, Any], list[lis
         about = {"suite": "arithmetic", "batch_size": size, "options": options}
         about |= {"cell": str(number), "arm": f"{arm}/{engine}", "engine": engine}
         described.append(stored["cells"][0] | about | {"method": re.split("[:@]", arm)[0]})
-        lines = [{"token_ids": [0] * (9 if c is None else sum(c)), "commits": c} for c in original]
+        lines = [
+            dump(generation_line(item=f"arithmetic/{i}/0", token_ids=[0] * (9 if c is None else sum(c)), commits=c))
+            for i, c in enumerate(original)
+        ]
         run.append(f"generations/{number}.jsonl", lines)
-    run.write_json("plan.json", stored | {"cells": described, "groups": []})
+    suites = [suite | {"suite": "arithmetic"} for suite in stored["suites"]]
+    run.write_json("plan.json", stored | {"suites": suites, "cells": described, "groups": []})
     return str(path)
 
 
@@ -273,14 +278,14 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "change", "message"),
     [
-        ("cells", {"engine": "warp"}, "unknown engine in plan.json 'warp'; known: eager, graph, invariant."),
+        ("cells", {"engine": "warp"}, "unknown engine in cells[0] 'warp'; known: eager, graph, invariant."),
         ("cells", {"batching": "later"}, "cells[0].batching is 'later', allowed: 'static' or 'refill'; restore it"),
         ("groups", {"batching": "later"}, "groups[0].batching is 'later', allowed: 'static' or 'refill'"),
-        ("cells", {"method": "marz"}, "unknown method in plan.json 'marz' (did you mean 'mars'?)"),
-        ("cells", {"options": {"tua": 1}}, "unknown option of ar in plan.json 'tua'"),
+        ("cells", {"method": "marz"}, "unknown method in cells[0] 'marz' (did you mean 'mars'?)"),
+        ("cells", {"options": {"tua": 1}}, "unknown option of ar in cells[0] 'tua'"),
         ("cells", {"options": 1}, "cells[0].options is 1: input should be a valid dictionary"),
         ("cells", {"soul": 1}, "cells[0].soul is not known here; made by a newer mtbench?"),
-        ("groups", {"cells": ["lost"]}, "not a plan (it has no 'lost')"),
+        ("groups", {"cells": ["lost"]}, "groups[0].cells: the plan has no cell 'lost'"),
     ],
 )
 def test_an_unknown_value_in_a_stored_plan_is_refused(

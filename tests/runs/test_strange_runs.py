@@ -147,7 +147,7 @@ def test_a_run_that_two_commands_wrote_is_refused(run: RunDirectory) -> None:
     finish(run)
     [timings] = (run.path / "timings").iterdir()
     timings.write_text(timings.read_text() * 2)
-    with pytest.raises(UserError, match=r"^[^\n]*timings[^\n]* has round 1, block 0 twice: two commands[^\n]*$"):
+    with pytest.raises(UserError, match=r"^[^\n]*timings[^\n]* round 1 of block 0 is there twice: two commands[^\n]*$"):
         assemble(run)
 
 

@@ -496,7 +496,7 @@ def test_another_encoding_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("variant", "reason"),
-    [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "Is a directory")],
+    [("", "--suite prompts:FILE.jsonl"), ("{}/none.jsonl", "No such file"), ("{}", "it is not a plain file")],
 )
 def test_a_file_that_cannot_be_read_is_refused(variant: str, reason: str, tmp_path: Path) -> None:
     """No path, a wrong path and a folder raise the same one-line error from the suite and from its cell id."""

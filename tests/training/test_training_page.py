@@ -213,6 +213,8 @@ def test_a_training_on_a_synthetic_task_is_titled_a_demonstration(
         ("{", "not a training record"),
         ("[]", "not a training record"),
         ({}, "no loss curve"),
+        ({"curve": [5]}, "no page can be made"),
+        ({"curve": {"a": []}, "settings": 5}, "no page can be made"),
     ],
 )
 def test_a_folder_without_a_training_is_refused(tmp_path: Path, entries: Any, reason: str) -> None:

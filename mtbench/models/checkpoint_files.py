@@ -1,0 +1,151 @@
+"""Check the files of a checkpoint before a library reads them, and before memory is allocated for them.
+
+A checkpoint may come from a stranger. Only safetensors are loaded: an index that names another file, or one outside the
+folder, is refused. A file may be a link, since the hub's cache consists of links, but it must lead to a plain file.
+"""
+
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from mtbench import files
+from mtbench.errors import UserError, first_line
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
+LARGEST_SETTINGS, LARGEST_TOKENIZER, LARGEST_HEADER = (
+    1 << 24,
+    1 << 28,
+    100_000_000,
+)  # bytes; the last is safetensors' own
+LARGEST_SIZES = {  # of a model; published ones are far below
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 30,
+}
+ITEM_BITS = {"BOOL": 8, "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8}
+ITEM_BITS |= {"U64": 64, "U32": 32, "U16": 16, "U8": 8, "F8_E4M3": 8, "F8_E5M2": 8}
+
+Shapes = dict[str, tuple[int, ...]]  # of stored tensors, by name
+
+
+def check_settings(folder: Path) -> None:
+    """Raise UserError for a settings file that is not a JSON object, or a tokenizer file that is not a plain file."""
+    for name in SETTINGS:
+        if (folder / name).exists():
+            _read_object(folder / name, LARGEST_SETTINGS)
+    for name in TOKENIZER_FILES:
+        if (folder / name).exists():
+            with files.open_plain(folder / name) as file:
+                if file.seek(0, 2) > LARGEST_TOKENIZER:
+                    raise UserError(f"{folder / name} has over {LARGEST_TOKENIZER:,} bytes.")
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Raise ValueError for a size in config.json that no model has, or for sizes that contradict one another."""
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, Mapping):
+            continue
+        for name, most in LARGEST_SIZES.items():
+            value = part.get(name)
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise ValueError(f"{name} is {value!r:.60}, not a whole number from 1 to {most:,}")
+        hidden, heads, groups = (part.get(n) for n in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
+        if heads and hidden and not part.get("head_dim") and hidden % heads:
+            raise ValueError(f"{heads} heads do not divide hidden_size {hidden}")
+        if heads and groups and heads % groups:
+            raise ValueError(f"{groups} key-value heads do not divide {heads} heads")
+        kinds, layers = part.get("layer_types"), part.get("num_hidden_layers")
+        if kinds is not None and (not isinstance(kinds, list) or (layers and len(kinds) != layers)):
+            raise ValueError(f"layer_types does not have one entry for each of the {layers} layers")
+
+
+def stored_shapes(folder: Path) -> Shapes:
+    """Return the shapes of the weights in a folder, from the headers of its safetensors files.
+
+    Raises UserError for a broken header, a tensor outside its file, or an index that names anything else.
+    """
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        names = _indexed(folder)
+    shapes: Shapes = {}
+    for name in names:
+        shapes |= _header(folder / name)
+    return shapes
+
+
+def _indexed(folder: Path) -> list[str]:
+    """Return the names of the weight files that the index lists."""
+    index = _read_object(folder / INDEX, LARGEST_HEADER).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise UserError(f"{folder / INDEX}: weight_map is not an object with entries; give another checkpoint.")
+    names = {name if isinstance(name, str) else repr(name) for name in index.values()}
+    for name in sorted(names):
+        if not name.endswith(".safetensors") or "/" in name or "\\" in name or "\0" in name or name.startswith("."):
+            raise UserError(
+                f"{folder / INDEX}: weight_map names {name!r:.60}, and mtbench reads only safetensors files of the "
+                "same folder. Convert the weights, or give another checkpoint."
+            )
+        if not (folder / name).exists():
+            raise UserError(f"{folder / INDEX}: weight_map names {name!r:.60}, which is missing.")
+    return sorted(names)
+
+
+def _header(file: Path) -> Shapes:
+    """Return the shapes in the header of a safetensors file (github.com/huggingface/safetensors, "Format")."""
+    try:
+        with files.open_plain(file) as opened:
+            size = opened.seek(0, 2)
+            opened.seek(0)
+            start = opened.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 2 <= length <= min(LARGEST_HEADER, size - 8):
+                raise ValueError("it has no header")
+            header = from_json(opened.read(length), allow_inf_nan=False)
+        if not isinstance(header, dict):
+            raise ValueError("its header is not an object")
+        return {
+            name: _shape(name, entry, size - 8 - length) for name, entry in header.items() if name != "__metadata__"
+        }
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing; give another checkpoint.") from None
+    except UserError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not a safetensors file: {first_line(error)}; give another checkpoint.") from None
+
+
+def _shape(name: str, entry: Any, room: int) -> tuple[int, ...]:
+    """Return a tensor's shape. Raises ValueError unless its bytes lie within `room` and are as many as it needs."""
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), list) for key in ("shape", "data_offsets")):
+        raise ValueError(f"{name!r:.60} has no shape or no place")
+    shape, place = entry["shape"], entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, *place)) or len(place) != 2 or len(shape) > 8:
+        raise ValueError(f"{name!r:.60} has a wrong shape or place")
+    begin, end = place
+    bits = ITEM_BITS.get(str(entry.get("dtype")))
+    if not begin <= end <= room or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):
+        raise ValueError(f"{name!r:.60} does not fit the file")
+    return tuple(shape)
+
+
+def _read_object(file: Path, largest: int) -> dict[str, Any]:
+    try:
+        value = from_json(files.read_bytes(file, largest))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is not JSON ({first_line(error)}); give another checkpoint.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file} is not a JSON object; give another checkpoint.")
+    return value

@@ -1,0 +1,639 @@
+"""Broken and hostile files: changes of the files that strangers hand over, each by a name.
+
+A change takes the folder that holds the files and edits one of them. `RUN_FILES` changes a run directory,
+`CHECKPOINT_FILES` a checkpoint, `ROWS` a line of prompts or conversations, `RECORDS` a training record.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Change = Callable[[Path], None]
+
+DEEP = "[" * 100_000 + "]" * 100_000
+FAR = 10**12
+AR, LOOKUP = "arithmetic.ar.ar.graph.b2", "arithmetic.prompt-lookup-ahead2.ar.graph.b2"  # cells of the run
+
+
+def edit(file: str, *path: str | int, to: Any) -> Change:
+    """Set one value of a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path[:-1]:
+            owner = owner[key]
+        owner[path[-1]] = to
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def edits(*changes: Change) -> Change:
+    def change(folder: Path) -> None:
+        for one in changes:
+            one(folder)
+
+    return change
+
+
+def drop(file: str, *path: str | int) -> Change:
+    """Delete one key or entry of a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path[:-1]:
+            owner = owner[key]
+        del owner[path[-1]]
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def copy_of(file: str, *path: str | int, entry: int) -> Change:
+    """Add a copy of an entry to a list in a JSON file."""
+
+    def change(folder: Path) -> None:
+        document = json.loads((folder / file).read_text())
+        owner = document
+        for key in path:
+            owner = owner[key]
+        owner.append(owner[entry])
+        (folder / file).write_text(json.dumps(document))
+
+    return change
+
+
+def edit_line(file: str, number: int = 0, **values: Any) -> Change:
+    """Set values in one line of a JSONL file."""
+
+    def change(folder: Path) -> None:
+        lines = (folder / file).read_text().splitlines()
+        lines[number] = json.dumps(json.loads(lines[number]) | values)
+        (folder / file).write_text("".join(line + "\n" for line in lines))
+
+    return change
+
+
+def double_line(file: str, number: int = 0) -> Change:
+    def change(folder: Path) -> None:
+        lines = (folder / file).read_text().splitlines()
+        (folder / file).write_text("".join(line + "\n" for line in [*lines, lines[number]]))
+
+    return change
+
+
+def content(file: str, data: bytes | str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).write_bytes(data.encode() if isinstance(data, str) else data)
+
+    return change
+
+
+def as_fifo(file: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        os.mkfifo(folder / file)
+
+    return change
+
+
+def as_folder(file: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).mkdir()
+
+    return change
+
+
+def as_link(file: str, target: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to(target)
+
+    return change
+
+
+def sparse(file: str, size: int) -> Change:
+    """A file of zeros that takes no room on the disk."""
+
+    def change(folder: Path) -> None:
+        with (folder / file).open("wb") as made:
+            made.truncate(size)
+
+    return change
+
+
+def with_text(file: str, old: str, new: str) -> Change:
+    """Replace a text in a file: for what a JSON writer would not write."""
+
+    def change(folder: Path) -> None:
+        text = (folder / file).read_text()
+        assert old in text
+        (folder / file).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def _broken_as_a_whole(file: str) -> dict[str, Change]:
+    """What can be wrong with any file, whatever it holds."""
+    return {
+        f"{file}: empty": content(file, ""),
+        f"{file}: not JSON": content(file, "{\n"),
+        f"{file}: a list": content(file, "[]\n"),
+        f"{file}: null": content(file, "null\n"),
+        f"{file}: deep nesting": content(file, DEEP + "\n"),
+        f"{file}: not UTF-8": content(file, b'{"a": "\xff\xfe"}\n'),
+        f"{file}: a byte order mark": content(file, b"\xef\xbb\xbf{}\n"),
+        f"{file}: NaN": content(file, '{"a": NaN}\n'),
+        f"{file}: a FIFO": as_fifo(file),
+        f"{file}: a folder": as_folder(file),
+        f"{file}: a device": as_link(file, "/dev/zero"),
+        f"{file}: 1 GB of one line": sparse(file, 1 << 30),
+    }
+
+
+PLAN = "plan.json"
+ITEM, CELL, GROUP = (PLAN, "suites", 0, "items", 1), (PLAN, "cells", 0), (PLAN, "groups", 0)
+
+PLANS: dict[str, Change] = {
+    **_broken_as_a_whole(PLAN),
+    "plan: a block beyond the items": edit(*GROUP, "blocks", 0, to=[0, 99]),
+    "plan: a block far beyond the items": edit(*GROUP, "blocks", 0, to=[FAR]),
+    "plan: an item in two blocks": edit(*GROUP, "blocks", to=[[0, 1], [1, 2]]),
+    "plan: an item twice in a block": edit(*GROUP, "blocks", to=[[0, 0]]),
+    "plan: a block above the batch size": edit(*GROUP, "blocks", to=[[0, 1, 2, 3]]),
+    "plan: two items of one name": edit(*ITEM, "item", to="arithmetic/0/0"),
+    "plan: an item that follows itself": edit(*ITEM, "follows", to=1),
+    "plan: an item that follows a later one": edit(*ITEM, "follows", to=3),
+    "plan: two items that follow each other": edits(
+        edit(*ITEM, "follows", to=2), edit(PLAN, "suites", 0, "items", 2, "follows", to=1)
+    ),
+    "plan: an item that follows none": edit(*ITEM, "follows", to=99),
+    "plan: an empty prompt": edit(*ITEM, "prompt_ids", to=[]),
+    "plan: an id beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10_000]),
+    "plan: an id far beyond the vocabulary": edit(*ITEM, "prompt_ids", to=[5, 10**30]),
+    "plan: a prompt beyond the context": edit(*ITEM, "prompt_ids", to=[5] * 100_000),
+    "plan: a prompt of texts": edit(*ITEM, "prompt_ids", to=["5"]),
+    "plan: an empty stop string": edit(*ITEM, "stop", to=[""]),
+    "plan: a long item name": edit(*ITEM, "item", to="x" * 10**6),
+    "plan: a budget beyond the context": edit(PLAN, "suites", 0, "max_new_tokens", to=10**6),
+    "plan: a huge budget": edit(PLAN, "suites", 0, "max_new_tokens", to=10**18),
+    "plan: a task of the wrong types": edit(PLAN, "suites", 0, "task", to={"name": 3, "num_fewshot": [], "filter": {}}),
+    "plan: a task without a name": edit(PLAN, "suites", 0, "task", to={}),
+    "plan: two suites of one name": copy_of(PLAN, "suites", entry=0),
+    "plan: an unknown suite": edits(
+        edit(PLAN, "suites", 0, "suite", to="nothing"),
+        edit(*CELL, "suite", to="nothing"),
+        edit(PLAN, "cells", 1, "suite", to="nothing"),
+        edit(*GROUP, "suite", to="nothing"),
+    ),
+    "plan: a private suite": edit(PLAN, "suites", 0, "withheld", to="0" * 64),
+    "plan: no suites": edit(PLAN, "suites", to=[]),
+    "plan: no cells": edit(PLAN, "cells", to=[]),
+    "plan: no groups": edit(PLAN, "groups", to=[]),
+    "plan: a group of no cells": edit(*GROUP, "cells", to=[]),
+    "plan: a group of a suite that has none": edit(*GROUP, "suite", to="gsm8k"),
+    "plan: a group that names a suite as a cell": edit(*GROUP, "cells", to=["arithmetic"]),
+    "plan: a cell twice in a group": edit(*GROUP, "cells", to=[AR, AR]),
+    "plan: a cell in two groups": copy_of(PLAN, "groups", entry=0),
+    "plan: a cell in no group": edit(*GROUP, "cells", to=[AR]),
+    "plan: two cells of one name": copy_of(PLAN, "cells", entry=0),
+    "plan: two cells of one arm": edit(PLAN, "cells", 1, "arm", to="ar@ar/graph"),
+    "plan: a cell of another suite": edit(*CELL, "suite", to="gsm8k"),
+    "plan: a cell of another batch size": edit(*CELL, "batch_size", to=3),
+    "plan: a cell of another batching": edit(*CELL, "batching", to="refill"),
+    "plan: a huge batch size": edits(
+        edit(*CELL, "batch_size", to=10**9),
+        edit(PLAN, "cells", 1, "batch_size", to=10**9),
+        edit(*GROUP, "batch_size", to=10**9),
+    ),
+    "plan: 10^9 rounds": edit(*GROUP, "rounds", to=[2] * 20_000),
+    "plan: a round of 10^9 blocks": edit(*GROUP, "rounds", to=[10**9, 2]),
+    "plan: a later round of more blocks": edit(*GROUP, "rounds", to=[1, 2]),
+    "plan: a cell's name leads outside": edits(
+        edit(*CELL, "cell", to="../../outside/x"), edit(*GROUP, "cells", 0, to="../../outside/x")
+    ),
+    "plan: a cell's name is absolute": edits(edit(*CELL, "cell", to="/tmp/x"), edit(*GROUP, "cells", 0, to="/tmp/x")),
+    "plan: a cell's name is hidden": edits(edit(*CELL, "cell", to=".x"), edit(*GROUP, "cells", 0, to=".x")),
+    "plan: a cell's name has a null byte": edits(edit(*CELL, "cell", to="a\0b"), edit(*GROUP, "cells", 0, to="a\0b")),
+    "plan: a cell's name is too long": edits(edit(*CELL, "cell", to="x" * 300), edit(*GROUP, "cells", 0, to="x" * 300)),
+    "plan: a cell's name is empty": edits(edit(*CELL, "cell", to=""), edit(*GROUP, "cells", 0, to="")),
+    "plan: an option of the wrong type": edit(PLAN, "cells", 1, "options", "ahead", to="many"),
+    "plan: an option that is a list": edit(PLAN, "cells", 1, "options", "ahead", to=[2]),
+    "plan: an option that is null": edit(PLAN, "cells", 1, "options", "ahead", to=None),
+    "plan: an option out of range": edit(PLAN, "cells", 1, "options", "ahead", to=-5),
+    "plan: an option of 10^12": edit(PLAN, "cells", 1, "options", "ahead", to=FAR),
+    "plan: an unknown option": edit(PLAN, "cells", 1, "options", "speed", to=2),
+    "plan: an unknown method": edit(*CELL, "method", to="magic"),
+    "plan: no checkpoint": edit(*CELL, "checkpoints", to={}),
+    "plan: a checkpoint of another role": edit(*CELL, "checkpoints", to={"mars": "embedded:tiny/mars"}),
+    "plan: a checkpoint that does not exist": edit(*CELL, "checkpoints", to={"ar": "/no/such/folder"}),
+    "plan: an embedded checkpoint outside": edit(*CELL, "checkpoints", to={"ar": "embedded:tiny/../../.."}),
+    "plan: a random checkpoint of no shape": edit(*CELL, "checkpoints", to={"ar": "random:nothing"}),
+    "plan: on another role": edit(*CELL, "on", to="mars"),
+    "plan: no engine": edit(*CELL, "engine", to=None),
+    "plan: another engine": edit(*CELL, "engine", to="warp"),
+    "plan: a baseline that did not run": edit(PLAN, "cells", 1, "baselines", to=["mars@mars/graph"]),
+    "plan: itself as its baseline": edit(*CELL, "baselines", to=["ar@ar/graph"]),
+    "plan: an engine baseline that did not run": edit(*CELL, "engine_baselines", to=["nothing"]),
+    "plan: held to nothing": edit(PLAN, "cells", 1, "held_to", to="nothing"),
+    "plan: a script of no items": edit(
+        *CELL,
+        "accept",
+        to={"source": "x", "lengths": [], "seed": 0, "scripts": [], "probabilities": None},
+    ),
+    "plan: a script of 10^12 tokens": edit(
+        *CELL,
+        "accept",
+        to={"source": "x", "lengths": [FAR] * 4, "seed": 0, "scripts": [[FAR]] * 4, "probabilities": None},
+    ),
+    "plan: another dtype": edit(PLAN, "request", "dtype", to="int3"),
+    "plan: another device": edit(PLAN, "request", "device", to="abacus"),
+    "plan: a temperature of -1": edit(PLAN, "request", "temperature", to=-1.0),
+    "plan: a temperature of 1e308": edit(PLAN, "request", "temperature", to=1e308),
+    "plan: a seed of 300 digits": edit(PLAN, "request", "seed", to=10**300),
+    "plan: a margin of 0": edit(PLAN, "request", "accuracy_margin", to=0.0),
+    "plan: a limit of 0": edit(PLAN, "request", "limit", to=0),
+    "plan: a request of 10^9 rounds": edit(PLAN, "request", "rounds", to=10**9),
+    "plan: NaN inside": with_text(PLAN, '"temperature": 0.0', '"temperature": NaN'),
+    "plan: an infinity inside": with_text(PLAN, '"temperature": 0.0', '"temperature": 1e999'),
+    "plan: a lone surrogate": with_text(PLAN, '"family": "tiny"', '"family": "\\ud800"'),
+    "plan: an escape sequence in a name": edit(PLAN, "suites", 0, "family", to="\x1b[2J"),
+    "plan: deep nesting inside": with_text(PLAN, '"task": {', f'"task": {{"x": {DEEP}, '),
+    "plan: 100 levels inside": with_text(PLAN, '"task": {', f'"task": {{"x": {"[" * 100 + "]" * 100}, '),
+    "plan: a version of the future": edit(PLAN, "schema_version", to=2),
+}
+
+ANSWERS, TIMES = f"generations/{LOOKUP}.jsonl", f"timings/{LOOKUP}.jsonl"
+
+LINES: dict[str, Change] = {
+    **_broken_as_a_whole(ANSWERS),
+    **_broken_as_a_whole(TIMES),
+    "answers: an unknown item": edit_line(ANSWERS, item="arithmetic/999/0"),
+    "answers: a block that is not planned": edit_line(ANSWERS, block=99),
+    "answers: a block of another item": edit_line(ANSWERS, block=1),
+    "answers: an item twice": double_line(ANSWERS),
+    "answers: a commit of 10^12": edit_line(ANSWERS, commits=[FAR]),
+    "answers: a commit of 10^30": edit_line(ANSWERS, commits=[10**30]),
+    "answers: a commit of -1": edit_line(ANSWERS, commits=[-1]),
+    "answers: other commits than forwards": edit_line(ANSWERS, commits=[1] * 50),
+    "answers: 10^12 forwards": edit_line(ANSWERS, forwards=FAR),
+    "answers: 10^400 forwards": edit_line(ANSWERS, forwards=10**400),
+    "answers: an id beyond the vocabulary": edit_line(ANSWERS, token_ids=[10_000]),
+    "answers: an id of 10^30": edit_line(ANSWERS, token_ids=[10**30]),
+    "answers: more ids than the budget": edit_line(ANSWERS, token_ids=[5] * 100_000),
+    "answers: no ids": edit_line(ANSWERS, token_ids=[]),
+    "answers: ids of the wrong type": edit_line(ANSWERS, token_ids=[1.5]),
+    "answers: another prompt": edit_line(ANSWERS, prompt_ids=[1, 2, 3]),
+    "answers: a prompt of 10^12 tokens": edit_line(ANSWERS, prompt_tokens=FAR),
+    "answers: no prompt": edit_line(ANSWERS, prompt_ids=None),
+    "answers: 10^30 positions": edit_line(ANSWERS, positions_fed=10**30),
+    "answers: 10^30 guesses": edit_line(ANSWERS, drafted=10**30),
+    "answers: a text that is a number": edit_line(ANSWERS, text=5),
+    "answers: an unknown reason": edit_line(ANSWERS, finish_reason="tired"),
+    "answers: an unknown key": edit_line(ANSWERS, colour="red"),
+    "answers: a text of 100 MB": edit_line(ANSWERS, text="x" * 10**8),
+    "answers: a text of 1 MB": edit_line(ANSWERS, text="x" * 10**6),
+    "answers: an escape sequence": edit_line(ANSWERS, text="\x1b[2J"),
+    "answers: a lone surrogate": with_text(ANSWERS, '"text": "', '"text": "\\ud800'),
+    "answers: NaN inside": with_text(ANSWERS, '"block": 0', '"block": NaN'),
+    "times: a session of 0": edit_line(TIMES, session=0),
+    "times: a session that did not run": edit_line(TIMES, session=99),
+    "times: a session of 10^30": edit_line(TIMES, session=10**30),
+    "times: a round that is not planned": edit_line(TIMES, round=99),
+    "times: a round of 0": edit_line(TIMES, round=0),
+    "times: a block that is not planned": edit_line(TIMES, block=99),
+    "times: a block that round 2 does not repeat": edit_line(TIMES, round=2, block=10**9),
+    "times: a block twice": double_line(TIMES),
+    "times: no wall time": edit_line(TIMES, wall_s=0.0),
+    "times: a negative wall time": edit_line(TIMES, wall_s=-1.0),
+    "times: a wall time of 1e308": edit_line(TIMES, wall_s=1e308),
+    "times: two wall times of 1e308": edits(edit_line(TIMES, 0, wall_s=1e308), edit_line(TIMES, 1, wall_s=1e308)),
+    "times: an infinite wall time": with_text(TIMES, '"wall_s": ', '"wall_s": 1e999, "odd": '),
+    "times: no decode time": edit_line(TIMES, decode_s=0.0),
+    "times: no device time": edit_line(TIMES, device_s=0.0),
+    "times: more device than decode time": edit_line(TIMES, device_s=1e6),
+    "times: no tokens": edit_line(TIMES, tokens=0),
+    "times: 10^30 tokens": edit_line(TIMES, tokens=10**30),
+    "times: 10^400 tokens": edit_line(TIMES, tokens=10**400),
+    "times: no forwards": edit_line(TIMES, batch_forwards=0, row_forwards=0),
+    "times: 10^12 rows": edit_line(TIMES, rows=FAR),
+    "times: 10^12 items": edit_line(TIMES, items=FAR),
+    "times: an order beyond the arms": edit_line(TIMES, order=10**9),
+    "times: steps of the wrong type": edit_line(TIMES, step_s=["fast"]),
+    "times: negative steps": edit_line(TIMES, step_s=[-1.0, 2.0]),
+    "times: steps of 1e308": edit_line(TIMES, step_s=[1e308] * 50),
+    "times: a throttle of 10^30": edit_line(TIMES, throttle=10**30),
+    "times: more identical than items": edit_line(TIMES, -1, identical=10**6),
+    "times: -10^30 miscounted": edit_line(TIMES, miscounted=-(10**30)),
+    "times: a temperature of 10^30": edit_line(TIMES, temperature_c=10**30),
+    "times: more accepted than drafted": edit_line(TIMES, accepted=5, drafted=1, drafts=1),
+}
+
+OTHERS: dict[str, Change] = {
+    **_broken_as_a_whole("environment.json"),
+    **_broken_as_a_whole("failures.jsonl"),
+    **_broken_as_a_whole("preparation.jsonl"),
+    **_broken_as_a_whole("scores.json"),
+    **_broken_as_a_whole("memory.json"),
+    **_broken_as_a_whole("energy.json"),
+    **_broken_as_a_whole(f"lossless/{LOOKUP}.json"),
+    "environment: a session of no device": drop("environment.json", "sessions", 0, "device"),
+    "environment: a session of no dtype": drop("environment.json", "sessions", 0, "dtype"),
+    "environment: a session that is a text": edit("environment.json", "sessions", 0, to="first"),
+    "environment: no sessions": edit("environment.json", "sessions", to=[]),
+    "environment: another device": edit("environment.json", "sessions", 0, "device", to="abacus"),
+    "environment: another dtype": edit("environment.json", "sessions", 0, "dtype", to="int3"),
+    "environment: 10^30 cores": edit("environment.json", "cores", to=10**30),
+    "environment: -1 workers": edit("environment.json", "sessions", 0, "workers", to=-1),
+    "environment: no probe speed": edit(
+        "environment.json",
+        "sessions",
+        0,
+        "probe",
+        to={
+            "bandwidth_bytes_per_s": 0.0,
+            "matmul_flop_per_s": 0.0,
+            "copy_bytes": 1,
+            "matmul_size": 1,
+            "cache_bytes": 0,
+        },
+    ),
+    "environment: a command of numbers": edit("environment.json", "command", to=[1]),
+    "failures: an unknown cell": content("failures.jsonl", '{"cell": "nothing", "error": "x"}\n'),
+    "failures: a cell outside": content("failures.jsonl", '{"cell": "../../x", "error": "x"}\n'),
+    "failures: an unknown stage": content("failures.jsonl", f'{{"cell": "{AR}", "error": "x", "stage": "dream"}}\n'),
+    "failures: an escape sequence": content("failures.jsonl", f'{{"cell": "{AR}", "error": "\\u001b[2J"}}\n'),
+    "preparation: an unknown cell": content(
+        "preparation.jsonl", '{"session": 1, "cell": "nothing", "preparation_s": 1}\n'
+    ),
+    "preparation: a negative time": content(
+        "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": -1}}\n'
+    ),
+    "preparation: twice 1e308 s": content(
+        "preparation.jsonl", f'{{"session": 1, "cell": "{AR}", "preparation_s": 1e308}}\n' * 2
+    ),
+    "scores: a score of 2": content("scores.json", json.dumps({AR: {"arithmetic/0/0": 2}})),
+    "scores: an unknown cell": content("scores.json", '{"nothing": {}}'),
+    "scores: an unknown item": content("scores.json", json.dumps({AR: {"arithmetic/999/0": 1}})),
+    "memory: 10^30 bytes": content("memory.json", json.dumps({AR: 10**30})),
+    "memory: an unknown cell": content("memory.json", '{"nothing": 5}'),
+    "energy: 1e308 J": content(
+        "energy.json",
+        json.dumps(
+            {
+                "cells": {
+                    AR: {
+                        "energy_j": 1e308,
+                        "window_s": 0.0,
+                        "tokens": 0,
+                        "j_per_token": 1e308,
+                        "mean_power_w": 1e308,
+                        "energy_reason": None,
+                    }
+                }
+            }
+        ),
+    ),
+    "lossless: an unknown item": content(f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"nothing": {}}}'),
+    "lossless: an index that is a text": content(
+        f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"first": 1.0}}}'
+    ),
+    "lossless: an index beyond the answer": content(
+        f"lossless/{LOOKUP}.json", '{"epsilon": 0.1, "items": {"arithmetic/0/0": {"999999999999": 1.0}}}'
+    ),
+    "lossless: no items": content(f"lossless/{LOOKUP}.json", '{"epsilon": null, "items": {}}'),
+}
+
+RESULTS: dict[str, Change] = {
+    **_broken_as_a_whole("results.json"),
+    "results: no cells": edit("results.json", "cells", to=[]),
+    "results: cells that are a text": edit("results.json", "cells", to="none"),
+    "results: a cell outside": edit("results.json", "cells", 0, "cell", to="../../outside/x"),
+    "results: a cell without an arm": drop("results.json", "cells", 0, "arm"),
+    "results: a negative number of items": edit("results.json", "cells", 0, "items", to=-1),
+}
+
+
+CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+SETTINGS, RECORD, TEMPLATE = "tokenizer_config.json", "mtbench_training.json", "chat_template.jinja"
+GENERATION = "generation_config.json"
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+LOOP += "{% endfor %}{% endfor %}{% endfor %}"
+ODD: tuple[Any, ...] = (0, -1, 10**6 + 1, FAR, 10**30, "many", [], None, 1.5, True)
+SIZES = ("num_hidden_layers", "vocab_size", "hidden_size", "num_attention_heads", "max_position_embeddings")
+
+
+def header(change: Callable[[dict[str, Any]], Any]) -> Change:
+    """Change the header of a safetensors file."""
+
+    def apply(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        stored = json.loads(data[8 : 8 + length])
+        text = json.dumps(change(stored)).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+    return apply
+
+
+def first_weight(**values: Any) -> Change:
+    """Set values of the first weight in the header."""
+
+    def change(stored: dict[str, Any]) -> dict[str, Any]:
+        name = next(name for name in stored if name != "__metadata__")
+        return stored | {name: stored[name] | values}
+
+    return header(change)
+
+
+def _without_one(stored: dict[str, Any]) -> dict[str, Any]:
+    left_out = next(name for name in stored if "mlp" in name)
+    return {name: entry for name, entry in stored.items() if name != left_out}
+
+
+def _with_one_more(stored: dict[str, Any]) -> dict[str, Any]:
+    return stored | {"extra": stored[next(name for name in stored if "mlp" in name)]}
+
+
+def without(file: str) -> Change:
+    return lambda folder: (folder / file).unlink(missing_ok=True)
+
+
+def index_of(**weights: Any) -> Change:
+    """Replace the weights by an index."""
+    return edits(without(WEIGHTS), content(INDEX, json.dumps({"weight_map": weights})))
+
+
+def cut_short(file: str, by: int) -> Change:
+    def change(folder: Path) -> None:
+        (folder / file).write_bytes((folder / file).read_bytes()[:-by])
+
+    return change
+
+
+CHECKPOINTS: dict[str, Change] = {
+    **_broken_as_a_whole(CONFIG),
+    **_broken_as_a_whole(WEIGHTS),
+    **_broken_as_a_whole(TOKENIZER),
+    **_broken_as_a_whole(SETTINGS),
+    **_broken_as_a_whole(GENERATION),
+    **_broken_as_a_whole(RECORD),
+    **{f"config: {name} is {odd!s:.20}": edit(CONFIG, name, to=odd) for name in SIZES for odd in ODD},
+    "config: other key-value heads": edit(CONFIG, "num_key_value_heads", to=3),
+    "config: no key-value heads": edit(CONFIG, "num_key_value_heads", to=0),
+    "config: a head of 10^12": edit(CONFIG, "head_dim", to=FAR),
+    "config: a wider layer": edit(CONFIG, "intermediate_size", to=48),
+    "config: one layer more": edits(edit(CONFIG, "num_hidden_layers", to=4), drop(CONFIG, "layer_types")),
+    "config: fewer layer types": edit(CONFIG, "layer_types", to=["full_attention"]),
+    "config: layer types of the wrong type": edit(CONFIG, "layer_types", to={"a": 1}),
+    "config: unknown layer types": edit(CONFIG, "layer_types", to=["magic"] * 3),
+    "config: layer types of numbers": edit(CONFIG, "layer_types", to=[1, 2, 3]),
+    "config: an unknown model": edit(CONFIG, "model_type", to="magic"),
+    "config: a model that is a list": edit(CONFIG, "model_type", to=["qwen2"]),
+    "config: no model": drop(CONFIG, "model_type"),
+    "config: another kind of model": edit(CONFIG, "model_type", to="vit"),
+    "config: remote code": edit(CONFIG, "auto_map", to={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}),
+    "config: rope of the wrong type": edit(CONFIG, "rope_parameters", to=[1]),
+    "config: rope of texts": edit(CONFIG, "rope_parameters", to={"rope_type": "linear", "factor": "x"}),
+    "config: rope without a factor": edit(CONFIG, "rope_parameters", to={"rope_type": "yarn"}),
+    "config: an unknown activation": edit(CONFIG, "hidden_act", to="magic"),
+    "config: an activation of the wrong type": edit(CONFIG, "hidden_act", to=5),
+    "config: a norm of texts": edit(CONFIG, "rms_norm_eps", to="small"),
+    "config: an unknown dtype": edit(CONFIG, "dtype", to="float3"),
+    "config: a quantization of nothing": edit(CONFIG, "quantization_config", to={"quant_method": "magic"}),
+    "config: a nested text model": edit(CONFIG, "text_config", to={"num_hidden_layers": FAR}),
+    "config: deep nesting inside": with_text(CONFIG, "{", '{"x": ' + DEEP + ", "),
+    "config: an end token that is a text": edit(CONFIG, "eos_token_id", to="end"),
+    "weights: a length beyond the file": content(WEIGHTS, b"\xff" * 8 + b"{}"),
+    "weights: a length of 10^12": content(WEIGHTS, FAR.to_bytes(8, "little") + b"{}"),
+    "weights: cut short": cut_short(WEIGHTS, 100),
+    "weights: a header that is a list": header(lambda stored: []),
+    "weights: a deep header": content(WEIGHTS, len(DEEP).to_bytes(8, "little") + DEEP.encode()),
+    "weights: another shape": first_weight(shape=[1, 2]),
+    "weights: a negative shape": first_weight(shape=[-1, 2]),
+    "weights: a shape of 10^12": first_weight(shape=[FAR, FAR]),
+    "weights: a shape of texts": first_weight(shape=["a"]),
+    "weights: offsets beyond the file": first_weight(data_offsets=[0, FAR]),
+    "weights: offsets in reverse": first_weight(data_offsets=[10, 0]),
+    "weights: three offsets": first_weight(data_offsets=[0, 1, 2]),
+    "weights: an unknown type": first_weight(dtype="F3"),
+    "weights: no weights": header(lambda stored: {}),
+    "weights: one weight is missing": header(_without_one),
+    "weights: one weight more": header(_with_one_more),
+    "weights: a pickle beside them": content("pytorch_model.bin", b"\x80\x04."),
+    "weights: pickles only": edits(without(WEIGHTS), content("pytorch_model.bin", b"x")),
+    "weights: none": without(WEIGHTS),
+    "weights: a link to nothing": as_link(WEIGHTS, "/no/such/file"),
+    "index: a pickle": edits(content("evil.bin", b"\x80\x04."), index_of(**{"model.norm.weight": "evil.bin"})),
+    "index: another pickle": edits(content("evil.pt", b"\x80\x04."), index_of(**{"model.norm.weight": "evil.pt"})),
+    "index: a path outside": index_of(**{"model.norm.weight": "../outside/x.safetensors"}),
+    "index: an absolute path": index_of(**{"model.norm.weight": "/tmp/x.safetensors"}),
+    "index: a missing file": index_of(**{"model.norm.weight": "missing.safetensors"}),
+    "index: a number": index_of(**{"model.norm.weight": 5}),
+    "index: a list": index_of(**{"model.norm.weight": ["model.safetensors"]}),
+    "index: nothing": index_of(),
+    "index: deep nesting": edits(without(WEIGHTS), content(INDEX, DEEP)),
+    "index: a list as a whole": edits(without(WEIGHTS), content(INDEX, "[]")),
+    "index: a FIFO": edits(index_of(**{"model.norm.weight": "x.safetensors"}), as_fifo("x.safetensors")),
+    "tokenizer: no model": drop(TOKENIZER, "model"),
+    "tokenizer: a vocabulary of texts": edit(TOKENIZER, "model", "vocab", to={"a": "b"}),
+    "tokenizer: a vocabulary of negative ids": edit(TOKENIZER, "model", "vocab", to={"a": -1}),
+    "tokenizer: an empty vocabulary": edit(TOKENIZER, "model", "vocab", to={}),
+    "tokenizer: ids of 10^12": edit(TOKENIZER, "model", "vocab", "a", to=FAR),
+    "tokenizer: ids beyond the embedding": edit(TOKENIZER, "model", "vocab", "a", to=10**6),
+    "tokenizer: an added token of 10^9": edit(TOKENIZER, "added_tokens", 0, "id", to=10**9),
+    "tokenizer: added tokens of the wrong type": edit(TOKENIZER, "added_tokens", to={"a": 1}),
+    "tokenizer: an unknown model": edit(TOKENIZER, "model", "type", to="magic"),
+    "tokenizer: an unknown step": edit(TOKENIZER, "pre_tokenizer", to={"type": "magic"}),
+    "tokenizer: settings of an unknown class": edit(SETTINGS, "tokenizer_class", to="Magic"),
+    "tokenizer: settings of the wrong type": edit(SETTINGS, "tokenizer_class", to=5),
+    "tokenizer: an end token of the wrong type": edit(SETTINGS, "eos_token", to=[1]),
+    "tokenizer: a length that is a text": edit(SETTINGS, "model_max_length", to="long"),
+    "tokenizer: added tokens that are a text": edit(SETTINGS, "added_tokens_decoder", to="x"),
+    "tokenizer: remote code": edit(SETTINGS, "auto_map", to={"AutoTokenizer": ["evil.T", None]}),
+    "template: not Jinja": content(TEMPLATE, "{% for %}"),
+    "template: nested loops": content(TEMPLATE, LOOP),
+    "template: a loop that writes": content(TEMPLATE, LOOP.replace("{% for c", "x{% for c")),
+    "template: recursion": content(TEMPLATE, "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+    "template: deep nesting": content(TEMPLATE, "{{" + "(" * 20_000 + "1" + ")" * 20_000 + "}}"),
+    "template: a huge number": content(TEMPLATE, "{{ 10 ** 10 ** 10 }}"),
+    "template: a huge text": content(TEMPLATE, "{{ 'x' * 10 ** 15 }}"),
+    "template: an attack": content(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "template: a division by zero": content(TEMPLATE, "{{ 1 / 0 }}"),
+    "template: nothing": content(TEMPLATE, " "),
+    "template: a text that is missing": content(TEMPLATE, "{{ messages[5].content.x }}"),
+    "template: a list": edits(without(TEMPLATE), edit(SETTINGS, "chat_template", to=[5])),
+    "template: a FIFO": as_fifo(TEMPLATE),
+    "generation: an end token that is a text": edit(GENERATION, "eos_token_id", to="end"),
+    "generation: an end token that is a list of lists": edit(GENERATION, "eos_token_id", to=[[1]]),
+    "generation: an end token of 10^12": edit(GENERATION, "eos_token_id", to=FAR),
+    "generation: a negative end token": edit(GENERATION, "eos_token_id", to=-5),
+    "generation: temperatures that are texts": edit(GENERATION, "temperature", to="hot"),
+    "generation: an unknown key": edit(GENERATION, "magic", to={"a": [1]}),
+    "record: options that are a list": edit(RECORD, "options", to=[]),
+    "record: no options": drop(RECORD, "options"),
+    "record: an option that is a text": edit(RECORD, "options", to={"block_size": "four"}),
+    "record: an option that is a list": edit(RECORD, "options", to={"block_size": [4]}),
+    "record: an option of 10^12": edit(RECORD, "options", to={"block_size": FAR}),
+    "record: an option of 0": edit(RECORD, "options", to={"block_size": 0}),
+    "record: an objective that is a list": edit(RECORD, "objective", to=[1]),
+    "record: masks that are a text": edit(RECORD, "feeds_masks", to="yes"),
+}
+
+
+TURNS = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
+ROWS: dict[str, Any] = {  # lines of prompts or conversations: values, or the text of a line
+    "a list": [],
+    "a number": 5,
+    "null": None,
+    "nothing known": {"x": 1},
+    "messages that are a text": {"messages": "a"},
+    "messages of numbers": {"messages": [1, 2]},
+    "no messages": {"messages": []},
+    "one message": {"messages": TURNS[:1]},
+    "a message without a role": {"messages": [{"content": "a"}, TURNS[1]]},
+    "a role that is a list": {"messages": [{"role": [], "content": "a"}, TURNS[1]]},
+    "a role that nobody has": {"messages": [{"role": "king", "content": "a"}, TURNS[1]]},
+    "a content that is a number": {"messages": [{"role": "user", "content": 5}, TURNS[1]]},
+    "a content that is nested": {"messages": [{"role": "user", "content": [{"text": "a"}]}, TURNS[1]]},
+    "a content of nothing": {"messages": [{"role": "user", "content": ""}, TURNS[1]]},
+    "a prompt that is a number": {"prompt": 5, "completion": 6},
+    "a prompt that is a list": {"prompt": ["a"], "completion": ["a"]},
+    "an instruction with a nested input": {"instruction": "a", "input": [[[1]]], "output": "b"},
+    "instances that are a text": {"instruction": "a", "instances": "b"},
+    "a prompt of escape sequences": {"prompt": "\x1b[2J", "completion": "\x1b[2J"},
+    "a prompt of 200 kB": {"prompt": "a " * 10**5, "completion": "b"},
+    "a prompt of 100 MB": {"prompt": "a" * 10**8, "completion": "b"},
+    "an id that is a list": {"id": [], "prompt": "a", "completion": "b"},
+    "an id that leads outside": {"id": "../../x", "prompt": "a", "completion": "b"},
+    "an id of 1 MB": {"id": "x" * 10**6, "prompt": "a", "completion": "b"},
+    "deep nesting": DEEP,
+    "deep nesting inside": '{"prompt": "a", "completion": "b", "x": ' + DEEP + "}",
+    "NaN": '{"prompt": NaN, "completion": NaN}',
+    "a number of 10,000 digits": '{"prompt": ' + "9" * 10_000 + ', "completion": "b"}',
+    "half a surrogate pair": '{"prompt": "\\ud800", "completion": "b"}',
+    "a null byte": '{"prompt": "a\\u0000", "completion": "b"}',
+    "not JSON": "{",
+    "UTF-16": "\ufeff{".encode("utf-16"),
+    "not UTF-8": b'{"prompt": "\xff"}',
+}
+
+
+def rows(line: Any) -> Change:
+    """Make `line` the second line of rows.jsonl."""
+
+    def change(folder: Path) -> None:
+        data = line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode()
+        good = json.dumps({"prompt": "a b", "completion": "c d"}).encode()
+        (folder / "rows.jsonl").write_bytes(good + b"\n" + data + b"\n")
+
+    return change
+
+
+ROW_FILES: dict[str, Change] = {f"rows: {name}": rows(line) for name, line in ROWS.items()}
+ROW_FILES |= _broken_as_a_whole("rows.jsonl")
