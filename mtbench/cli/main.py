@@ -1,6 +1,7 @@
 """The command `mtbench`. A command's module is imported when the command is used: torch takes seconds.
 
-Exit codes: 0: every cell is ok; 2: a user's mistake, a missing part or a failed cell; 130: interrupted.
+Exit codes: 0: every cell is ok; 1: a cell is divergent, void or failed (`--fail-on`); 2: a user's mistake or something
+missing; 3: the time budget ended the run; 130: interrupted.
 """
 
 import importlib

@@ -1,23 +1,44 @@
 """What `mtbench run` and `mtbench report` do with a planned run, and what they print of its results."""
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mtbench.cli.session import err, out, say
+from mtbench.errors import unknown
 from mtbench.report import pipeline
+from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import results_tables
-from mtbench.results.format import Results
+from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
 
+FAILED, INCOMPLETE = 1, 3  # exit codes
+CAUSES: Mapping[str, Callable[[ResultCell], bool]] = {  # what may end a finished run with FAILED
+    "divergent": breaks_promise,
+    "void": lambda cell: bool(cell.void),
+    "failed": lambda cell: cell.status == "failed",
+}
 
-def finish(run: RunDirectory, settings: Execution, json_to: Path | None) -> bool:
-    """Run what is missing and print the results; return whether every cell is ok."""
+
+def causes(text: str) -> list[str]:
+    """Return the causes in text such as `void,failed`; `none` is none. Raises UserError for another word."""
+    words = [] if text == "none" else text.split(",")
+    for word in words:
+        if word not in CAUSES:
+            raise unknown("cause in --fail-on", word, [*CAUSES, "none"], "mtbench run --help")
+    return words
+
+
+def finish(run: RunDirectory, settings: Execution, json_to: Path | None, fail_on: Sequence[str]) -> int:
+    """Run what is missing and print the results; return the exit code. `fail_on`: keys of CAUSES."""
     with RunProgress(err) as progress:
         results = pipeline.finish(run, settings, progress)
     _print_results(run, results, json_to)
-    return all(cell.status == "ok" for cell in results.cells)
+    if any(CAUSES[cause](cell) for cause in fail_on for cell in results.cells):
+        return FAILED
+    return INCOMPLETE if any(cell.status == "partial" for cell in results.cells) else 0
 
 
 def report(directory: Path, json_to: Path | None) -> None:

@@ -47,6 +47,10 @@ PeakMemoryOption = Annotated[
 OutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
 ResumeOption = Annotated[bool, Option("--resume", help="Run what is missing in -o DIR.")]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Print the plan and a time estimate; run nothing.")]
+FailOnOption = Annotated[
+    str,
+    Option("--fail-on", help="End with exit code 1 if a cell is divergent, void or failed: some of these, or none."),
+]
 JsonOption = Annotated[
     Path | None, Option("--json", help="Also write results.json to this file; `-` is standard output.")
 ]
@@ -66,7 +70,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     "Decoding": ("max_new_tokens", "temperature", "seed", "protocol", "fixed_length"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
-    "Output": ("directory", "resume", "dry_run", "json_to"),
+    "Output": ("directory", "resume", "dry_run", "fail_on", "json_to"),
 }
 
 

@@ -12,6 +12,7 @@ import typer
 from mtbench.cli.request_options import (
     DataOption,
     DryRunOption,
+    FailOnOption,
     JsonOption,
     OutOption,
     PeakMemoryOption,
@@ -43,12 +44,14 @@ def run(
     ray: RayOption = None,
     server: ServerOption = [],  # noqa: B006
     peak_memory: PeakMemoryOption = False,
+    fail_on: FailOnOption = "divergent,void,failed",
     **_: Any,
 ) -> None:
     """Compare arms: plan, generate, score and report."""
     from mtbench.cli import report, stages
 
     request = request_of(ctx.params)
+    failing = report.causes(fail_on)
     servers = {*server, *stages.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
     stages.check(settings, request.device)
@@ -56,8 +59,8 @@ def run(
         stages.dry_run(request, None if resume else directory)
         return
     opened = stages.resume(request, directory, given_fields(ctx)) if resume else stages.start(request, directory)
-    if not report.finish(opened, settings, json_to):
-        raise typer.Exit(2)
+    if code := report.finish(opened, settings, json_to, failing):
+        raise typer.Exit(code)
 
 
 @app.command()

@@ -101,6 +101,11 @@ def flags_of_measurement(cell: ResultCell) -> list[str]:
     return [flag for flag in cell.flags if flag not in flags_of(cell.simulated)]
 
 
+def breaks_promise(cell: ResultCell) -> bool:
+    """Return whether an arm claims to be lossless and emits other tokens."""
+    return cell.claims == "lossless" and cell.lossless is not None and cell.lossless.grade == "divergent"
+
+
 def ungraded(cell: ResultCell) -> str:
     """Return why an arm has no grade."""
     if cell.simulated:

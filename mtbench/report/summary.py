@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import bounds, counted, interval, number, percent, times
-from mtbench.report.phrases import floors
+from mtbench.report.phrases import breaks_promise, floors
 from mtbench.results.format import ResultCell, Speedup
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
@@ -42,6 +42,12 @@ class _Arm:
         return f"{right} correct against {right0}, at {number(self.cell.tokens_per_forward, 2)} tokens per forward"
 
     @property
+    def same_tokens(self) -> int:
+        """The items, if the arm has its baseline's tokens on all of them; else 0."""
+        agreement = next((a for a in self.cell.agreement if a.baseline == self.speedup.baseline), None)
+        return agreement.items if agreement is not None and agreement.identical == agreement.items else 0
+
+    @property
     def keeps_accuracy(self) -> bool:
         """Whether accuracy is shown to stay within the margin. Tokens equal to the baseline's need no verdict."""
         lossless = self.cell.lossless
@@ -60,16 +66,32 @@ def summary(
     not counted as a gain of the method.
     """
     place = f"On {suite} at {batches}"
-    arms = _compared(cells, own)
+    warnings, arms = _warnings(cells), _compared(cells, own)
     if not arms:
         nothing = f"{place}, no arm can be compared with a baseline on its own checkpoint"
-        return [f"{nothing}{_advice(cells, own)}.", *_left_out(cells)]
+        return [*warnings, f"{nothing}{_advice(cells, own)}.", *_left_out(cells)]
     faster = [arm for arm in arms if arm.speedup.verdict == "faster"]
     slower = [arm for arm in arms if arm.speedup.verdict == "slower"]
-    sentences = [f"{place}, {_speed(arms, faster)}."]
+    sentences = [*warnings, f"{place}, {_speed(arms, faster)}."]
     if slower:
         sentences.append(_slower(arms, slower))
     return [*sentences, *_left_out(cells), _price(cells, arms, faster, margin)]
+
+
+def _warnings(cells: Sequence[ResultCell]) -> list[str]:
+    """Return what a reader must know before any figure: an unfinished run, and arms that break their promise."""
+    found = []
+    unfinished = sum(cell.status == "partial" for cell in cells)
+    if unfinished:
+        found.append(
+            f"The run is not finished: {unfinished} of {len(cells)} arms lack blocks; continue with `--resume`."
+        )
+    found += [
+        f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}."
+        for cell in cells
+        if cell.lossless is not None and breaks_promise(cell)
+    ]
+    return found
 
 
 def _compared(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[_Arm]:
@@ -130,11 +152,18 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
     if not scores:
         return "Nothing was scored, so the cost of speed in accuracy is not known."
     if not faster:
-        kept = sum(arm.keeps_accuracy for arm in arms)
+        same = [arm.same_tokens for arm in arms if arm.same_tokens]
+        kept = sum(arm.keeps_accuracy and not arm.same_tokens for arm in arms)
         low, high = f"{percent(min(scores))}%", f"{percent(max(scores))}%"
         spread = f"Accuracy is {low}." if low == high else f"Accuracies lie between {low} and {high}."
+        if same:
+            verb = "has" if len(same) == 1 else "have"
+            spread += f" {counted(len(same), 'arm')} {verb} the baseline's tokens on all {counted(max(same), 'item')}."
+        if not kept and len(same) == len(arms):
+            return spread
         if not kept:
-            return f"{spread} No arm is shown to stay within {within} of the baseline's on the same items."
+            none = "No other arm" if same else "No arm"
+            return f"{spread} {none} is shown to stay within {within} of the baseline's on the same items."
         verb = "is" if kept == 1 else "are"
         return (
             f"{spread} {counted(kept, 'arm')} {verb} shown to stay within {within} of the baseline's on the same items."

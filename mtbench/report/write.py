@@ -72,6 +72,11 @@ class Section:
         return bool(self.factors.rows)
 
     @property
+    def headline(self) -> str:
+        """The sentence of the summary that says which arms are faster."""
+        return next(sentence for sentence in self.summary if sentence.startswith("On "))
+
+    @property
     def for_papers(self) -> dict[str, Table]:
         """The tables written as LaTeX, by the end of the file's name. The main table ends with the grade."""
         last = [heading for heading, _ in self.table.columns].index("lossless")
@@ -205,12 +210,16 @@ def _figure_note(cells: Sequence[ResultCell], results: Results) -> str:
 
 
 def _words(results: Results, sections: Sequence[Section]) -> Words:
-    lead = _headline(sections).summary if sections else ["Nothing was run."]
+    lead = ["Nothing was run."]
+    if sections:
+        first = _headline(sections)
+        others = [section for section in sections if section is not first and section.compared]
+        lead = [*first.summary, *(section.headline for section in others)]
     return Words(
         title=text.title(results),
         subject=_subject(sections),
         summary=lead,
-        own={section.slug: _own_summary(section, sections, lead) for section in sections},
+        own={section.slug: _own_summary(section, sections) for section in sections},
         environment=text.environment(results),
         method=text.method_notes(results),
     )
@@ -232,9 +241,9 @@ def _headline(sections: Sequence[Section]) -> Section:
     return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
 
 
-def _own_summary(section: Section, sections: Sequence[Section], lead: Sequence[str]) -> str:
+def _own_summary(section: Section, sections: Sequence[Section]) -> str:
     """Return a section's summary; none if the report starts with it and it is the only one, or compares nothing."""
-    repeated = section.summary == lead and (len(sections) == 1 or not section.compared)
+    repeated = section is _headline(sections) and (len(sections) == 1 or not section.compared)
     return "" if repeated else " ".join(section.summary)
 
 

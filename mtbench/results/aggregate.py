@@ -5,6 +5,7 @@ Acceptance is in acceptance.py, single tasks in subtasks.py, comparisons of arms
 roofline.py, and every definition in mtbench/statistics.py. A value that an engine hides is null.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ def assemble(run: RunDirectory) -> Results:
     given = {name: getattr(environment, name) for name in environment.model_fields_set - {"scored_as"}}
     results = Results(
         schema_version=SCHEMA_VERSION,
-        run_id=digest[:12],
+        run_id=_run_id(digest, environment),
         command=environment.command,
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
@@ -117,6 +118,11 @@ def assemble(run: RunDirectory) -> Results:
     )
     run.write_json("results.json", dump(results))
     return results
+
+
+def _run_id(plan_sha256: str, environment: Environment) -> str:
+    """Return 12 digits that name the run: another run of the same plan started at another time."""
+    return hashlib.sha256(f"{plan_sha256} {environment.started}".encode()).hexdigest()[:12]
 
 
 def _group_cells(stored: _Stored, group: Group) -> list[ResultCell]:

@@ -296,7 +296,8 @@ def _accuracies(
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
     changes = [gains_and_losses(data, baseline) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
-    verdicts = statistics.accuracy_verdicts(differences, margin, doubts)
+    reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
+    verdicts = statistics.accuracy_verdicts(differences, margin, reasons)
     found = {}
     for data, change, difference, (verdict, needed) in zip(arms, changes, differences, verdicts, strict=True):
         if not difference.n:
@@ -307,11 +308,25 @@ def _accuracies(
             ci90_low=statistics.paired_difference(*change, level=0.90).ci_low,
             p_mcnemar=statistics.mcnemar_p(difference.gained, difference.lost),
             margin=margin,
-            verdict=str(verdict),
+            verdict=_settled(data, baseline) or str(verdict),
             n_needed=None if needed is None else needed.n,
             n_needed_at=None if needed is None else needed.difference,
         )
     return found
+
+
+def _same_tokens(data: CellData, baseline: CellData) -> str | None:
+    """Return that an arm has its baseline's tokens on all items, so that nothing is left to test; else None."""
+    items, identical = _common(data, baseline)
+    if not items or identical < items:
+        return None
+    return f"same tokens on all {items} items" if items > 1 else "same tokens on the only item"
+
+
+def _settled(data: CellData, baseline: CellData) -> str | None:
+    """Return the verdict on an arm that promises its baseline's tokens and has them on all items; else None."""
+    same = _same_tokens(data, baseline)
+    return f"not worse: {same}" if same and data.cell.claims == "lossless" else None
 
 
 def gains_and_losses(data: CellData, baseline: CellData) -> tuple[int, int, int]:

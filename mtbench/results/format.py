@@ -423,7 +423,7 @@ class Results(Record):
     """
 
     schema_version: VersionOne = Field(description="version of this format")
-    run_id: str = Field(description="first 12 digits of plan_sha256")
+    run_id: str = Field(description="12 digits that name the run; other runs of the same plan have other ones")
     command: list[str] = Field(description="command line that began the run")
     environment: ResultEnvironment = Field(description="machine and sessions of the run")
     seed: int = Field(description="seed of the run")

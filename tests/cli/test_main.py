@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_records import result_cell
 from typer.testing import CliRunner
 
-from mtbench.cli import main, request_options
+from mtbench.cli import main, report, request_options
+from mtbench.errors import UserError
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
@@ -71,6 +75,35 @@ def test_code_that_ends_the_process_does_not_end_the_command_well() -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1  # of the parent only
     assert "ended the process by os._exit" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "fail_on", "code"),
+    [
+        ([{}], "divergent,void,failed", 0),
+        ([{}, {"status": "failed"}], "divergent,void,failed", 1),
+        ([{"status": "failed"}], "void", 0),
+        ([{"void": ["counts do not add up"]}], "void", 1),
+        ([{"void": ["counts do not add up"]}], "none", 0),
+        ([{"status": "partial"}], "divergent,void,failed", 3),
+        ([{"status": "partial"}, {"void": ["counts do not add up"]}], "void", 1),
+    ],
+)
+def test_the_exit_code_says_what_is_wrong(
+    cells: list[dict[str, Any]], fail_on: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """1 for what `--fail-on` names, 3 for a run that its time budget ended; 2 stays for mistakes."""
+    results = SimpleNamespace(cells=[result_cell(**cell) for cell in cells])
+    monkeypatch.setattr("mtbench.cli.report.pipeline.finish", lambda *_: results)
+    monkeypatch.setattr(report, "_print_results", lambda *_: None)
+    assert report.finish(RunDirectory(tmp_path), Execution(), None, report.causes(fail_on)) == code
+
+
+def test_an_unknown_cause_names_the_known_ones() -> None:
+    with pytest.raises(
+        UserError, match=r"^unknown cause in --fail-on 'voyd' \(did you mean 'void'\?\); known: divergent,"
+    ):
+        report.causes("failed,voyd")
 
 
 def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

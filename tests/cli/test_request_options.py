@@ -30,7 +30,16 @@ def test_run_and_plan_take_the_same_options() -> None:
     """`run` has more options, which are not part of the plan."""
     names = {name: {p.name for p in main.load(name).params} for name in ("run", "plan")}
     assert set(DEFAULTS) < names["plan"] < names["run"]
-    assert names["run"] - names["plan"] == {"resume", "dry_run", "json_to", "workers", "ray", "server", "peak_memory"}
+    assert names["run"] - names["plan"] == {
+        "resume",
+        "dry_run",
+        "json_to",
+        "workers",
+        "ray",
+        "server",
+        "fail_on",
+        "peak_memory",
+    }
 
 
 @pytest.mark.parametrize(("batching", "read"), [("static", ["static"]), ("static,refill", ["static", "refill"])])

@@ -159,5 +159,5 @@ def command(*arguments: str) -> bytes:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 2, done.stderr.decode()  # cells failed
+    assert done.returncode == 1, done.stderr.decode()  # cells failed
     return done.stdout + done.stderr

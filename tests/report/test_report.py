@@ -367,7 +367,30 @@ def test_the_summary_says_what_the_verdicts_say(
             cell["speedup"][-1] | {"baseline": "ar@mars/graph", "verdict": speed, "value": value} | limits
         )
         cell["accuracy_vs"] = [cell["accuracy_vs"][0] | {"baseline": "ar@mars/graph", "verdict": accuracy}]
+        cell["agreement"] = []
     assert says in " ".join(summary_of(cells, own))
+
+
+def test_the_summary_starts_with_what_spoils_the_run(run: RunDirectory) -> None:
+    """An unfinished run, and an arm that breaks its promise; with the same tokens there is no doubt of accuracy."""
+    cells = arithmetic_cells(run)
+    own = {cells[2]["arm"]: cells[2]["speedup"][-1] | {"baseline": "ar@mars/graph", "verdict": "same"}}
+    cells[2]["agreement"] = [{"baseline": "ar@mars/graph", "items": 7, "identical": 7}]
+    assert "1 arm has the baseline's tokens on all 7 items." in summary_of(cells, own)[-1]
+    cells[0]["status"] = "partial"
+    cells[2] |= {
+        "claims": "lossless",
+        "lossless": cells[2]["lossless"] | {"against": "ar@mars/graph", "grade": "divergent"},
+    }
+    first, second, *_ = summary_of(cells, own)
+    assert first == f"The run is not finished: 1 of {len(cells)} arms lack blocks; continue with `--resume`."
+    assert second == f"{cells[2]['arm']} claims to be lossless and is not: its tokens are not those of ar@mars/graph."
+
+
+def test_the_summary_of_the_page_covers_every_batch_size(reported: RunDirectory) -> None:
+    text = page_of(reported).text
+    for batch_size in (1, 2):
+        assert f"On arithmetic at batch size {batch_size}, none of 2 arms is shown to be faster" in text
 
 
 def arithmetic_cells(run: RunDirectory, batch_size: int = 2) -> Any:

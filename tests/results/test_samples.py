@@ -91,6 +91,21 @@ def test_a_void_arm_or_baseline_has_no_verdict_and_no_part_in_the_adjustment(voi
     assert other == ("inconclusive: the baseline is void" if void.startswith("ar") else "faster")
 
 
+@pytest.mark.parametrize(("claims", "word"), [("lossless", "not worse"), ("lossy", "inconclusive")])
+def test_the_same_tokens_leave_nothing_to_test(claims: str, word: str) -> None:
+    """An arm that promises its baseline's tokens, and has them, keeps its accuracy; another may differ elsewhere."""
+    lines = [generation_line(item=f"a/{i}/0", block=i) for i in range(2)]
+    group = {
+        arm: cell_data(lines, [], arm=arm, claims=claims, baselines=[] if arm == "ar" else ["ar"])
+        for arm in ("ar", "mars")
+    }
+    for data in group.values():
+        data.scores = {"a/0/0": 1.0, "a/1/0": 0.0}
+    [compared] = compare(group, 0.0, 0.02)["mars"].accuracy_vs
+    assert compared.verdict == f"{word}: same tokens on all 2 items"
+    assert compared.n_needed is None
+
+
 def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU it computes all the time; lines of older runs do not tell."""
     monkeypatch.setattr(aggregate, "PROCESSOR_SHARE", 0.95)

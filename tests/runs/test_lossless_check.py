@@ -171,6 +171,15 @@ def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> No
     assert graded.near_ties == (None if worst is None else 0.5)
 
 
+def test_items_with_the_same_tokens_are_counted() -> None:
+    """Of the items that both answered; the first difference is that of the item that differs soonest."""
+    lines = {item: generation_line(token_ids=[4, 5, 6]) for item in "abcd"}
+    other = {"a": lines["a"], "b": generation_line(token_ids=[4, 9, 6]), "c": generation_line(token_ids=[4, 5])}
+    graded = lossless_check.grade(lines, other, None, "float32")
+    assert graded is not None
+    assert (graded.items, graded.identical, graded.first_divergence) == (3, 1, 1)
+
+
 def test_with_too_few_positions_for_epsilon_the_cap_still_holds() -> None:
     """Whatever ε would have been, it would not have been more."""
     lines, other = {"a": generation_line(token_ids=[4])}, {"a": generation_line(token_ids=[5])}
