@@ -1,10 +1,12 @@
 """Write files atomically: a file is complete or absent, whatever interrupts the process.
 
-Data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name.
+Data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name. A killed
+process leaves its temporary file behind. `remove_temporary` deletes such files.
 """
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 
 from mtbench.errors import UserError
 
+TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of the file with the name in the group
 ADVICE = "Free disk space or choose another place, then repeat the command."
 
 
@@ -33,7 +36,7 @@ def atomic_write(path: Path, advice: str = ADVICE) -> Iterator[Path]:
     """
     with write_errors(path, advice):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         os.close(handle)
         temporary = Path(name)
         try:
@@ -44,6 +47,14 @@ def atomic_write(path: Path, advice: str = ADVICE) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete the temporary files in `folder` and below that killed processes left. No other process may write there."""
+    for path in folder.rglob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name):
+            with write_errors(path):
+                path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes, advice: str = ADVICE) -> None:

@@ -66,7 +66,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keep other commands away from the run. The lock ends with the process, however that ends.
 
-        Within this process the lock may be taken again. Raises UserError if another process has it, or for links.
+        The temporary files of killed commands are deleted. Within this process the lock may be taken again. Raises
+        UserError if another process has it, or for links.
         """
         path = self.path.resolve()
         if path in _locked:
@@ -78,6 +79,7 @@ class RunDirectory:
         try:
             self._take(handle)
             _locked.add(path)
+            files.remove_temporary(self.path)
             yield
         finally:
             _locked.discard(path)
