@@ -41,7 +41,7 @@ def atomic_write(path: Path, advice: str = ADVICE) -> Iterator[Path]:
         temporary = Path(name)
         try:
             yield temporary
-            _flush(temporary)
+            flush(temporary)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
@@ -76,6 +76,7 @@ def write_json(path: Path, data: Any, *, indent: int | None = 1, advice: str = A
     write_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n", advice)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """See the file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -86,20 +86,30 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
+    try:
+        code = _execute()
+    except KeyboardInterrupt:  # outside a command, or a second one while the first one was handled
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the process ends now
+        say(f"interrupted; {_how_to_resume()}", err)
+    sys.exit(code)
+
+
+def _execute() -> Any:
+    """Run a command; return its exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler interrupts like Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # so does a terminal that closes
     session.started.clear()
     _report_hard_exits()
     try:
-        code = app(prog_name="mtbench", standalone_mode=False)
+        return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
-        code = _complain(str(error))
+        return _complain(str(error))
     except UsageError as error:
-        code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
-    if code == INTERRUPTED:
-        say(f"interrupted; {_how_to_resume()}", err)
-    sys.exit(code)
+        return _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
 
 
 def _report_hard_exits() -> None:

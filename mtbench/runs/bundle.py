@@ -26,6 +26,7 @@ from mtbench import __version__
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
+from mtbench.files import flush
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
 from mtbench.models.loading import inspect
 
@@ -61,11 +62,11 @@ def write_bundle(
     `out` is complete or absent. Raise UserError if something is not available, or if `out` exists.
     """
     _refuse_existing(out)
+    stage = out.with_name(out.name + ".partial")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-            stage = Path(folder)
-            (stage / DATA).mkdir()
+        shutil.rmtree(stage, ignore_errors=True)  # of a killed command
+        (stage / DATA).mkdir(parents=True)
+        try:
             for spec, suite in suites.items():
                 with suite_errors(spec):
                     suite.write_data(stage / DATA)
@@ -83,7 +84,10 @@ def write_bundle(
                     _add_file(tar, name, path)
             sizes = {name: path.stat().st_size for name, path in files.items()}
             _refuse_existing(out)
+            flush(stage / "whole.tar")
             os.replace(stage / "whole.tar", out)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or first_line(error)
         raise UserError(f"cannot write {out}: {reason}; the incomplete file was removed.") from None
