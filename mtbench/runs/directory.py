@@ -148,12 +148,15 @@ class RunDirectory:
         files.write_bytes(self.path / name, data, ADVICE)
 
     def append(self, name: str, records: Iterable[JsonObject]) -> None:
-        """Add lines and see them to the disk."""
+        """Add lines and see them to the disk. A torn last line, which a crash of the machine left, is cut off first."""
         path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             with open(handle, "a") as file:
+                size = os.fstat(handle).st_size
+                if size and os.pread(handle, 1, size - 1) != b"\n":
+                    os.truncate(handle, path.read_bytes().rfind(b"\n") + 1)
                 file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
                 file.flush()
                 os.fsync(file.fileno())

@@ -203,6 +203,15 @@ def test_a_broken_line_is_refused_with_its_number(
         generate(run, Quiet())
 
 
+def test_a_line_is_not_added_to_a_torn_one(tmp_path: Path) -> None:
+    """The crash of a machine may leave a part of the last line: the next session's lines are whole."""
+    run = RunDirectory(tmp_path)
+    for torn in ("", '{"a": 1}\n{"a": ', '{"a": '):
+        (tmp_path / "lines.jsonl").write_text(torn)
+        run.append("lines.jsonl", [{"a": 2}, {"a": 3}])
+        assert run.lines("lines.jsonl") == [*([{"a": 1}] if "1" in torn else []), {"a": 2}, {"a": 3}]
+
+
 def test_a_torn_line_of_failures_is_dropped(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """A crash during the writing of a failure does not block the run."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
