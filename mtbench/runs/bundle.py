@@ -61,10 +61,10 @@ def write_bundle(
     A run on the bundle uses the family by name if mtbench knows it; otherwise its first role serves as `--model`.
     `out` is complete or absent. Raise UserError if something is not available, or if `out` exists.
     """
-    _refuse_existing(out)
     stage = out.with_name(out.name + ".partial")
+    shutil.rmtree(stage, ignore_errors=True)  # of a killed command
+    _refuse_existing(out)
     try:
-        shutil.rmtree(stage, ignore_errors=True)  # of a killed command
         (stage / DATA).mkdir(parents=True)
         try:
             for spec, suite in suites.items():
@@ -85,6 +85,7 @@ def write_bundle(
             sizes = {name: path.stat().st_size for name, path in files.items()}
             _refuse_existing(out)
             flush(stage / "whole.tar")
+            shutil.rmtree(stage / DATA)  # a command that is killed after the next line leaves little behind
             os.replace(stage / "whole.tar", out)
         finally:
             shutil.rmtree(stage, ignore_errors=True)
