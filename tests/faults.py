@@ -150,7 +150,9 @@ def clock_jumps(end: Ended, chance: random.Random) -> dict[str, Any]:
     return {"prepare": prepare}
 
 
-RESUME = r"interrupted; (complete (results|steps) are kept; resume with .+|nothing was started)"
+RESUME = (
+    r"interrupted; (complete results are kept; resume with `.+`|.+; resume with the same command|nothing was started)"
+)
 KILLS: dict[str, Fault] = {"clock": signals(signal.SIGKILL), "change": at_change(die), "torn": at_change(die_torn)}
 
 
@@ -170,11 +172,11 @@ FAULTS = {
     "full disk, in a file": Documented(limited(resource.RLIMIT_FSIZE, 5_000, 50_000), 2, DISK, ALL),
     "read-only": Documented(at_change(read_only), 2, r"error: cannot .+", ALL),
     "read-only from the start": Documented(at_change(read_only, from_first=True), 2, r"error: cannot .+", ALL),
-    "memory": Documented(limited(resource.RLIMIT_AS, 0, 1 << 25), 2, r".*memory.*", ALL),
-    "SIGTERM": Documented(signals(signal.SIGTERM), 130, RESUME, ALL),
+    "memory": Documented(limited(resource.RLIMIT_AS, 0, 1 << 22), 2, r"error: out of memory .+", ALL),
+    "SIGTERM": Documented(signals(signal.SIGTERM), 130, RESUME, [*ALL, "workers"]),
     "SIGHUP": Documented(signals(signal.SIGHUP), 130, RESUME, ALL),
     "SIGINT": Documented(signals(signal.SIGINT), 130, RESUME, ALL),
-    "SIGINT twice": Documented(signals(signal.SIGINT, signal.SIGINT), 130, RESUME, ALL),
+    "SIGINT twice": Documented(signals(signal.SIGINT, signal.SIGINT), 130, RESUME, [*ALL, "workers"]),
     "worker killed": Documented(to_a_worker(signal.SIGKILL), 2, r"error: worker .+ while it loaded .+", ["workers"]),
     "worker stopped": Documented(to_a_worker(signal.SIGSTOP), 0, r".*", ["workers"]),
     "stopped": Documented(at_moment(stop), 0, r".*", ALL),
@@ -271,15 +273,22 @@ def trials(lab: Lab, kills: int, others: int, seed: int, stages: Words) -> Itera
         yield trial
 
 
-def table(found: Sequence[Trial]) -> str:
-    """Faults that struck and that were survived, by fault and stage."""
-    rows = ["survived of tried".ljust(26) + "".join(name.rjust(11) for name in [*STAGES, "all"])]
+def counts(found: Sequence[Trial]) -> dict[str, dict[str, list[int]]]:
+    """Return by fault and stage how many struck, and how many of them were survived: [survived, struck]."""
+    counted: dict[str, dict[str, list[int]]] = {}
     for name in [*KILLS, *FAULTS, "all"]:
-        row = name.ljust(26)
         for stage in [*STAGES, "all"]:
-            of = [(t.why, f) for t in found for f in t.faults if stage in (t.stage, "all") and name in (f, "all")]
-            row += (f"{sum(not why for why, _ in of)}/{len(of)}" if of else "–").rjust(11)
-        rows.append(row)
+            whys = [t.why for t in found for f in t.faults if stage in (t.stage, "all") and name in (f, "all")]
+            if whys:
+                counted.setdefault(name, {})[stage] = [whys.count(""), len(whys)]
+    return counted
+
+
+def table(counted: dict[str, dict[str, list[int]]]) -> str:
+    rows = ["survived of tried".ljust(26) + "".join(name.rjust(11) for name in [*STAGES, "all"])]
+    for name, of in counted.items():
+        cells = ["/".join(map(str, of[stage])) if stage in of else "–" for stage in [*STAGES, "all"]]
+        rows.append(name.ljust(26) + "".join(cell.rjust(11) for cell in cells))
     return "\n".join(rows)
 
 
@@ -295,8 +304,9 @@ def main() -> None:
     for trial in trials(lab, options.kills, options.others, options.seed, options.stage or [*STAGES]):
         found.append(trial)
         print("NOT SURVIVED" if trial.why else "survived", trial.seed, *trial.faults, trial.why, flush=True)
-        options.out.write_text(json.dumps([trial._asdict() for trial in found], indent=1))
-    print(table(found))
+        result = {"counts": counts(found), "trials": [trial._asdict() for trial in found]}
+        options.out.write_text(json.dumps(result, indent=1))
+    print(table(counts(found)))
     lost = [trial for trial in found if trial.why]
     print(f"kept for a look: {lab.folder}" if lost else "every figure and row was as without the fault")
     if not lost:

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from mtbench import __version__
 from mtbench.cli import session
 from mtbench.cli.session import err, out, say
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line, is_out_of_memory
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 INTERRUPTED = 130
@@ -110,6 +110,10 @@ def _execute() -> Any:
         return _complain(str(error))
     except UsageError as error:
         return _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")
 
 
 def _report_hard_exits() -> None:
@@ -127,8 +131,8 @@ def _report_hard_exits() -> None:
 
 def _how_to_resume() -> str:
     command = "".join(sys.argv[1:2])
-    if command == "train":
-        return "complete steps are kept; resume with the same command"
+    if command in ("train", "generate", "score", "report"):
+        return "what is complete is kept; resume with the same command"
     if not session.started:
         return "nothing was started"
     resumed = command if command == "reproduce" else "run"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, is_out_of_memory
 from mtbench.options import option
 from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
@@ -196,8 +196,8 @@ def _run(trainer: "ObjectiveTrainer", job: Job, schedule: Schedule) -> None:
         progress.begin(schedule.steps, 0 if checkpoint is None else _step_of(checkpoint))
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not is_out_of_memory(error):
             raise
         advice = _memory_advice(job, schedule.packed)
         raise UserError(f"out of memory with {job.settings.rows} rows a forward; {advice}") from None

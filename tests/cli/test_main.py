@@ -109,3 +109,25 @@ def test_an_interruption_at_any_time_is_one_line(
         for number, handler in before.items():
             signal.signal(number, handler)
     assert (stopped.value.code, capsys.readouterr().err) == (130, "interrupted; nothing was started\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("Cannot allocate memory (os error 12)"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_out_of_memory_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where models are loaded; the line says how to resume."""
+
+    def too_large(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", too_large)
+    monkeypatch.setattr(sys, "argv", ["mtbench", "generate", "run"])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("\n")) == (2, 1)
+    assert said.startswith(f"error: out of memory ({error})")
+    assert said.endswith("what is complete is kept; resume with the same command\n")
