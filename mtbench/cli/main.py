@@ -3,6 +3,7 @@
 Exit codes: 0: every cell is ok; 2: a user's mistake, a missing part or a failed cell; 130: interrupted.
 """
 
+import errno
 import importlib
 import os
 import signal
@@ -19,6 +20,7 @@ from mtbench.errors import UserError, first_line, is_out_of_memory
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 INTERRUPTED = 130
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class Entry(NamedTuple):
@@ -111,6 +113,8 @@ def _execute() -> Any:
     except UsageError as error:
         return _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
         if not is_out_of_memory(error):
             raise
         return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")

@@ -131,3 +131,22 @@ def test_out_of_memory_is_one_line(
     assert (stopped.value.code, said.count("\n")) == (2, 1)
     assert said.startswith(f"error: out of memory ({error})")
     assert said.endswith("what is complete is kept; resume with the same command\n")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output may be a file on a full disk."""
+
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(main, "app", full)
+    monkeypatch.setattr(sys, "argv", ["mtbench", "ls"])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said) == (
+        2,
+        "error: cannot write the output: No space left on device; nothing was started\n",
+    )

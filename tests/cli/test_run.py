@@ -413,6 +413,19 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert not (tmp_path / "run").exists()
 
 
+def test_json_that_cannot_be_written_is_one_line(
+    finished: tuple[RunDirectory, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run is complete, and the line says where the same JSON is."""
+    run, _ = finished
+    code, _, error = mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(tmp_path / "no" / "x.json"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"x.json: No such file or directory; the run is complete, and {run.path}/results.json has the same" in error
+
+
 @pytest.mark.parametrize("step", ["make_plan", "run_plan"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
