@@ -9,13 +9,13 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture or recomputation"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test unit lint slow mutants schemas clean
+.PHONY: run test unit lint slow faults mutants schemas clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
 
 # The tests' models are so small that a second thread slows them down.
-test unit slow mutants: export OMP_NUM_THREADS = 1
+test unit slow faults mutants: export OMP_NUM_THREADS = 1
 
 test: lint .venv-oldest/installed  ## lint, types, all tests; the loop's tests on the oldest transformers, too
 	$(BIN)/pytest $(PARALLEL)
@@ -30,8 +30,14 @@ lint: $(INSTALLED)  ## style, import layers, types
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
-slow: $(INSTALLED)  ## the checks that take minutes
+slow: $(INSTALLED) faults  ## the checks that take minutes
 	$(BIN)/pytest -m slow
+
+KILLS ?= 1000
+OTHERS ?= 200
+
+faults: $(INSTALLED)  ## kill every stage at random points and let the machine fail under it; count what is survived
+	$(BIN)/python tests/faults.py --kills $(KILLS) --others $(OTHERS)
 
 mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes files in place while it runs
 	$(BIN)/pip install -q -c constraints.txt cosmic-ray==8.7.0

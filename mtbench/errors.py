@@ -45,6 +45,12 @@ def first_line(error: BaseException) -> str:
     return printable((str(error).strip().splitlines() or [type(error).__name__])[0]).rstrip(".")[:200]
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out: Python, torch and other libraries each have an error of their own."""
+    named = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
+    return named or "allocate memory" in str(error)
+
+
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     """Return the error for a name that is not in `known`; it suggests the closest known name, if one is close.
 

@@ -1,7 +1,8 @@
 """Write files atomically, and read the files of strangers within bounds.
 
 Written data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name: a
-file is complete or absent, whatever interrupts the process.
+file is complete or absent, whatever interrupts the process. A killed process leaves its temporary file behind;
+`remove_temporary` deletes such files.
 
 What is read may be anything: a FIFO, a device, a file of many gigabytes or of one endless line. Only plain files are
 opened, and never more is read than the bounds allow.
@@ -9,6 +10,7 @@ opened, and never more is read than the bounds allow.
 
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from mtbench.errors import UserError
 
 LARGEST_FILE = 1 << 29  # bytes of a file that is read as a whole
 LONGEST_LINE = 1 << 26  # bytes of a line: an answer of millions of tokens, with its prompt
+TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.tmp")  # of the file with the name in the group
 ADVICE = "Free disk space or choose another place, then repeat the command."
 
 
@@ -40,17 +43,25 @@ def atomic_write(path: Path, advice: str = ADVICE) -> Iterator[Path]:
     """
     with write_errors(path, advice):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         os.close(handle)
         temporary = Path(name)
         try:
             yield temporary
-            _flush(temporary)
+            flush(temporary)
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def remove_temporary(folder: Path) -> None:
+    """Delete the temporary files in `folder` and below that killed processes left. No other process may write there."""
+    for path in folder.rglob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name):
+            with write_errors(path):
+                path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes, advice: str = ADVICE) -> None:
@@ -72,7 +83,8 @@ def write_json(path: Path, data: Any, *, indent: int | None = 1, advice: str = A
     write_text(path, json.dumps(data, indent=indent, allow_nan=False) + "\n", advice)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """See the file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

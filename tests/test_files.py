@@ -53,3 +53,25 @@ def test_a_write_that_the_disk_refuses_is_one_line(tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match=r"^cannot write \S*x: No space left on device; go on\.$"):
         files.write_text(tmp_path / "x", "text", advice="go on.")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_temporary_files_of_killed_processes_are_deleted(tmp_path: Path) -> None:
+    """Also below the folder; other hidden files stay."""
+    (tmp_path / "below").mkdir()
+    for name in (".a.json.abcd_123.tmp", "below/.b.svg.abcdefgh.tmp", ".mine.tmp", ".a.json.abcdefgh"):
+        (tmp_path / name).touch()
+    files.remove_temporary(tmp_path)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {".mine.tmp", ".a.json.abcdefgh"}
+
+
+def test_a_killed_process_leaves_a_temporary_file_that_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names that are written are those that are deleted."""
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt), files.atomic_write(tmp_path / "a.json"):
+        raise KeyboardInterrupt
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    files.remove_temporary(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ Exit codes: 0: every cell is ok; 1: a cell is divergent, void or failed (`--fail
 missing; 3: the time budget ended the run; 130: interrupted.
 """
 
+import errno
 import importlib
 import os
 import signal
@@ -16,10 +17,11 @@ from typer.core import TyperCommand, TyperGroup
 from mtbench import __version__
 from mtbench.cli import session
 from mtbench.cli.session import err, out, say
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line, is_out_of_memory
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 INTERRUPTED = 130
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class Entry(NamedTuple):
@@ -87,20 +89,36 @@ def common(version: Annotated[bool, typer.Option("--version", help="Print the ve
 
 def main() -> None:
     """Run the command line. A user's mistake is one line and exit code 2."""
+    try:
+        code = _execute()
+    except KeyboardInterrupt:  # outside a command, or a second one while the first one was handled
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # the process ends now
+        say(f"interrupted; {_how_to_resume()}", err)
+    sys.exit(code)
+
+
+def _execute() -> Any:
+    """Run a command; return its exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler interrupts like Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # so does a terminal that closes
     session.started.clear()
     _report_hard_exits()
     try:
-        code = app(prog_name="mtbench", standalone_mode=False)
+        return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
-        code = _complain(str(error))
+        return _complain(str(error))
     except UsageError as error:
-        code = _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
-    if code == INTERRUPTED:
-        say(f"interrupted; {_how_to_resume()}", err)
-    sys.exit(code)
+        return _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
+        if not is_out_of_memory(error):
+            raise
+        return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")
 
 
 def _report_hard_exits() -> None:
@@ -118,8 +136,8 @@ def _report_hard_exits() -> None:
 
 def _how_to_resume() -> str:
     command = "".join(sys.argv[1:2])
-    if command == "train":
-        return "complete steps are kept; resume with the same command"
+    if command in ("train", "generate", "score", "report"):
+        return "what is complete is kept; resume with the same command"
     if not session.started:
         return "nothing was started"
     resumed = command if command == "reproduce" else "run"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mtbench.cli.session import err, out, say
 from mtbench.errors import unknown
+from mtbench.files import write_errors
 from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
@@ -57,5 +58,6 @@ def _print_results(run: RunDirectory, results: Results, json_to: Path | None) ->
     if to_stdout:
         sys.stdout.write(text)
     elif json_to is not None:
-        json_to.write_text(text)
+        with write_errors(json_to, f"the run is complete, and {run.path / 'results.json'} has the same."):
+            json_to.write_text(text)
     say(run.path / "report.html", console)

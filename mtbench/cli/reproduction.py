@@ -20,6 +20,7 @@ from mtbench.reproduce import page, rerun
 from mtbench.reproduce.compare import compare
 from mtbench.reproduce.format import Asked, Published
 from mtbench.reproduce.rerun import Part
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import estimate_s
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
@@ -80,6 +81,8 @@ def _asked(params: Mapping[str, Any]) -> Asked:
 
 def resume(directory: Path, params: Mapping[str, Any], given: Collection[str]) -> Started:
     """Open the reproduction in `directory`; the `given` options must agree with its own."""
+    if rerun.clear_unplanned(directory, params["name"] is not None):
+        return start(directory, params)
     stored, parts = rerun.reopen(directory)
     if params["name"] not in (None, stored.name):
         raise UserError(f"{str(directory)!r} holds {stored.name!r}, not {params['name']!r}; leave out the name.")
@@ -99,6 +102,11 @@ def finish(started: Started, workers: int | None, ray: str | None) -> bool:
 
     A family that cannot be run does not stop the others. Raises UserError if none can be run.
     """
+    with RunDirectory(started.directory).locked():
+        return _finish(started, workers, ray)
+
+
+def _finish(started: Started, workers: int | None, ray: str | None) -> bool:
     folder, asked, parts = started
     _print_skipped(parts)
     errors: list[UserError] = []

@@ -9,6 +9,7 @@ A reproduction is a directory. It holds an ordinary run for each family of the t
 The published figures are in mtbench/reproduce/published/, one file per table.
 """
 
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"
+# Files of a reproduction that stopped before it had all plans: plans, environments, temporary files, locks.
+UNPLANNED = re.compile(r"(plan|environment)\.json|\.(plan|environment|asked)\.json\.[a-z0-9_]{8}\.tmp|\.lock")
 EAGER = "eager"  # the engine papers measure with
 PAPER = PROTOCOLS[1]
 PASSED_ON = (  # to the runs, as they were asked for
@@ -244,6 +247,26 @@ def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[s
     except BaseException:  # an incomplete directory could not be resumed
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def clear_unplanned(folder: Path, named: bool) -> bool:
+    """Remove a reproduction that stopped before all its plans were written: it holds no results. Return whether so.
+
+    `named`: this command names the table. Raises UserError if it does not: nothing says what was asked.
+    """
+    if (folder / ASKED).exists() or not folder.is_dir():
+        return False
+    unplanned = [path for path in folder.rglob("*") if not path.is_dir()]
+    if not all(UNPLANNED.fullmatch(path.name) for path in unplanned):
+        return False
+    if not named:
+        raise UserError(
+            f"{str(folder)!r} has no {ASKED}: the reproduction stopped before it had one. Repeat the command that "
+            "started it, with all its options and `--resume`."
+        )
+    with RunDirectory(folder).locked():
+        shutil.rmtree(folder)
+    return True
 
 
 def reopen(folder: Path) -> tuple[Asked, list[Part]]:

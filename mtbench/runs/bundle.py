@@ -12,6 +12,7 @@ names, and only if size and hash match the manifest.
 import fnmatch
 import hashlib
 import json
+import os
 import shutil
 import tarfile
 import tempfile
@@ -25,7 +26,7 @@ from mtbench import __version__
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
-from mtbench.files import atomic_write, open_plain, write_errors, write_json
+from mtbench.files import flush, open_plain, write_errors, write_json
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
 from mtbench.models.loading import inspect
 
@@ -61,12 +62,12 @@ def write_bundle(
     A run on the bundle uses the family by name if mtbench knows it; otherwise its first role serves as `--model`.
     `out` is complete or absent. Raise UserError if something is not available, or if `out` exists.
     """
+    stage = out.with_name(out.name + ".partial")
+    shutil.rmtree(stage, ignore_errors=True)  # of a killed command
     _refuse_existing(out)
     with write_errors(out, INCOMPLETE):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-            stage = Path(folder)
-            (stage / DATA).mkdir()
+        (stage / DATA).mkdir(parents=True)
+        try:
             for spec, suite in suites.items():
                 with suite_errors(spec):
                     suite.write_data(stage / DATA)
@@ -78,13 +79,18 @@ def write_bundle(
                 folders = _add_checkpoints(files, family, list(roles), stage, offline=offline)
             manifest = _manifest(list(suites), family, folders, files)
             (stage / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-            with atomic_write(out, INCOMPLETE) as temporary:
-                with tarfile.open(temporary, "w") as tar:
-                    _add_file(tar, MANIFEST, stage / MANIFEST)
-                    for name, path in files.items():
-                        _add_file(tar, name, path)
-                _refuse_existing(out)
-            return {name: path.stat().st_size for name, path in files.items()}
+            with tarfile.open(stage / "whole.tar", "w") as tar:
+                _add_file(tar, MANIFEST, stage / MANIFEST)
+                for name, path in files.items():
+                    _add_file(tar, name, path)
+            sizes = {name: path.stat().st_size for name, path in files.items()}
+            _refuse_existing(out)
+            flush(stage / "whole.tar")
+            shutil.rmtree(stage / DATA)  # a command that is killed after the next line leaves little behind
+            os.replace(stage / "whole.tar", out)
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+    return sizes
 
 
 def _manifest(

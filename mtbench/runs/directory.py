@@ -94,7 +94,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Keep other commands away from the run. The lock ends with the process, however that ends.
 
-        Within this process the lock may be taken again. Raises UserError if another process has it, or for links.
+        The temporary files of killed commands are deleted. Within this process the lock may be taken again. Raises
+        UserError if another process has it, or for links.
         """
         path = self.path.resolve()
         if path in _locked:
@@ -106,6 +107,7 @@ class RunDirectory:
         try:
             self._take(handle)
             _locked.add(path)
+            files.remove_temporary(self.path)
             yield
         finally:
             _locked.discard(path)
@@ -172,12 +174,15 @@ class RunDirectory:
         files.write_bytes(self.path / name, data, ADVICE)
 
     def append(self, name: str, records: Iterable[JsonObject]) -> None:
-        """Add lines and see them to the disk."""
+        """Add lines and see them to the disk. A torn last line, which a crash of the machine left, is cut off first."""
         path = self.path / name
         with files.write_errors(path, ADVICE):
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             with open(handle, "a") as file:
+                size = os.fstat(handle).st_size
+                if size and os.pread(handle, 1, size - 1) != b"\n":
+                    os.truncate(handle, path.read_bytes().rfind(b"\n") + 1)
                 file.write("".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
                 file.flush()
                 os.fsync(file.fileno())

@@ -5,17 +5,35 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from mtbench import files
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.models.families import RECORD, read_training_record
 
+TORCH_WRITERS = ("inline_container", "PytorchStreamWriter")  # named in torch's errors when the disk refuses a write
 PACKAGES = ("multi-token-bench", "torch", "transformers", "accelerate", "tokenizers")
+
+ADVICE = "Make room, then repeat the command: complete steps are kept."
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into a UserError of one line; safetensors and torch have error types of their own."""
+    from safetensors import SafetensorError
+
+    try:
+        with files.write_errors(path, ADVICE):
+            yield
+    except (SafetensorError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(writer in str(error) for writer in TORCH_WRITERS):
+            raise
+        raise UserError(f"cannot write {path}: {first_line(error)}; {ADVICE}") from None
 
 
 def write_checkpoint(
@@ -36,17 +54,18 @@ def write_checkpoint(
     from safetensors.torch import save_file
 
     partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     torch_dtype = getattr(torch, dtype)
     state = None
     if gathered_weights is not None:
         state = {name: tensor.to(torch_dtype) for name, tensor in gathered_weights.items()}
-    model.to(torch_dtype).save_pretrained(partial, state_dict=state)
-    for file, tensors in (extra_files or {}).items():
-        save_file({name: tensor.to(torch_dtype).contiguous() for name, tensor in tensors.items()}, partial / file)
-    tokenizer.save_pretrained(partial)
-    write_record(partial, record)
-    partial.rename(out)
+    with write_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        model.to(torch_dtype).save_pretrained(partial, state_dict=state)
+        for file, tensors in (extra_files or {}).items():
+            save_file({name: tensor.to(torch_dtype).contiguous() for name, tensor in tensors.items()}, partial / file)
+        tokenizer.save_pretrained(partial)
+        write_record(partial, record)
+        partial.rename(out)
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.models.attention import ATTENTION
 from mtbench.models.loading import MASK, Inspected, inspect
-from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint
+from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint, write_errors
 from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.objectives import Model, Objective, Special
@@ -104,7 +104,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         {f"{objective.name}.safetensors": added} if added else {},
         trained.gathered_weights,
     )
-    shutil.rmtree(request.resume_folder)
+    with write_errors(request.resume_folder):
+        shutil.rmtree(request.resume_folder)
     return request.out
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, is_out_of_memory
 from mtbench.options import option
-from mtbench.training.checkpoint import write_record
+from mtbench.training.checkpoint import write_errors, write_record
 from mtbench.training.conversations import Data
 from mtbench.training.evaluation import evaluate
 from mtbench.training.loss import attach_loss
@@ -196,8 +196,8 @@ def _run(trainer: "ObjectiveTrainer", job: Job, schedule: Schedule) -> None:
         progress.begin(schedule.steps, 0 if checkpoint is None else _step_of(checkpoint))
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not is_out_of_memory(error):
             raise
         advice = _memory_advice(job, schedule.packed)
         raise UserError(f"out of memory with {job.settings.rows} rows a forward; {advice}") from None
@@ -348,15 +348,21 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc] # transformers is not typ
         resume_folder = Path(self.args.output_dir)
         self.args.output_dir = str(resume_folder / "writing")
         try:
-            super()._save_checkpoint(model, trial)
+            with write_errors(resume_folder):
+                super()._save_checkpoint(model, trial)
         finally:
             self.args.output_dir = str(resume_folder)
         self.accelerator.wait_for_everyone()
         if self.is_world_process_zero():
-            previous = list(resume_folder.glob("checkpoint-*"))
-            written = resume_folder / "writing" / f"checkpoint-{self.state.global_step}"
-            write_record(written, {**self.request, **self.figures()})
-            written.rename(resume_folder / written.name)
-            for folder in previous:
-                shutil.rmtree(folder)
+            with write_errors(resume_folder):
+                self._keep_checkpoint(resume_folder)
         self.accelerator.wait_for_everyone()
+
+    def _keep_checkpoint(self, resume_folder: Path) -> None:
+        """Move the written checkpoint into its place and remove the one before."""
+        previous = list(resume_folder.glob("checkpoint-*"))
+        written = resume_folder / "writing" / f"checkpoint-{self.state.global_step}"
+        write_record(written, {**self.request, **self.figures()})
+        written.rename(resume_folder / written.name)
+        for folder in previous:
+            shutil.rmtree(folder)

@@ -1,5 +1,7 @@
 """The command `mtbench`: which commands it has, and that each is imported only when it is used."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +117,69 @@ def test_an_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str], monk
     assert stopped.value.code == 2
     assert error.count("\n") == 1
     assert "No such command 'rnu'. Did you mean 'run'" in error
+
+
+def test_an_interruption_at_any_time_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before a command begins, or while the first interruption is handled; the last line cannot be interrupted."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupt() -> str:
+        for number in before:
+            os.kill(os.getpid(), number)
+        return "nothing was started"
+
+    monkeypatch.setattr(main, "app", interrupted)
+    monkeypatch.setattr(main, "_how_to_resume", interrupt)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            main.main()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (stopped.value.code, capsys.readouterr().err) == (130, "interrupted; nothing was started\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("Cannot allocate memory (os error 12)"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
+)
+def test_out_of_memory_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where models are loaded; the line says how to resume."""
+
+    def too_large(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", too_large)
+    monkeypatch.setattr(sys, "argv", ["mtbench", "generate", "run"])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said.count("\n")) == (2, 1)
+    assert said.startswith(f"error: out of memory ({error})")
+    assert said.endswith("what is complete is kept; resume with the same command\n")
+
+
+def test_an_output_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Standard output may be a file on a full disk."""
+
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(main, "app", full)
+    monkeypatch.setattr(sys, "argv", ["mtbench", "ls"])
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    said = capsys.readouterr().err
+    assert (stopped.value.code, said) == (
+        2,
+        "error: cannot write the output: No space left on device; nothing was started\n",
+    )

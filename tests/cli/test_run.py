@@ -203,6 +203,15 @@ def test_a_broken_line_is_refused_with_its_number(
         generate(run, Quiet())
 
 
+def test_a_line_is_not_added_to_a_torn_one(tmp_path: Path) -> None:
+    """The crash of a machine may leave a part of the last line: the next session's lines are whole."""
+    run = RunDirectory(tmp_path)
+    for torn in ("", '{"a": 1}\n{"a": ', '{"a": '):
+        (tmp_path / "lines.jsonl").write_text(torn)
+        run.append("lines.jsonl", [{"a": 2}, {"a": 3}])
+        assert run.lines("lines.jsonl") == [*([{"a": 1}] if "1" in torn else []), {"a": 2}, {"a": 3}]
+
+
 def test_a_torn_line_of_failures_is_dropped(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """A crash during the writing of a failure does not block the run."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))
@@ -402,6 +411,19 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert error.startswith("error: ")
     assert says in error
     assert not (tmp_path / "run").exists()
+
+
+def test_json_that_cannot_be_written_is_one_line(
+    finished: tuple[RunDirectory, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run is complete, and the line says where the same JSON is."""
+    run, _ = finished
+    code, _, error = mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(tmp_path / "no" / "x.json"))
+    assert (code, error.count("\n")) == (2, 1)
+    assert f"x.json: No such file or directory; the run is complete, and {run.path}/results.json has the same" in error
 
 
 @pytest.mark.parametrize("step", ["make_plan", "run_plan"])

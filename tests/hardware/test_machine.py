@@ -122,7 +122,7 @@ def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_window_in_which_the_process_was_stopped_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU it computes all the time, so it has used the processor; a server's client may only wait."""
-    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.25)
+    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.25)  # tests/conftest.py sets 0
     before, after = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.1)
     assert machine.window(before, after, on_cpu=True)["dropped"] == "the process was stopped or had to wait"
     assert machine.window(before, after)["dropped"] is None

@@ -345,6 +345,23 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
         assert one["quantity"] in timed or one == other
 
 
+def test_a_reproduction_that_stopped_before_its_plans_starts_anew(tmp_path: Path) -> None:
+    """Killed between the plans and asked.json it holds no results. Anything else in the directory is kept."""
+    table, asked = own_table(5, ["plain"]), OWN
+    folder, parts = tmp_path / "run", lay_out(table, asked)
+    reproduction.begin(folder, asked, parts, ["mtbench"])
+    (folder / "asked.json").rename(folder / ".asked.json.abcdefgh.tmp")
+    with pytest.raises(UserError, match="Repeat the command that started it"):
+        reproduction.clear_unplanned(folder, named=False)
+    assert reproduction.clear_unplanned(folder, named=True)
+    assert not folder.exists()
+    reproduction.begin(folder, asked, parts, ["mtbench"])
+    (folder / "asked.json").unlink()
+    (folder / "notes.txt").touch()
+    assert not reproduction.clear_unplanned(folder, named=True)
+    assert (folder / "notes.txt").exists()
+
+
 def test_what_models_and_files_say_is_text(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
     """Markup in a name is shown, not obeyed."""
     result = json.loads(json.dumps(own[0]).replace("absent", "<script>broken</script>"))
@@ -405,6 +422,7 @@ def test_from_the_command_line(
         "reproduction.md",
         "reproduction.html",
         "tiny",
+        ".lock",
     }
     assert (tmp_path / "run" / "tiny" / "report.html").is_file()
     before = (tmp_path / "run" / "reproduction.json").read_text()

@@ -85,6 +85,16 @@ def pack(path: Path, members: Sequence[tuple[str, bytes]], links: Sequence[tuple
     return path
 
 
+def test_what_a_killed_fetch_left_is_removed(tmp_path: Path, data: Path, weights: Path) -> None:
+    """It may be as large as the bundle, and it is not part of the next one."""
+    whole = bundle(tmp_path / "whole.tar", data, weights).read_bytes()
+    left = tmp_path / "again.tar.partial" / "data" / "stale.jsonl"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    assert bundle(tmp_path / "again.tar", data, weights).read_bytes() == whole
+    assert not list(tmp_path.glob("*.partial"))
+
+
 def manifest(contents: dict[str, bytes], **changes: Any) -> bytes:
     entries = {name: {"bytes": len(d), "sha256": hashlib.sha256(d).hexdigest()} for name, d in contents.items()}
     content = {"schema_version": SCHEMA_VERSION, "mtbench": "0", "suites": [], "family": None, "model": None}

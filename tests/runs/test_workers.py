@@ -23,6 +23,7 @@ from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs import executor as generating
+from mtbench.runs import workers
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
@@ -63,7 +64,7 @@ def begun(path: Path, request: RunRequest) -> RunDirectory:
 
 
 def finish(run: RunDirectory, **how: Any) -> Any:
-    generate(run, Quiet(), **how)
+    generate(run, Quiet(), Execution(**how))
     return summarize(run)
 
 
@@ -103,6 +104,27 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
     assert 3 in sessions  # the replacement decodes
     assert sessions & {1, 2}  # beside another worker
     assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
+
+
+def test_a_worker_that_is_stopped_for_ever_is_replaced(
+    request_: RunRequest, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP: it loses its batch, as one that is killed. The figures equal those of one worker."""
+    monkeypatch.setattr(workers, "LOOK_S", 0.1)
+    run = begun(tmp_path / "run", request_)
+
+    def stop_one() -> None:
+        while not list((run.path / "timings").glob("*")):
+            time.sleep(0.005)
+        victim = next(child for child in multiprocessing.active_children() if child.name == "worker 1")
+        assert victim.pid
+        os.kill(victim.pid, signal.SIGSTOP)
+
+    stopper = threading.Thread(target=stop_one)
+    stopper.start()
+    assert finish(run, workers=2) == alone
+    stopper.join()
+    assert len(run.read_json("environment.json")["sessions"]) == 3
 
 
 @pytest.mark.slow
@@ -201,7 +223,7 @@ def test_workers_that_cannot_be_had_are_refused(request_: RunRequest, tmp_path: 
     """In one line, before anything is decoded."""
     run = begun(tmp_path / "run", request_)
     with pytest.raises(UserError, match=rf"^[^\n]*{says}[^\n]*$"):
-        generate(run, Quiet(), **how)
+        generate(run, Quiet(), Execution(**how))
     assert not (run.path / "timings").exists()
 
 

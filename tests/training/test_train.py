@@ -668,6 +668,34 @@ def test_another_error_is_not_reported_as_out_of_memory(
         run(Ar(), base, rows, USUAL, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("where", "what", "error"),
+    [
+        (torch, "save", RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0")),
+        (torch, "save", OSError(28, "No space left on device")),
+        (trainer, "write_record", OSError(28, "No space left on device")),
+        (checkpoint, "write_record", OSError(28, "No space left on device")),
+    ],
+)
+def test_a_full_disk_is_one_line_and_the_same_command_resumes(
+    base: str,
+    rows: str,
+    undisturbed: Path,
+    tmp_path: Path,
+    where: Any,
+    what: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a resumable checkpoint, whose writer has errors of its own, and in the finished one."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, broken_by(error))
+        with pytest.raises(UserError, match=r"^cannot write [^\n]*out[^\n]*Make room, then repeat the command[^\n]*$"):
+            run(MARS, base, rows, USUAL, out)
+    assert_same_training(run(MARS, base, rows, USUAL, out), undisturbed)
+
+
 def test_after_out_of_memory_a_training_resumes_with_fewer_rows(
     base: str, rows: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
