@@ -767,3 +767,11 @@ def test_importing_the_definitions_does_not_import_scipy() -> None:
     """A run needs only the definitions, and importing scipy is slow."""
     code = "import sys, mtbench.statistics; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_mean_of_tasks_has_its_own_interval() -> None:
+    """Half the items of one task and all of another: the mean is 75 %, and the interval lies around it."""
+    mean = stat.mean_of_proportions([(50, 100), (100, 100)])
+    half = 1.959964 * math.sqrt((51 / 102) * (51 / 102) / 100 + (101 / 102) * (1 / 102) / 100) / 2
+    assert (mean.value, mean.n) == (0.75, 200)
+    assert (mean.ci_low, mean.ci_high) == pytest.approx((0.75 - half, 0.75 + half), abs=1e-6)

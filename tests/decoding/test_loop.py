@@ -471,3 +471,12 @@ def test_a_tree_of_guesses_emits_the_references_tokens(name: str, make_runner: C
     got = run(Tree(tuple(tuple(g.token_ids) for g in plain)), runner)
     assert [g.token_ids for g in got] == [g.token_ids for g in plain]
     assert max(max(g.commits or []) for g in got) == 3
+
+
+def test_the_memory_of_keys_and_values_is_that_of_all_rows_with_their_windows(runner: ModelRunner) -> None:
+    """Each row has room for its prompt, its budget and the guesses of one forward."""
+    prompts, budget = [[5, 6, 7], [8]], 4
+    for method, guesses in ((ar(), 0), (mars(), mars().window().guesses)):
+        _, timing = decode_prompts(method, on(runner), prompts, budget)
+        slots = max(map(len, prompts)) + budget + guesses
+        assert timing.kv_bytes == runner.cache.bytes_per_slot * len(prompts) * slots

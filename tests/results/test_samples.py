@@ -91,6 +91,19 @@ def test_a_void_arm_or_baseline_has_no_verdict_and_no_part_in_the_adjustment(voi
     assert other == ("inconclusive: the baseline is void" if void.startswith("ar") else "faster")
 
 
+@pytest.mark.parametrize("short", ["ar", "mars"])
+def test_an_arm_or_a_baseline_with_too_short_windows_has_no_verdict(short: str) -> None:
+    """Either is reason enough."""
+    group = {
+        arm: cell_data(
+            [], timed({b: [1e-6 if arm == short else 10.0 + b] for b in range(8)}), arm=arm, baselines=before
+        )
+        for arm, before in (("ar", []), ("mars", ["ar"]))
+    }
+    [compared] = compare(group, 0.0, 0.02)["mars"].speedup
+    assert compared.verdict == "inconclusive: 8e-06 s timed, 1 s needed"
+
+
 @pytest.mark.parametrize(("claims", "word"), [("lossless", "not worse"), ("lossy", "inconclusive")])
 def test_the_same_tokens_leave_nothing_to_test(claims: str, word: str) -> None:
     """An arm that promises its baseline's tokens, and has them, keeps its accuracy; another may differ elsewhere."""
