@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HANG_S = 300
+HANG_S, HANGS = 300, 124  # a child that lives longer is ended; its code then
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "os.link", "os.symlink"}
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -92,7 +92,8 @@ def run_child(
     os.close(send)
     handle = os.pidfd_open(child)
     struck = disturb(child, handle)
-    if not select.select([handle], [], [], HANG_S)[0]:
+    hangs = not select.select([handle], [], [], HANG_S)[0]
+    if hangs:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     with suppress(ProcessLookupError):
@@ -100,7 +101,7 @@ def run_child(
     said = os.read(receive, 20).decode().split() or ["0", ""]
     os.close(receive)
     os.close(handle)
-    code = os.waitstatus_to_exitcode(status)
+    code = HANGS if hangs else os.waitstatus_to_exitcode(status)
     struck = (struck and said[1] != "early") or said[1] == "True" or code == -signal.SIGKILL
     return Ended(code, log.read_text(errors="replace"), int(said[0]), struck, time.monotonic() - began)
 
@@ -136,9 +137,11 @@ def in_process(words: Words) -> int:
     """Run `mtbench WORDS` here; return its exit code."""
     from mtbench.cli import main
 
-    sys.argv = ["mtbench", *words]
+    before, sys.argv = sys.argv, ["mtbench", *words]
     try:
         main.main()
     except SystemExit as end:
         return int(end.code or 0)
+    finally:
+        sys.argv = before
     return 0

@@ -7,11 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
+from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
-from mtbench.runs import lifecycle
+from mtbench.runs import lifecycle, workers
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -78,3 +79,9 @@ def figures(value: Any) -> Any:
         timed = TIMES | (SPEEDUPS if "length_ratio" in value else set())
         return {k: figures(v) for k, v in value.items() if k not in timed and not k.endswith("_s")}
     return [figures(v) for v in value] if isinstance(value, list) else value
+
+
+def serve_busily(*arguments: Any) -> None:
+    """A worker's process on a busy machine: no sample is dropped because it had to wait."""
+    machine.COMPUTING_SHARE = 0.0
+    workers._serve(*arguments)

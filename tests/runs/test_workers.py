@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from small import save_small
-from whole import Quiet, figures
+from whole import Quiet, figures, serve_busily
 
 from mtbench.cli import main
 from mtbench.errors import UserError
@@ -38,8 +38,10 @@ SHARED = "2 workers shared the machine"
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
+def busy_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are compared on busy machines, too."""
     torch.set_num_threads(1)
+    monkeypatch.setattr(workers, "_serve", serve_busily)
 
 
 @pytest.fixture(scope="module")
