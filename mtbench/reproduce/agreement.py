@@ -129,7 +129,8 @@ def judge_rate(
     """Judge the ratio ours / theirs. n: the units of our interval, which needs at least six."""
     ratio = ours.value / theirs
     if ours.low is None or ours.high is None:
-        return Finding("cannot tell", f"n = {n:,} {unit}s, {UNITS_NEEDED['block']} needed", Estimate(ratio, None, None))
+        units = unit if n == 1 else f"{unit}s"
+        return Finding("cannot tell", f"n = {n:,} {units}, {UNITS_NEEDED['block']} needed", Estimate(ratio, None, None))
     widened = Estimate(ratio, ours.low / (theirs + rounding), ours.high / (theirs - rounding))
     word = _word(widened, (1 - margin, 1 + margin), 1)
     if word != "cannot tell":

@@ -135,7 +135,7 @@ def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
     assert all(figure["why"] for figure in result["figures"])
 
 
-OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(4,))
+OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(1,))
 
 
 def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "absent")) -> Published:
@@ -220,7 +220,7 @@ def test_times_are_compared_only_where_they_can_be(own: tuple[JsonObject, Path])
 def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> None:
     """As far as the run's own record says so; with the blocks it has, and the blocks it takes."""
     table = own_table(4, ["plain", "fast"])
-    carried_out(table, OWN.changed(engine="eager"), tmp_path / "eager")
+    carried_out(table, OWN.changed(engine="eager", batch_size=(4,)), tmp_path / "eager")
     environment = tmp_path / "eager" / "tiny" / "environment.json"
     environment.write_text(environment.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     results = tmp_path / "eager" / "tiny" / "results.json"
@@ -275,7 +275,7 @@ def test_fewer_questions_are_told_less_surely(tmp_path: Path) -> None:
     """The same thing with too few items for an interval: it says how many there are."""
     table = own_table(8, ["steady"])
     result = carried_out(table, OWN.changed(limit=3), tmp_path / "it")
-    assert [(f["word"], f["why"]) for f in result["figures"]] == [("cannot tell", "n = 3 items, 6 needed")]
+    assert [(f["word"], f["why"]) for f in result["figures"]] == [("cannot tell", "n = 3 blocks, 6 needed")]
 
 
 def test_what_has_no_checkpoint_says_how_to_get_one() -> None:
@@ -326,7 +326,7 @@ def test_a_family_or_a_suite_of_the_table_is_a_choice() -> None:
 
 def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
     """What was decoded is not decoded again, and the figures are those of one that was not interrupted."""
-    table, asked = own_table(5, ["plain", "fast"]), OWN
+    table, asked = own_table(5, ["plain", "fast"]), OWN.changed(batch_size=(4,))
     parts = begun(table, asked, tmp_path / "twice")
     first = Quiet(until=3)
     with pytest.raises(KeyboardInterrupt):
