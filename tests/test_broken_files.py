@@ -28,6 +28,8 @@ from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.training.conversations import prepare
 
+pytestmark = pytest.mark.whole
+
 LONGEST_S = 10
 
 

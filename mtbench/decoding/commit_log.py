@@ -14,7 +14,7 @@ class Counts(NamedTuple):
 
     commits: list[int]
     offered: list[int]  # tokens beyond the first that could have been committed
-    accepted: list[int]  # tokens accepted, before the cut at the end token
+    accepted: list[int]  # tokens accepted, before the cut at the end token or at the budget, as papers count them
 
 
 class CommitLog:
@@ -31,11 +31,11 @@ class CommitLog:
         """Restart the rows `at`, which have new requests."""
         self._forwards[at] = 0
 
-    def record(self, count: Tensor, offered: Tensor, accepted: Tensor, left: Tensor) -> None:
-        """Log one forward; each (R,). `accepted` is cut to the `left` tokens of the budget."""
+    def record(self, count: Tensor, offered: Tensor, accepted: Tensor) -> None:
+        """Log one forward; each (R,)."""
         self._commits.scatter_(1, self._forwards[:, None], count[:, None])
         self._offered.scatter_(1, self._forwards[:, None], offered[:, None])
-        self._accepted.scatter_(1, self._forwards[:, None], torch.minimum(accepted, left)[:, None])
+        self._accepted.scatter_(1, self._forwards[:, None], accepted[:, None])
         self._forwards.add_(1)
 
     def read(self, at: Tensor, steps: int) -> list[Counts]:

@@ -257,7 +257,7 @@ class Batch:
         rows.base.copy_(method.base(self.state, rows))
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)
         torch.minimum(final_guesses, final, out=rows.cached)
-        self.log.record(count, offered, accepted, left)
+        self.log.record(count, offered, accepted)
 
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has taken more steps than its budget allows."""

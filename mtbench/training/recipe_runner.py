@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -218,14 +218,16 @@ class RecipeRun:
         self.states[stage.name], self.notes[stage.name] = RUNNING, "starts"
 
     def stop(self) -> None:
-        """End all running stages: SIGTERM first, SIGKILL after `GRACE_S`."""
-        for process in self.processes.values():
-            process.terminate()
-        deadline = time.monotonic() + GRACE_S
-        for process in self.processes.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        """End all running stages: SIGTERM first, SIGKILL after `GRACE_S` or at another interruption."""
+        try:
+            for process in self.processes.values():
+                process.terminate()
+            deadline = time.monotonic() + GRACE_S
+            for process in self.processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for process in self.processes.values():
                 process.kill()
                 process.wait()
 

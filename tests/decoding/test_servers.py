@@ -19,7 +19,9 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import printable
 from mtbench.models.loading import Inspected, inspect
 
-GRACE_S = 3.0  # a busy machine
+pytestmark = pytest.mark.whole
+
+GRACE_S = 10.0  # a busy machine
 CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 TEXTS = {".json", ".jsonl", ".md", ".html", ".csv", ".tex", ".svg"}
 IN_A_RUN = [
@@ -117,7 +119,6 @@ def test_no_proxy_of_the_environment_is_used(words: Inspected, monkeypatch: pyte
     assert generation.token_ids == [1, 1]
 
 
-@pytest.mark.whole
 def test_each_costs_its_own_cell_only(tmp_path: Path) -> None:
     """In a whole run `ar` beside them keeps all its samples; no file and no terminal gets the key or a control."""
     chosen = [how for how in CORPUS if how.name in IN_A_RUN]
