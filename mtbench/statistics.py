@@ -52,7 +52,7 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
-OVERRULED = "as the only arm, but not among"  # the word holds only without Holm's adjustment
+OVERRULED = "if it were the only arm"  # the word holds only without Holm's adjustment
 WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
     "slower": 0.025,
@@ -578,7 +578,8 @@ def _adjusted_verdicts(arms: Sequence[Mapping[str, float]], interval: Callable[[
         decisive = alone if alone in WORD_LEVELS else "worse"  # that is, by less than the margin
         times_stricter = adjusted[decisive][i] / p[decisive] if p[decisive] else len(arms)
         level = 1 - 2 * WORD_LEVELS[decisive] / times_stricter
-        detail = f": {alone} {OVERRULED} {len(arms)}; adjusted {100 * level:.4g}% interval {interval(i, level)}"
+        adjustment = f"adjusted for {len(arms)} arms, the {100 * level:.4g}% interval is {interval(i, level)}"
+        detail = f": {alone} {OVERRULED}; {adjustment}"
         verdicts.append(Verdict(word, detail))
     return verdicts
 

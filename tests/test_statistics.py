@@ -626,8 +626,8 @@ def test_with_many_arms_a_verdict_needs_a_smaller_p() -> None:
     assert speed(at_p[0.02]) == ["faster"]
     assert speed(at_p[0.02], at_p[0.01], at_p[0.001]) == ["faster", "faster", "faster"]
     assert speed(at_p[0.02], at_p[0.01], at_p[0.001], ratio(1.02, 0.01)) == [
-        "inconclusive: faster as the only arm, but not among 4; adjusted 97.5% interval [1.02, 1.08]",
-        "inconclusive: faster as the only arm, but not among 4; adjusted 98.33% interval [1.02, 1.09]",
+        "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 97.5% interval is [1.02, 1.08]",
+        "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 98.33% interval is [1.02, 1.09]",
         "faster",
         "inconclusive",
     ]
@@ -642,10 +642,8 @@ def test_accuracy_verdicts_are_adjusted_too() -> None:
     """An arm that is `not worse` alone is inconclusive among five; one that is much worse stays so."""
     lone, worse = stat.paired_difference(21, 22, 700), stat.paired_difference(10, 90, 1319)
     assert accuracy(lone) == ["not worse"]
-    assert accuracy(*[lone] * 4, worse) == [
-        *["inconclusive: not worse as the only arm, but not among 5; adjusted 98% interval [-2.4, +2.1] points"] * 4,
-        "worse than margin",
-    ]
+    withheld = "not worse if it were the only arm; adjusted for 5 arms, the 98% interval is [-2.4, +2.1] points"
+    assert accuracy(*[lone] * 4, worse) == [*[f"inconclusive: {withheld}"] * 4, "worse than margin"]
 
 
 @settings(deadline=None)  # the first call imports scipy
@@ -682,7 +680,7 @@ def test_false_verdicts_are_rare_with_many_arms() -> None:
             [
                 "faster",
                 "slower",
-                "inconclusive: faster as the only arm, but not among 4; adjusted 98% interval [1.01, 1.15]",
+                "inconclusive: faster if it were the only arm; adjusted for 4 arms, the 98% interval is [1.01, 1.15]",
             ],
             4,
         ),

@@ -112,7 +112,7 @@ def _execute() -> Any:
     except UserError as error:
         return _complain(str(error))
     except UsageError as error:
-        return _complain(f"{error.format_message()} See `mtbench {' '.join(sys.argv[1:2])} --help`.")
+        return _complain_of_usage(error.format_message())
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
@@ -142,6 +142,14 @@ def _how_to_resume() -> str:
         return "nothing was started"
     resumed = command if command == "reproduce" else "run"
     return f"complete results are kept; resume with `mtbench {resumed} -o {session.started[-1]} --resume`"
+
+
+def _complain_of_usage(mistake: str) -> int:
+    """Print what the option parser says with the command whose help explains it. Without a word it has said all."""
+    command = next((f"{word} " for word in sys.argv[1:2] if word in COMMANDS), "")
+    mistake = mistake.rstrip(". ")
+    ending = "" if mistake.endswith("?") else "."
+    return _complain(f"{mistake}{ending} See `mtbench {command}--help`.") if mistake else 2
 
 
 def _complain(mistake: str) -> int:

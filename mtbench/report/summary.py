@@ -83,9 +83,8 @@ def _warnings(cells: Sequence[ResultCell]) -> list[str]:
     found = []
     unfinished = sum(cell.status == "partial" for cell in cells)
     if unfinished:
-        found.append(
-            f"The run is not finished: {unfinished} of {len(cells)} arms lack blocks; continue with `--resume`."
-        )
+        of_all = f"{unfinished} of {counted(len(cells), 'arm')}"
+        found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     found += [
         f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}."
         for cell in cells
@@ -158,7 +157,8 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
         spread = f"Accuracy is {low}." if low == high else f"Accuracies lie between {low} and {high}."
         if same:
             verb = "has" if len(same) == 1 else "have"
-            spread += f" {counted(len(same), 'arm')} {verb} the baseline's tokens on all {counted(max(same), 'item')}."
+            items = "the only item" if max(same) == 1 else f"all {max(same):,} items"
+            spread += f" {counted(len(same), 'arm')} {verb} the baseline's tokens on {items}."
         if not kept and len(same) == len(arms):
             return spread
         if not kept:

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.report.formatting import NONE, bounds, interval, listed, number, percent, times
+from mtbench.report.formatting import NONE, bounds, counted, interval, listed, number, percent, times
 from mtbench.report.phrases import batches, disclaimers, flags_of_measurement, floors, ungraded
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
 from mtbench.results.format import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
@@ -74,7 +74,9 @@ def _group_table(group: GroupKey, cells: Sequence[ResultCell], width: int) -> Ta
         caption += _over_engines(cells)
     caption += _inconclusive(cells, own) + floors(cells)
     caption += [f"({place}) {note}" for place, note in enumerate(notes, start=1)]
-    title = f"{group.suite}, {batches(group.batch_size, group.batching)}, {max(c.items for c in cells)} items"
+    title = (
+        f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(max(c.items for c in cells), 'item')}"
+    )
     return _framed(title, caption, names, columns, width)
 
 

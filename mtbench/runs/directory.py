@@ -84,8 +84,12 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """A run that has a plan; raises UserError if there is none, or if the directory holds links."""
+        if not path.is_dir():
+            raise UserError(
+                f"{str(path)!r} is no directory; give one of a run, or make one with `mtbench plan -o DIR`."
+            )
         if not (path / "plan.json").is_file():
-            raise UserError(f"{str(path)!r} holds no plan.json; make one with `mtbench plan -o {path}`.")
+            raise UserError(f"{str(path)!r} is no run directory: it holds no plan.json. Give one that `mtbench` made.")
         run = cls(path)
         run.refuse_links()
         return run

@@ -383,7 +383,7 @@ def test_the_summary_starts_with_what_spoils_the_run(run: RunDirectory) -> None:
         "lossless": cells[2]["lossless"] | {"against": "ar@mars/graph", "grade": "divergent"},
     }
     first, second, *_ = summary_of(cells, own)
-    assert first == f"The run is not finished: 1 of {len(cells)} arms lack blocks; continue with `--resume`."
+    assert first == f"The run is not finished: blocks are missing in 1 of {len(cells)} arms; continue with `--resume`."
     assert second == f"{cells[2]['arm']} claims to be lossless and is not: its tokens are not those of ar@mars/graph."
 
 
@@ -465,7 +465,7 @@ def arm_of(results: Any, arm: str, batch_size: int = 2) -> Any:
             "is no faster than ar@mars/graph: a forward takes 2.50 times as long; fewer",
         ),
         (
-            "inconclusive: faster as the only arm, but not among 4",
+            "inconclusive: faster if it were the only arm",
             {"draft_forwards_per_token": 2.0},
             "is not shown to be faster than ar@mars/graph: a forward takes 2.50 times as long and feeds 7.00 positions "
             "instead of 1.00; drafting needs 3.60 forwards per forward of the target; fewer",

@@ -251,7 +251,7 @@ def test_where_arms_stop_paying_is_reported_for_the_same_engine_only(results: Re
     [
         (("faster", "same", "slower"), 4, None),
         (("faster", "faster", "inconclusive"), None, "neither faster nor shown to be no faster at batch size 16"),
-        (("same", "inconclusive", "inconclusive: faster as the only arm, but not among 4"), 1, None),
+        (("same", "inconclusive", "inconclusive: faster if it were the only arm"), 1, None),
         (("faster", "same", "faster"), None, None),
         ((UNMEASURED, UNMEASURED, UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
         (("faster", "same", UNMEASURED), None, "3 blocks, 6 needed at batch size 16"),
