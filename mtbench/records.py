@@ -124,7 +124,9 @@ def read_json(path: Path, kind: type[M], advice: str = RESTORE) -> M:
     try:
         data = files.read_bytes(path)
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; `mtbench run -o {path.parent} --resume` makes it.") from None
+        begun_with = path.name in ("environment.json", "plan.json")  # no stage makes them anew
+        remedy = advice if begun_with else f"`mtbench run -o {path.parent} --resume` makes it."
+        raise UserError(f"{path} is missing; {remedy}") from None
     return parse(data, kind, str(path), advice)
 
 

@@ -189,7 +189,7 @@ def test_what_is_no_record_is_refused_in_one_line(text: str) -> None:
 
 
 def test_a_file_names_itself(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"plan\.json is missing; `mtbench run -o .* --resume` makes it"):
+    with pytest.raises(UserError, match=r"plan\.json is missing; restore it or start a new run"):
         read_json(tmp_path / "plan.json", Plan)
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match=r"plan\.json: schema_version is missing \(and 4 more\); restore it"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 
 from typer import Context, Option
 
+from mtbench import records
 from mtbench.errors import UserError
 from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
 
@@ -209,7 +210,7 @@ def request_of(params: Mapping[str, Any]) -> RunRequest:
     }
     if params["bundle"] is not None:
         fields = _from_bundle(params["bundle"], fields)
-    return RunRequest(**fields)
+    return records.validate(fields, RunRequest, "the options", "see `mtbench run --help`.")
 
 
 def _from_bundle(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:

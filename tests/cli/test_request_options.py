@@ -52,3 +52,10 @@ def test_text_that_cannot_be_read_is_refused() -> None:
     """The error says what is allowed."""
     with pytest.raises(UserError, match="write 90s, 30m or 2h"):
         request_of(DEFAULTS | {"time_budget": "soon"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
+    """In one line that names the option."""
+    with pytest.raises(UserError, match=r"^the options: temperature is (nan|inf): input should be a finite number"):
+        request_of(DEFAULTS | {"temperature": value})

@@ -231,3 +231,10 @@ def test_resume_without_a_plan_deletes_nothing_that_it_did_not_write(name: str, 
     (folder / name).write_text("kept")
     assert not lifecycle.clear_unplanned(folder, {"limit"})
     assert (folder / name).read_text() == "kept"
+
+
+def test_a_run_without_its_environment_is_told_what_helps(run: RunDirectory) -> None:
+    """`--resume` cannot make it anew, so the error does not say so."""
+    (run.path / "environment.json").unlink()
+    with pytest.raises(UserError, match=r"environment.json is missing; restore it or start a new run"):
+        lifecycle.generate(run, Execution(), Quiet())
