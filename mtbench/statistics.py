@@ -131,11 +131,13 @@ class Factors(NamedTuple):
 def median_by(keys: npt.ArrayLike, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return the median value of each key, in the order of sorted keys; for example each block's median over rounds.
 
-    With three rounds and 2 % of samples three times too long, the median finds a slowdown of 5 % in 90 % of runs, the
-    mean in 20 %.
+    With three rounds and 2 % of samples three times too long, the median finds a slowdown of 5 % in over 90 % of runs,
+    the mean in 20 %.
     """
-    keys, values = np.asarray(keys), np.asarray(values, float)
-    return np.array([np.median(values[keys == key]) for key in np.unique(keys)])
+    order = np.argsort(keys, kind="stable")
+    starts = np.unique(np.asarray(keys)[order], return_index=True)[1]
+    by_key = np.split(np.asarray(values, float)[order], starts)[1:]  # before the first start there is nothing
+    return np.array([np.median(part) for part in by_key])
 
 
 def ratio_of_totals(

@@ -94,6 +94,7 @@ def test_an_undefined_ratio_is_none(walls: list[float]) -> None:
 def test_a_block_has_the_median_of_its_rounds() -> None:
     """Blocks are sorted; one round that was disturbed does not count."""
     assert stat.median_by([7, 3, 7, 5, 7], [1, 10, 90, 4, 2]).tolist() == [10, 4, 2]
+    assert stat.median_by([], []).tolist() == []
 
 
 def outliers_found(how: Callable[..., Array]) -> float:

@@ -1,7 +1,7 @@
 """The command `mtbench`. A command's module is imported when the command is used: torch takes seconds.
 
-Exit codes: 0: every cell is ok; 1: a cell is divergent, void or failed (`--fail-on`); 2: a user's mistake or something
-missing; 3: the time budget ended the run; 130: interrupted.
+Exit codes: 0: all is ok; 1: a cell is divergent, void or failed (`mtbench run --fail-on`), or a part of another command
+failed; 2: a user's mistake or something missing; 3: the time budget ended the run; 130: interrupted.
 """
 
 import errno
@@ -16,11 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from mtbench import __version__
 from mtbench.cli import session
-from mtbench.cli.session import err, out, say
+from mtbench.cli.session import FAILED, INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
-INTERRUPTED = 130
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
@@ -128,7 +127,7 @@ def _report_hard_exits() -> None:
     def leave_as_failed(status: int) -> NoReturn:
         if os.getpid() == own:  # a forked child ends this way
             say("error: code that mtbench called ended the process by os._exit; see which method or suite does", err)
-            status = status or 2
+            status = status or FAILED
         leave(status)
 
     os._exit = leave_as_failed
@@ -145,13 +144,13 @@ def _how_to_resume() -> str:
 
 
 def _complain_of_usage(mistake: str) -> int:
-    """Print what the option parser says with the command whose help explains it. Without a word it has said all."""
+    """Print the option parser's message and the command whose help explains it; an empty message prints nothing."""
     command = next((f"{word} " for word in sys.argv[1:2] if word in COMMANDS), "")
     mistake = mistake.rstrip(". ")
     ending = "" if mistake.endswith("?") else "."
-    return _complain(f"{mistake}{ending} See `mtbench {command}--help`.") if mistake else 2
+    return _complain(f"{mistake}{ending} See `mtbench {command}--help`.") if mistake else MISTAKE
 
 
 def _complain(mistake: str) -> int:
     say(f"error: {mistake}", err)
-    return 2
+    return MISTAKE

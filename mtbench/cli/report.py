@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.cli.session import err, out, say
+from mtbench.cli.session import FAILED, INCOMPLETE, err, out, say
 from mtbench.errors import unknown
 from mtbench.files import write_errors
 from mtbench.report import pipeline
@@ -15,7 +15,6 @@ from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
 
-FAILED, INCOMPLETE = 1, 3  # exit codes
 CAUSES: Mapping[str, Callable[[ResultCell], bool]] = {  # what may end a finished run with FAILED
     "divergent": breaks_promise,
     "void": lambda cell: bool(cell.void),

@@ -22,6 +22,7 @@ from mtbench.cli.request_options import (
     in_panels,
     was_given,
 )
+from mtbench.cli.session import FAILED
 from mtbench.errors import UserError
 from mtbench.runs.run_request import DEFAULTS
 
@@ -34,11 +35,15 @@ def reproduce(
     ctx: typer.Context,
     name: Annotated[str | None, typer.Argument(help="A published table; without a name, list all tables.")] = None,
     family: Annotated[
-        str | None, Option("--family", help="Only this family; one that is not in the table replaces all of its own.")
+        str | None,
+        Option("--family", help="Run only this family; another than the table's replaces all of them."),
     ] = None,
     suite: Annotated[
         list[str],
-        Option("--suite", help="Only this suite; one that is not in the table replaces all of its own. Repeatable."),
+        Option(
+            "--suite",
+            help="Run only this suite; another than the table's replaces all of them. Repeatable.",
+        ),
     ] = [],  # noqa: B006
     checkpoint: CheckpointOption = [],  # noqa: B006
     limit: Annotated[int | None, Option("--limit", help="Items per suite or subtask; default: as published.")] = None,
@@ -91,4 +96,4 @@ def reproduce(
     else:
         started = reproduction.start(directory, ctx.params)
     if not reproduction.finish(started, workers, ray):
-        raise typer.Exit(2)
+        raise typer.Exit(FAILED)

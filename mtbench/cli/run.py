@@ -25,6 +25,7 @@ from mtbench.cli.request_options import (
     request_of,
     with_options,
 )
+from mtbench.cli.session import FAILED
 from mtbench.runs.run_request import Execution
 
 app = typer.Typer()
@@ -89,7 +90,8 @@ def generate(
 
     where = None if data_dir is None else str(data_dir)
     settings = Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory, servers=frozenset(server))
-    stages.generate(directory, settings)
+    if not stages.generate(directory, settings):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

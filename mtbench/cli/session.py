@@ -5,6 +5,7 @@ from typing import Any
 
 from mtbench.report.console import Terminal
 
+FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130  # exit codes; mtbench/cli/main.py says what they mean
 out = Terminal()
 err = Terminal(stderr=True)
 started: list[Path] = []  # run directories of this process; the message on interruption names the last one

@@ -13,6 +13,7 @@ from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import estimate_s
+from mtbench.runs.formats import FailureLine
 from mtbench.runs.lifecycle import check as check
 from mtbench.runs.lifecycle import servers_of as servers_of
 from mtbench.runs.plan import Plan
@@ -46,11 +47,12 @@ def plan(request: RunRequest, directory: Path | None) -> None:
     say(start(request, directory).path)
 
 
-def generate(directory: Path, settings: Execution) -> None:
-    """Decode the missing batches of a plan."""
+def generate(directory: Path, settings: Execution) -> bool:
+    """Decode the missing batches of a plan; return whether every cell could be decoded."""
     run = RunDirectory.open(directory)
     with RunProgress(err) as progress:
         lifecycle.generate(run, settings, progress)
+    return all(failure.stage is not None for failure in run.read_lines("failures.jsonl", FailureLine))
 
 
 def score(directory: Path, settings: Execution) -> None:

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from mtbench.cli.request_options import DataOption as DataDirOption
 from mtbench.cli.request_options import OfflineOption
-from mtbench.cli.session import err, out
+from mtbench.cli.session import FAILED, MISTAKE, err, out
 from mtbench.errors import UserError, unknown
 
 
@@ -74,7 +74,7 @@ def recipe(
 
     if name is None:
         out.print(ctx.get_help())
-        raise typer.Exit(2)
+        raise typer.Exit(MISTAKE)
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES, "mtbench train --help")
     stages = recipe_runner.needed(RECIPES[name], only)
@@ -89,7 +89,7 @@ def recipe(
         session.append("--offline")
     launch = [*(shlex.split(launcher) if launcher else [sys.executable]), "-m", "mtbench"]
     if not recipe_runner.run(stages, folder, workers, launch, session, err):
-        raise typer.Exit(2)
+        raise typer.Exit(FAILED)
     out.print(recipe_runner.how_to_use(stages, folder), soft_wrap=True, markup=False, highlight=False)
 
 

@@ -208,7 +208,7 @@ class Server:
                 event = Event.model_validate_json(data)
                 if event.error:
                     raise ServerError(
-                        f"{self.url} stopped with an error: {self.said(message_of(data))}; see the server's log",
+                        f"{self.url} stopped with an error: {self.clean(message_of(data))}; see the server's log",
                         again=True,
                     )
                 reply.add(event)
@@ -218,7 +218,7 @@ class Server:
             raise self._broken()
         if reply.finish not in FINISHED:
             raise ServerError(
-                f"{self.url} ended an answer by {self.said(reply.finish)!r}, not by stop or length; see its log"
+                f"{self.url} ended an answer by {self.clean(reply.finish)!r}, not by stop or length; see its log"
             )
         self.check_text(reply.text)
         return reply
@@ -229,7 +229,7 @@ class Server:
         if key is not None and len(key) >= SECRET and key.lower() in text.lower():
             raise ServerError(f"{self.url} repeats the key of api_key_env in an answer; the answer is not kept")
 
-    def said(self, text: str) -> str:
+    def clean(self, text: str) -> str:
         """Return a server's text for a message: one short line without keys and control characters."""
         return shown(text, self._key())
 
@@ -238,8 +238,8 @@ class Server:
         if kind is not None and not kind.strip().lower().startswith("text/event-stream"):
             text = beginning(response.chunks, ERROR_BYTES).decode(errors="replace")
             raise ServerError(
-                f"{self.url} answers completions with {self.said(kind)[:40]}, not a stream "
-                f"({self.said(message_of(text))[:60]}); {COMPATIBLE}"
+                f"{self.url} answers completions with {self.clean(kind)[:40]}, not a stream "
+                f"({self.clean(message_of(text))[:60]}); {COMPATIBLE}"
             )
 
     @contextmanager
@@ -276,14 +276,16 @@ class Server:
     def _refuse_status(self, response: Response, path: str, *, needed: bool) -> None:
         """Raise ServerError for a status other than 200, if the answer is `needed`, and for an encoded body."""
         if needed and response.status != 200:
-            message = self.said(message_of(beginning(response.chunks, ERROR_BYTES).decode(errors="replace")))
+            message = self.clean(message_of(beginning(response.chunks, ERROR_BYTES).decode(errors="replace")))
             raise ServerError(
                 f"{self.url} answers {response.status} to {path}: {message}; check url= and model=",
                 again=response.status == 429 or response.status >= 500,
             )
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
-            raise ServerError(f"{self.url} answers {path} in the encoding {self.said(encoding)!r}, which was not asked")
+            raise ServerError(
+                f"{self.url} answers {path} in the encoding {self.clean(encoding)!r}, which was not asked"
+            )
 
     @contextmanager
     def _sent(self, verb: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Iterator[Response]:
@@ -306,7 +308,7 @@ class Server:
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             if backend.connection is None or isinstance(error, httpcore.ConnectError):
                 raise ServerError(
-                    f"{self.url} cannot be reached ({self.said(cause_of(error))}); start the server, or give its url=",
+                    f"{self.url} cannot be reached ({self.clean(cause_of(error))}); start the server, or give its url=",
                     again=True,
                 ) from None
             if backend.connection.ended or not isinstance(error, httpcore.ProtocolError):
@@ -337,7 +339,7 @@ class Server:
         return ServerError(f"{self.url} stopped in the middle of an answer; see the server's log", again=True)
 
     def _strange(self, path: str, what: str) -> ServerError:
-        return ServerError(f"{self.url} replied unexpectedly to {path} ({self.said(what)}); {COMPATIBLE}")
+        return ServerError(f"{self.url} replied unexpectedly to {path} ({self.clean(what)}); {COMPATIBLE}")
 
     def _key(self) -> str | None:
         """Return the key. Raises ServerError, without it, if it is not set or cannot be sent."""

@@ -27,7 +27,7 @@ from mtbench.report.tables import Entry, Table
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import read_plan
+from mtbench.runs.plan_checks import read_plan
 
 LONGEST_SLUG = 80  # characters of a suite's name in a file's name
 THEME = {  # the figures' colours -> the page's, so that figures follow its light and dark theme

@@ -28,7 +28,8 @@ from mtbench.report import pipeline
 from mtbench.reproduce.format import Asked, AskedFile, AskedPart, Published, PublishedRow
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress
-from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest, read_plan
+from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
 from mtbench.training.recipes import RECIPES
@@ -294,6 +295,10 @@ def run(
 ) -> None:
     """Run what is missing of a part and score it; with `report`, write its pages too."""
     execution = Execution(
-        workers=workers, ray=ray, data_dir=asked.data_dir, allow_unsandboxed_code=asked.allow_unsandboxed_code
+        workers=workers,
+        ray=ray,
+        data_dir=asked.data_dir,
+        offline=asked.offline,
+        allow_unsandboxed_code=asked.allow_unsandboxed_code,
     )
     pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)

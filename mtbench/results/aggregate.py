@@ -48,7 +48,8 @@ from mtbench.runs.formats import (
     RescoringRecord,
     SessionRecord,
 )
-from mtbench.runs.plan import Cell, Group, Plan, read_plan
+from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.plan_checks import read_plan
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured

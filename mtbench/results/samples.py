@@ -59,9 +59,8 @@ class CellData:
     def _by_unit(self, values: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the sum over each unit's blocks of the block's median; values: one per sample."""
         medians = statistics.median_by([t.block for t in self.samples], values)
-        blocks = sorted({t.block for t in self.samples})
-        units = [self.unit_of[block] for block in blocks]
-        return np.array([medians[np.array(units) == unit].sum() for unit in sorted(set(units))])
+        units = [self.unit_of[block] for block in sorted({t.block for t in self.samples})]
+        return np.bincount(np.unique(units, return_inverse=True)[1], weights=medians).astype(np.float64)
 
     def tokens_and_forwards(self, *, with_surplus: bool = False) -> tuple[list[int], list[int]] | None:
         """Return the tokens of the answers and their forwards per unit of blocks; None if an engine hides forwards.

@@ -19,7 +19,8 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress
 from mtbench.runs.executor import generate as run_plan
 from mtbench.runs.model_pool import resolve_device
-from mtbench.runs.plan import Plan, read_plan
+from mtbench.runs.plan import Plan
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import due

@@ -23,7 +23,8 @@ from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, Plan, read_plan
+from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.requests import requests_of
 
 

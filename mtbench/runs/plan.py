@@ -16,15 +16,11 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from mtbench import records
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.records import CellName, Record, Share, StoredCount, TokenId, VersionOne
-from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Committed
-from mtbench.runs.plan_checks import refuse_faulty
 from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
@@ -40,7 +36,6 @@ MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
-PLAN_ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
 CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
 
@@ -217,14 +212,3 @@ class Plan(Record):
 def _items_needed(group: Group) -> int:
     """Items for enough blocks of this kind."""
     return MIN_BLOCKS * group.batch_size * (1 if group.batching == "static" else REFILLS)
-
-
-def read_plan(run: RunDirectory) -> Plan:
-    """Read the plan of a run. Raises UserError if it is missing or malformed, or if `refuse_faulty` refuses it."""
-    file = run.path / "plan.json"
-    plan = records.read_json(file, Plan, PLAN_ADVICE)
-    try:
-        refuse_faulty(plan)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    return plan

@@ -1,23 +1,22 @@
-"""What a plan must hold beyond the types of its fields: known names, references that exist, work within bounds.
+"""Read a plan, and check what the types of its fields do not: known names, references that exist, work within bounds.
 
 A plan may come from a stranger. Every finding is a UserError that names the field, before any work begins.
 """
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
 
+from mtbench import records
 from mtbench.decoding.arms import ENGINES, check_options
+from mtbench.decoding.method import Method
 from mtbench.decoding.method_checks import refuse_too_wide
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.loading import DTYPES
 from mtbench.options import check_value, options_of, roles_of
-
-if TYPE_CHECKING:  # plan.py imports this file
-    from mtbench.decoding.method import Method
-    from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
-    from mtbench.runs.run_request import RunRequest
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
+from mtbench.runs.run_request import RunRequest
 
 MOST_ROUNDS = 1000
 MOST_TURNS = 100  # of a conversation
@@ -25,7 +24,18 @@ HOTTEST = 10.0  # temperature
 ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
 
-def refuse_faulty(plan: "Plan") -> None:
+def read_plan(run: RunDirectory) -> Plan:
+    """Read the plan of a run. Raises UserError if it is missing or malformed, or if `refuse_faulty` refuses it."""
+    file = run.path / "plan.json"
+    plan = records.read_json(file, Plan, ADVICE)
+    try:
+        refuse_faulty(plan)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    return plan
+
+
+def refuse_faulty(plan: Plan) -> None:
     """Raise UserError for the first wrong field of a plan: an unknown name, a wrong reference, too much work."""
     _check_request(plan.request)
     for number, suite in enumerate(plan.suites):
@@ -53,7 +63,7 @@ def _refuse_doubled(values: Iterable[Hashable], field: str) -> None:
         seen.add(value)
 
 
-def _check_request(request: "RunRequest") -> None:
+def _check_request(request: RunRequest) -> None:
     if request.dtype not in ("auto", *DTYPES):
         raise unknown("dtype", request.dtype, ("auto", *DTYPES), "mtbench run --help")
     if not 0 <= request.temperature <= HOTTEST:
@@ -64,7 +74,7 @@ def _check_request(request: "RunRequest") -> None:
         raise _fault("request.limit", f"{request.limit} is below 1")
 
 
-def _check_items(suite: "SuitePlan", field: str) -> None:
+def _check_items(suite: SuitePlan, field: str) -> None:
     if suite.suite.partition(":")[0] not in list(SUITES):
         raise unknown(f"suite in {field}", suite.suite, SUITES, "mtbench ls suites")
     if not isinstance(suite.task.get("name"), str):
@@ -85,13 +95,15 @@ def _check_items(suite: "SuitePlan", field: str) -> None:
             raise _fault(f"{place}.follows", f"a conversation has at most {MOST_TURNS} turns")
 
 
-def _check_cell(cell: "Cell", suites: "dict[str, SuitePlan]", field: str) -> None:
+def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
     if cell.suite not in suites:
         raise _fault(f"{field}.suite", f"the plan has no suite {cell.suite!r}")
     if cell.method not in list(METHODS):
         raise unknown(f"method in {field}", cell.method, METHODS, "mtbench ls methods")
     method = METHODS[cell.method]
-    if method.outside != (cell.engine is None) or cell.engine not in (None, *ENGINES):
+    if method.outside and cell.engine is not None:
+        raise _fault(f"{field}.engine", f"{cell.engine!r:.60} is not null, but {cell.method} is an external engine")
+    if not method.outside and cell.engine not in ENGINES:
         raise unknown(f"engine in {field}", str(cell.engine), ENGINES, "mtbench run --help")
     options = [option.name for option in options_of(method)]
     for name, value in cell.options.items():
@@ -111,7 +123,7 @@ def _check_cell(cell: "Cell", suites: "dict[str, SuitePlan]", field: str) -> Non
     _check_script(cell, suites[cell.suite], f"{field}.accept")
 
 
-def _check_width(cell: "Cell", method: "Method", field: str) -> None:
+def _check_width(cell: Cell, method: Method, field: str) -> None:
     try:
         refuse_too_wide(cell.arm, method)
     except UserError:
@@ -120,7 +132,7 @@ def _check_width(cell: "Cell", method: "Method", field: str) -> None:
         raise _fault(f"{field}.options", f"{cell.method} fails: {type(error).__name__}: {first_line(error)}") from None
 
 
-def _check_script(cell: "Cell", suite: "SuitePlan", field: str) -> None:
+def _check_script(cell: Cell, suite: SuitePlan, field: str) -> None:
     if cell.accept is None:
         return
     for name, values in (("lengths", cell.accept.lengths), ("scripts", cell.accept.scripts)):
@@ -130,7 +142,7 @@ def _check_script(cell: "Cell", suite: "SuitePlan", field: str) -> None:
         raise _fault(f"{field}.probabilities", "it is empty")
 
 
-def _check_group(group: "Group", suites: "dict[str, SuitePlan]", cells: "dict[str, Cell]", field: str) -> None:
+def _check_group(group: Group, suites: dict[str, SuitePlan], cells: dict[str, Cell], field: str) -> None:
     if group.suite not in suites:
         raise _fault(f"{field}.suite", f"the plan has no suite {group.suite!r}")
     for name in group.cells:
@@ -148,7 +160,7 @@ def _check_group(group: "Group", suites: "dict[str, SuitePlan]", cells: "dict[st
     _check_blocks(group, len(suites[group.suite].items), field)
 
 
-def _check_blocks(group: "Group", items: int, field: str) -> None:
+def _check_blocks(group: Group, items: int, field: str) -> None:
     for number, block in enumerate(group.blocks):
         if max(block) >= items:
             raise _fault(f"{field}.blocks[{number}]", f"the suite has no item {max(block)}, only {items:,}")

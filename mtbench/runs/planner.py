@@ -39,7 +39,7 @@ from mtbench.runs.plan import (
     Simulated,
     SuitePlan,
 )
-from mtbench.runs.plan_checks import MOST_ROUNDS
+from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
 from mtbench.runs.simulation import (
     Acceptance,
@@ -113,8 +113,9 @@ def _refuse_bad_values(request: RunRequest) -> None:
             f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
             "`--checkpoint ROLE=random:SHAPE`.)"
         )
-    if not 0 <= request.temperature <= 10:
-        raise UserError(f"--temperature {request.temperature:g} is not allowed; it is a number from 0 (greedy) to 10.")
+    if not 0 <= request.temperature <= HOTTEST:
+        allowed = f"a number from 0 (greedy) to {HOTTEST:g}"
+        raise UserError(f"--temperature {request.temperature:g} is not allowed; it is {allowed}.")
     if not 0 < request.accuracy_margin < 1:
         raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
 

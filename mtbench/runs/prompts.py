@@ -13,7 +13,8 @@ from mtbench.models import chat_template
 from mtbench.models.families import Family
 from mtbench.models.loading import Inspected, inspect
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan, read_plan
+from mtbench.runs.plan import Item, Plan, RunRequest, SuitePlan
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.stored_lines import refuse_unplanned
 
 

@@ -8,7 +8,8 @@ from mtbench.evaluation.suite import Suite
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, GenerationLine, Scores
-from mtbench.runs.plan import Cell, Plan, SuitePlan, read_plan
+from mtbench.runs.plan import Cell, Plan, SuitePlan
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.prompts import open_suite
 
 STAGE = "score"  # marks failures that another scoring may repair

@@ -35,7 +35,8 @@ from mtbench.models import sampling
 from mtbench.models.families import RANDOM
 from mtbench.options import show
 from mtbench.runs.directory import JsonObject, RunDirectory
-from mtbench.runs.plan import Cell, Script, Simulated, read_plan
+from mtbench.runs.plan import Cell, Script, Simulated
+from mtbench.runs.plan_checks import read_plan
 
 CURSOR = "simulated_cursor"
 KINDS = {"accept": "acceptance", "weights": "weights"}  # key of Cell.simulated -> what is simulated

@@ -24,7 +24,8 @@ from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import RunRequest, read_plan
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import score
 

@@ -17,7 +17,8 @@ from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import RunRequest, read_plan
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.score import before, score

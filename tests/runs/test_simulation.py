@@ -28,7 +28,8 @@ from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
-from mtbench.runs.plan import Plan, RunRequest, Script, read_plan
+from mtbench.runs.plan import Plan, RunRequest, Script
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted, draw, scripted
 

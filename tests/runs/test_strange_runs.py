@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from service import Service, serving
+from typer.testing import CliRunner
 from whole import Quiet, finish, start
 
+from mtbench.cli.run import app
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Source
 from mtbench.records import dump
@@ -238,3 +240,22 @@ def test_a_run_without_its_environment_is_told_what_helps(run: RunDirectory) -> 
     (run.path / "environment.json").unlink()
     with pytest.raises(UserError, match=r"environment.json is missing; restore it or start a new run"):
         lifecycle.generate(run, Execution(), Quiet())
+
+
+def test_an_external_method_has_no_engine(run: RunDirectory) -> None:
+    """The error does not offer engines to a method that has none."""
+    edit(run, lambda plan: plan["cells"][0].update(method="hf-generate"))
+    with pytest.raises(
+        UserError, match=r"cells\[0\].engine: 'graph' is not null, but hf-generate is an external engine"
+    ):
+        generate(run, Quiet())
+
+
+def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script made of stages sees it; a failed scoring is not its business."""
+    monkeypatch.setattr("mtbench.cli.stages.lifecycle.generate", lambda *_: None)
+    [cell] = (cell["cell"] for cell in run.read_json("plan.json")["cells"])
+    run.append("failures.jsonl", [{"cell": cell, "error": "no", "stage": "score"}])
+    assert CliRunner().invoke(app, ["generate", str(run.path)]).exit_code == 0
+    run.append("failures.jsonl", [{"cell": cell, "error": "no"}])
+    assert CliRunner().invoke(app, ["generate", str(run.path)]).exit_code == 1
