@@ -91,7 +91,7 @@ def parse_option(method: type[Any], name: str, text: str) -> Any:
         return value_of(method, name, text)
     except ValueError as error:
         raise UserError(
-            f"{method.name}: {name}={text!r} is not allowed; {name} is {error}. See `mtbench ls methods`."
+            f"{method.name}: {name}={text!r} is not allowed; {name} is {error}. See `mtbench ls methods {method.name}`."
         ) from None
 
 

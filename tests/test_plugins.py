@@ -433,7 +433,7 @@ def test_an_option_that_a_method_does_not_take_is_one_line(
 
     enter({"__annotations__": {"width": int}, "width": option(2, "w", low=1), "__post_init__": check})
     for text, reason in (
-        ("width=3", r"odd:width=3 is refused: ValueError: width must be even. See `mtbench ls methods`\."),
+        ("width=3", r"odd:width=3 is refused: ValueError: width must be even. See `mtbench ls methods odd`\."),
         ("width=0", "odd: width='0' is not allowed; width is a whole number of at least 1, default 2"),
         ("widht=4", r"unknown option of odd 'widht' \(did you mean 'width'\?\)"),
     ):
