@@ -102,7 +102,8 @@ def _parse(spec: str, engine: str) -> list[Arm]:
         if not equals:
             raise UserError(
                 f"{spec!r}: {pair!r} is not `option=value`; options of {name}: "
-                f"{', '.join([*(o.name for o in options_of(method)), *common(method)])}. See `mtbench ls methods {name}`."
+                f"{', '.join([*(o.name for o in options_of(method)), *common(method)])}. "
+                f"See `mtbench ls methods {name}`."
             )
         if key == "engine" and method.outside:
             raise UserError(
@@ -138,7 +139,8 @@ def check_options(method: type[Method], options: Mapping[str, Any]) -> Method:
     except Exception as error:  # a plugin's method may raise any
         given = ",".join(f"{name}={show(value)}" for name, value in options.items())
         raise UserError(
-            f"{method.name}:{given} is refused: {type(error).__name__}: {first_line(error)}. See `mtbench ls methods {method.name}`."
+            f"{method.name}:{given} is refused: {type(error).__name__}: {first_line(error)}. "
+            f"See `mtbench ls methods {method.name}`."
         ) from error
 
 
