@@ -1,0 +1,209 @@
+"""gate.json and floor.json as records: what the gate found, and how quiet a machine is.
+
+A gate compares two builds, **base** and **head**, in three stages: `comparable` (same plan, same machine), `exact`
+(same tokens and counts) and `timed` (same time). A **pair** is one process of each build. The unit of every interval is
+the pair: two processes of one build differ by more than the blocks inside a process.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
+
+from mtbench.records import (
+    CellName,
+    Count,
+    NonNegative,
+    Record,
+    Seconds,
+    Sha256,
+    Share,
+    Size,
+    VersionOne,
+)
+
+SCHEMA_VERSION: Literal[1] = 1
+
+Word = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+StageName = Literal["comparable", "exact", "timed"]
+Level = Literal["fail", "inconclusive", "note"]
+Kind = Literal[
+    "changed",  # other tokens
+    "more work",  # the same tokens from more forwards or positions
+    "less work",  # the same tokens from fewer forwards or positions
+    "memory",  # peak memory, or the bytes of the keys and values
+    "unstable",  # base disagrees with itself
+    "vanished",  # head plans no such cell
+    "failed",
+    "void",
+    "new",  # base plans no such cell
+    "slower",
+    "undecided",  # neither slower nor shown to be as fast
+    "not timed",
+    "environment",
+]
+WORDS: tuple[Word, ...] = get_args(Word)
+STAGES: tuple[StageName, ...] = get_args(StageName)
+EXIT_CODES: dict[Word, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+
+
+class BuildRecord(Record):
+    """One build: an environment with mtbench installed."""
+
+    env: str = Field(description="the build as it was asked for: a path, git:REV, pip:REQUIREMENT or url:ADDRESS")
+    label: str = Field(description="short name of the build for reports")
+    python: str = Field(description="its Python executable")
+    mtbench: str | None = Field(description="version of mtbench")
+    git: str | None = Field(description="commit of mtbench, with -dirty for changed files; null: no checkout")
+    packages: dict[str, str | None] = Field(description="package versions; null: not installed")
+
+
+class Key(Record):
+    """What a floor holds for. If one of these changes, it is void."""
+
+    gpu_uuid: str | None = Field(description="id of the GPU; null: it decodes on a CPU")
+    driver: str | None = Field(description="version of the GPU's driver")
+    power_cap_w: NonNegative | None = Field(description="power cap of the GPU, in W")
+    processor: str = Field(description="name of the processor")
+    kernel: str = Field(description="operating system and kernel")
+    torch: str | None = Field(description="version of torch")
+    plan_sha256: Sha256 = Field(description="SHA-256 of the plan: prompts, cells, blocks, rounds")
+
+
+class CellFloor(Record):
+    """How two processes of one build differ in one cell."""
+
+    cell: CellName = Field(description="name of the cell")
+    pair_sd: NonNegative = Field(description="standard deviation of log(time / time) over pairs of processes")
+    pair_sd_high: NonNegative = Field(description="its upper bound, one-sided, 80 %")
+    block_sd: NonNegative | None = Field(
+        description="standard deviation of log time over the rounds of a block; null: one round"
+    )
+    outliers: Share = Field(description="share of samples over 1.5 times the median of their block")
+    drift_per_pair: float | None = Field(description="slope of log time over pairs; null: under 3 pairs")
+
+
+class Floor(Record):
+    """An entry of floor.json: the noise of one machine on one plan, from pairs of processes of one build."""
+
+    key: Key = Field(description="what it holds for")
+    measured: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    live: bool = Field(description="true: the processes of a pair took turns, block by block")
+    pairs: Size = Field(description="pairs of processes")
+    smallest_detectable: NonNegative = Field(
+        description="smallest slowdown that the gate finds in 40 pairs, as a share"
+    )
+    cells: list[CellFloor] = Field(description="noise by cell")
+
+
+class FloorFile(Record):
+    """floor.json: the floors of the machines and plans that were calibrated."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    floors: list[Floor] = Field(description="one entry per key")
+
+
+class GateRequest(Record):
+    """What was asked of the gate."""
+
+    base: str = Field(description="environment of the base build")
+    head: str = Field(description="environment of the head build")
+    plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
+    margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
+    blocks: Size = Field(description="blocks of each group that are timed")
+    pairs: Size | None = Field(description="most pairs; null: by the calibrated noise, at most 40")
+    live: bool = Field(description="true: the processes of a pair take turns, block by block")
+    counts_only: bool = Field(description="true: nothing is timed")
+    allow_changed: bool = Field(description="true: head may emit other tokens")
+    allow_torch: bool = Field(description="true: the builds may have different versions of torch")
+    seed: Count = Field(description="seed of the order of the processes")
+
+
+class Finding(Record):
+    """One thing that the gate found."""
+
+    stage: StageName = Field(description="comparable, exact or timed")
+    kind: Kind = Field(description="what was found")
+    level: Level = Field(description="fail: the gate fails; inconclusive: it cannot pass; note: it decides nothing")
+    cell: CellName | None = Field(description="cell that it concerns; null: the build or all cells")
+    text: str = Field(description="the finding as a sentence")
+
+
+class Attribution(Record):
+    """Where the difference of the wall time lies, as shares of base's wall time. They add up to the whole difference.
+
+    Means over pairs. They explain; no word depends on them.
+    """
+
+    prefill: float = Field(description="reading the prompts")
+    forward: float | None = Field(description="forward passes; null: not measured apart from the host's part")
+    host: float | None = Field(description="decoding outside forward passes; null: not measured apart")
+    total: float = Field(description="the whole difference")
+
+
+class TimeTest(Record):
+    """Head's time over base's, with what decides. A ratio over 1 means that head is slower."""
+
+    ratio: NonNegative | None = Field(description="geometric mean over pairs of head's time over base's; null: no pair")
+    ci_low: NonNegative | None = Field(description="lower bound of its 95 % interval; null: under 2 pairs")
+    ci_high: NonNegative | None = Field(description="upper bound of its 95 % interval")
+    fail_low: NonNegative | None = Field(
+        description="lower bound at the level of FAIL: 1 % over all looks, adjusted for the number of cells"
+    )
+    pass_high: NonNegative | None = Field(description="upper bound at the level of PASS: 2.5 % over all looks")
+    word: Word = Field(description="word on it")
+    pairs_needed: Size | None = Field(
+        description="pairs at which it would be decided if its ratio and noise stayed; null: decided, or no such number"
+    )
+
+
+class TimedCell(Record):
+    """The times of one cell in both builds."""
+
+    cell: CellName = Field(description="name of the cell")
+    suite: str = Field(description="suite of the cell")
+    arm: str = Field(description="arm of the cell")
+    batch_size: Size = Field(description="requests decoded side by side")
+    base_s: list[Seconds] = Field(description="per pair, base's seconds: sum over blocks of the median over rounds")
+    head_s: list[Seconds] = Field(description="per pair, head's seconds")
+    test: TimeTest = Field(description="head's time over base's")
+    attribution: Attribution | None = Field(description="where the difference lies; null: not measured")
+    base_over_reference: NonNegative | None = Field(
+        description="base's speedup over the reference arm in the same process; shown, never decided on; null: none"
+    )
+    head_over_reference: NonNegative | None = Field(description="head's speedup over the reference arm")
+
+
+class ChangedCell(Record):
+    """A cell whose tokens differ by permission."""
+
+    cell: CellName = Field(description="name of the cell")
+    items: Count = Field(description="items that both builds answered")
+    differing: Count = Field(description="items with other tokens")
+    accuracy_difference: float | None = Field(description="head's accuracy less base's, as a share; null: no scores")
+    accuracy_ci_low: float | None = Field(description="lower bound of its 95 % interval")
+    accuracy_ci_high: float | None = Field(description="upper bound of its 95 % interval")
+    tokens_per_forward_ratio: NonNegative | None = Field(description="head's tokens per forward over base's")
+    tokens_per_forward_ci_low: NonNegative | None = Field(description="lower bound of its 95 % interval, over blocks")
+    tokens_per_forward_ci_high: NonNegative | None = Field(description="upper bound of its 95 % interval")
+
+
+class Gate(Record):
+    """gate.json: the word, why, and everything that it rests on."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    word: Word = Field(description="PASS, FAIL or INCONCLUSIVE")
+    reason: str = Field(description="why, as one sentence")
+    started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    request: GateRequest = Field(description="what was asked")
+    base: BuildRecord = Field(description="the build that is compared with")
+    head: BuildRecord = Field(description="the build that is judged")
+    same_build: bool = Field(description="true: base and head are one build; a FAIL is a false alarm")
+    key: Key = Field(description="machine and plan")
+    looks: list[Size] = Field(description="numbers of pairs at which the times are tested")
+    pairs: Count = Field(description="pairs of processes that were timed")
+    confirmation_pairs: Count = Field(description="fresh pairs that tested a FAIL once more; 0: none")
+    floor: Floor | None = Field(description="calibrated noise of this machine on this plan; null: not calibrated")
+    findings: list[Finding] = Field(description="what was found, in the order of the stages")
+    timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")
+    all_cells: TimeTest | None = Field(description="the mean over all cells, tested like a cell; null: under 2 cells")
+    changed: list[ChangedCell] = Field(description="cells whose tokens differ by permission")
