@@ -81,6 +81,17 @@ def generate(
     data_dir: DataOption = None,
     server: ServerOption = [],  # noqa: B006
     peak_memory: PeakMemoryOption = False,
+    timed_only: Annotated[
+        bool, typer.Option("--timed-only", help="Leave out the untimed passes: re-scoring, energy, peak memory.")
+    ] = False,
+    turns: Annotated[
+        bool,
+        typer.Option(
+            "--turns",
+            help="Print `ready` before every block and wait for a line on standard input, so that two processes can "
+            "take turns.",
+        ),
+    ] = False,
 ) -> None:
     """Decode the missing batches of a plan.
 
@@ -89,7 +100,15 @@ def generate(
     from mtbench.cli import stages
 
     where = None if data_dir is None else str(data_dir)
-    settings = Execution(workers=workers, ray=ray, data_dir=where, peak_memory=peak_memory, servers=frozenset(server))
+    settings = Execution(
+        workers=workers,
+        ray=ray,
+        data_dir=where,
+        peak_memory=peak_memory,
+        timed_only=timed_only,
+        wait=stages.wait_for_turn if turns else None,
+        servers=frozenset(server),
+    )
     if not stages.generate(directory, settings):
         raise typer.Exit(FAILED)
 

@@ -55,6 +55,14 @@ def generate(directory: Path, settings: Execution) -> bool:
     return all(failure.stage is not None for failure in run.read_lines("failures.jsonl", FailureLine))
 
 
+def wait_for_turn() -> None:
+    """Print `ready`, then wait for a line on standard input. Raises UserError if the input ends."""
+    say("ready")
+    out.file.flush()
+    if not sys.stdin.readline():
+        raise UserError("--turns: standard input ended before the last block; give one line per block.")
+
+
 def score(directory: Path, settings: Execution) -> None:
     """Score the stored texts of a run."""
     lifecycle.score(RunDirectory.open(directory), settings)

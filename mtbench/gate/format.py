@@ -206,4 +206,4 @@ class Gate(Record):
     findings: list[Finding] = Field(description="what was found, in the order of the stages")
     timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")
     all_cells: TimeTest | None = Field(description="the mean over all cells, tested like a cell; null: under 2 cells")
-    changed: list[ChangedCell] = Field(description="cells whose tokens differ by permission")
+    changed_cells: list[ChangedCell] = Field(description="cells whose tokens differ by permission")

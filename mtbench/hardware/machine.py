@@ -104,6 +104,7 @@ class Gpu:
             cap_mw = self.read("nvmlDeviceGetPowerManagementLimit")
         return {
             "name": self.read("nvmlDeviceGetName"),
+            "uuid": self.read("nvmlDeviceGetUUID"),
             "driver": _ask(self.nvml, "nvmlSystemGetDriverVersion"),
             "memory_bytes": None if memory is None else int(memory.total),
             "power_cap_w": _scaled(cap_mw, 1e-3),

@@ -76,8 +76,10 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages))
-            if not all(stage.run_blocks(sessions, deadline) for stage in stages):
+            if not all(stage.run_blocks(sessions, deadline, execution.wait) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
+    if execution.timed_only:
+        return
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory)
     if pool is not None:
         passes.execute(pool, progress.note)
@@ -232,10 +234,12 @@ class Stage:
                 self.progress.note(f"{name} still fails: {outcome.error}")
         return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
 
-    def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float) -> bool:
+    def run_blocks(
+        self, sessions: Sequence[WorkerSession], deadline: float, wait: Callable[[], None] | None = None
+    ) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
-        Return False if the deadline left blocks undone.
+        `wait` is called before every block. Return False if the deadline left blocks undone.
         """
         todo = self.todo
         if not todo or time.monotonic() > deadline:
@@ -244,12 +248,20 @@ class Stage:
         in_parallel(sessions, lambda session: self._warm_up(session, shapes))
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
             queue = deque(self._chains([block for _, block in of_round]))
-            in_parallel(sessions, partial(self._run_queue, round_=round_, queue=queue, deadline=deadline))
+            run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, wait=wait)
+            in_parallel(sessions, run_queue)
             if queue:
                 return False
         return True
 
-    def _run_queue(self, session: WorkerSession, round_: int, queue: deque[list[int]], deadline: float) -> None:
+    def _run_queue(
+        self,
+        session: WorkerSession,
+        round_: int,
+        queue: deque[list[int]],
+        deadline: float,
+        wait: Callable[[], None] | None,
+    ) -> None:
         """Run chains of blocks until the queue, which all workers share, is empty."""
         while time.monotonic() <= deadline:
             try:
@@ -257,6 +269,8 @@ class Stage:
             except IndexError:
                 return
             for block in chain:
+                if wait is not None:
+                    wait()
                 self._run_block(session, round_, block)
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:

@@ -138,6 +138,7 @@ class GpuInfo(Sparse):
     """A GPU as its driver describes it. null: the driver does not tell."""
 
     name: str | None = Field(None, description="name of the GPU")
+    uuid: str | None = Field(None, description="id of the GPU")
     driver: str | None = Field(None, description="version of the driver")
     memory_bytes: StoredCount | None = Field(None, description="memory of the GPU, in bytes")
     power_cap_w: StoredQuantity | None = Field(None, description="power cap, in W")

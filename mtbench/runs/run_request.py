@@ -3,7 +3,7 @@
 Light: the command line reads the defaults from here for its help, without torch.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -59,6 +59,8 @@ class Execution:
     offline: bool = False  # nothing is downloaded, whatever the plan says
     allow_unsandboxed_code: bool = False
     peak_memory: bool = False  # measure it on a CPU too
+    timed_only: bool = False  # the untimed passes are left out
+    wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod

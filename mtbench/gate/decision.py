@@ -1,0 +1,183 @@
+"""The test of the gate: after given numbers of pairs, is head slower than base, as fast, or neither shown?
+
+Each pair of processes gives one number per cell: d = log(head's time / base's time). Pairs are independent, so d is
+tested by a t test with n − 1 degrees of freedom. The tests are made at a few numbers of pairs, the **looks**:
+
+    FAIL  a cell, or the mean of all cells, has a lower bound above 0 (one-sided, 1 %, Holm 1979) and an estimate of at
+          least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %)
+    PASS  every cell has an upper bound below the margin (one-sided, 2.5 %). All must have it, so no adjustment is
+          needed (intersection-union test, Berger 1982). A cell that has passed needs no further pairs
+    else  more pairs; after the last look INCONCLUSIVE
+
+Each look has an equal share of the error levels (union bound), which holds whatever the dependence between looks.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr, stdtrit
+
+from mtbench.gate.format import TimeTest, Word
+from mtbench.statistics import holm
+
+FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
+FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
+REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
+MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
+
+Differences = Mapping[str, Sequence[float]]  # by cell, log(head's time / base's time) of each pair in which it ran
+
+
+def looks(pair_sd: float | None, margin: float, most: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs.
+
+    The last is ⌈(5.5 · pair_sd / margin)²⌉ + 6, at most `most`. Without a calibrated `pair_sd` it is `most`, or 40.
+    """
+    last = MOST_PAIRS if pair_sd is None else math.ceil((REACH * pair_sd / math.log1p(margin)) ** 2) + FIRST_LOOK
+    if most is not None:
+        last = most if pair_sd is None else min(last, most)
+    last = max(last, 2)
+    first = min(FIRST_LOOK, last)
+    count = min(MOST_LOOKS, max(2, last // 4))
+    steps = (round(first * (last / first) ** (i / (count - 1))) for i in range(count))
+    return tuple(sorted(set(steps)))
+
+
+def smallest_detectable(pair_sd: float) -> float:
+    """Return the smallest margin whose last look is within 40 pairs, as a share."""
+    return math.expm1(REACH * pair_sd / math.sqrt(MOST_PAIRS - FIRST_LOOK))
+
+
+class Decision(NamedTuple):
+    """What the pairs so far decide."""
+
+    word: Word  # INCONCLUSIVE while pairs are missing, too
+    cells: dict[str, Word]
+    all_cells: Word  # of the mean over all cells; never decides PASS
+    tested: int  # pairs of the last look that was made; 0: none
+    next_look: int | None  # pairs that the next look needs; None: decided, or no look is left
+
+    @property
+    def open(self) -> list[str]:
+        """Cells that need more pairs."""
+        return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
+
+
+def decide(differences: Differences, at: Sequence[int], margin: float) -> Decision:
+    """Make every look of `at` for which there are enough pairs; stop where one decides.
+
+    A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while
+    every cell has its values.
+    """
+    cells: dict[str, Word] = dict.fromkeys(differences, "INCONCLUSIVE")
+    all_cells: Word = "INCONCLUSIVE"
+    least, tested = math.log1p(margin), 0
+    if not differences:
+        return Decision("PASS", {}, "PASS", 0, None)
+    for look in at:
+        running = [cell for cell, word in cells.items() if word == "INCONCLUSIVE"]
+        if any(len(differences[cell]) < look for cell in running):
+            return Decision("INCONCLUSIVE", cells, all_cells, tested, look)
+        tested = look
+        d = np.array([differences[cell][:look] for cell in running], float)  # (cells, pairs)
+        together = len(running) == len(cells) > 1
+        rows = np.vstack((d, d.mean(axis=0))) if together else d
+        mean, se = rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(look)
+        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # cells that have passed
+        slower = holm([*_tail(mean, se, look), *absent])[: len(rows)]
+        failing = (np.array(slower) < FAIL_LEVEL / len(at)) & (mean >= least)
+        if failing.any():
+            for cell, fails in zip(running, failing, strict=False):
+                cells[cell] = "FAIL" if fails else cells[cell]
+            all_cells = "FAIL" if together and failing[-1] else all_cells
+            return Decision("FAIL", cells, all_cells, tested, None)
+        passing = _tail(least - mean, se, look) < PASS_LEVEL / len(at)
+        for cell, passes in zip(running, passing, strict=False):
+            cells[cell] = "PASS" if passes else cells[cell]
+        if together and passing[-1]:
+            all_cells = "PASS"
+        if all(word == "PASS" for word in cells.values()):
+            return Decision("PASS", cells, all_cells, tested, None)
+    return Decision("INCONCLUSIVE", cells, all_cells, tested, None)
+
+
+def hypotheses(cells: int) -> int:
+    """Return how many tests of FAIL a look makes: one per cell, and one of their mean if there are several."""
+    return cells + (cells > 1)
+
+
+def confirmation_pairs(decision: Decision, at: Sequence[int]) -> int:
+    """Return how many fresh pairs test a FAIL once more: as many as found it, and at least those of the second look."""
+    return max(decision.tested, at[min(1, len(at) - 1)])
+
+
+def confirmed(decision: Decision, fresh: Differences) -> bool:
+    """Return whether fresh pairs show one of the cells that failed slower, or the mean if only that failed."""
+    failed = [fresh[cell] for cell, word in decision.cells.items() if word == "FAIL"]
+    rows = np.array(failed, float) if failed else np.mean([list(d) for d in fresh.values()], axis=0)[None]
+    pairs = rows.shape[1]
+    if pairs < 2:
+        return False
+    p = holm(list(_tail(rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(pairs), pairs)))
+    return min(p) < CONFIRMATION_LEVEL
+
+
+def mean_of_cells(differences: Differences) -> list[float]:
+    """Return the mean over cells of each pair that has all cells."""
+    return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
+
+
+def test_of(d: Sequence[float], at: Sequence[int], margin: float, word: Word, cells: int) -> TimeTest:
+    """Return head's time over base's in one cell with its intervals. `cells`: how many are tested together."""
+    pairs = len(d)
+    if pairs < 2:
+        ratio = math.exp(d[0]) if d else None
+        return TimeTest(
+            ratio=ratio, ci_low=None, ci_high=None, fail_low=None, pass_high=None, word=word, pairs_needed=None
+        )
+    mean, se = float(np.mean(d)), float(np.std(d, ddof=1)) / math.sqrt(pairs)
+    share = 1 / max(1, len(at))
+
+    def reach(level: float) -> float:
+        """Return how far a one-sided bound at this level lies from the estimate."""
+        return float(stdtrit(pairs - 1, 1 - level)) * se
+
+    sd = se * math.sqrt(pairs)
+    return TimeTest(
+        ratio=math.exp(mean),
+        ci_low=math.exp(mean - reach(0.025)),
+        ci_high=math.exp(mean + reach(0.025)),
+        fail_low=math.exp(mean - reach(FAIL_LEVEL * share / hypotheses(cells))),
+        pass_high=math.exp(mean + reach(PASS_LEVEL * share)),
+        word=word,
+        pairs_needed=_pairs_needed(mean, se * math.sqrt(pairs), share, margin, cells)
+        if word == "INCONCLUSIVE"
+        else None,
+    )
+
+
+def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int) -> int | None:
+    """Return the pairs at which a cell with this mean and standard deviation is decided, for PASS or FAIL."""
+    least = math.log1p(margin)
+    distance, level = (
+        (mean, FAIL_LEVEL * share / hypotheses(cells)) if mean >= least else (least - mean, PASS_LEVEL * share)
+    )
+
+    def decides(pairs: int) -> bool:
+        return bool(stdtr(pairs - 1, -distance * math.sqrt(pairs) / sd) < level) if sd else True
+
+    enough = next((n for n in (2**i for i in itertools.count(1)) if n > MOST_NEEDED or decides(n)), MOST_NEEDED)
+    if enough > MOST_NEEDED:
+        return None
+    return next(n for n in range(max(2, enough // 2), enough + 1) if decides(n))
+
+
+def _tail(distance: npt.NDArray[np.float64], se: npt.NDArray[np.float64], pairs: int) -> npt.NDArray[np.float64]:
+    """Return P(T ≥ distance/se) with pairs − 1 degrees of freedom. For se = 0 it is 0 if the distance is positive."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(se > 0, distance / se, np.where(distance > 0, np.inf, -np.inf))
+    return np.asarray(stdtr(pairs - 1, -t), float)
