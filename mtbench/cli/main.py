@@ -35,6 +35,7 @@ COMPARE, STAGES, TRAIN = "Compare", "Stages of a run", "Train"
 COMMANDS = {
     "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
     "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
+    "gate": Entry("mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: same tokens, same work, as fast?"),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Pack data and checkpoints for a machine without a network."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),

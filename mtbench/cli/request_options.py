@@ -3,7 +3,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -57,6 +57,8 @@ JsonOption = Annotated[
 ]
 
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
+    "Builds": ("base", "head", "allow_torch", "allow_dirty"),
+    "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed"),
     "What to compare": ("method", "engine", "family", "model", "checkpoint", "weights", "accept"),
     "Benchmark": (
         "suite",
@@ -192,6 +194,21 @@ def was_given(ctx: Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def given_arguments(ctx: Context, without: Collection[str] = ()) -> list[str]:
+    """Return the options of a run that are on the command line, as another process gets them."""
+    arguments: list[str] = []
+    for name in inspect.signature(options).parameters:
+        if name in without or not was_given(ctx, name):
+            continue
+        flag, value = f"--{name.replace('_', '-')}", ctx.params[name]
+        if value is True:
+            arguments.append(flag)
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                arguments += [flag, str(one)]
+    return arguments
+
+
 def given_fields(ctx: Context) -> set[str]:
     """Return the fields of `RunRequest` that options on the command line set."""
     fields = {"time_budget": "time_budget_s"}
@@ -205,7 +222,7 @@ def request_of(params: Mapping[str, Any]) -> RunRequest:
         "checkpoint": checkpoints(params["checkpoint"]),
         "batch_size": whole_numbers(params["batch_size"]),
         "batching": params["batching"].split(","),
-        "time_budget_s": _seconds(params["time_budget"]),
+        "time_budget_s": seconds(params["time_budget"]),
         "data_dir": absolute(params["data_dir"]),
     }
     if params["bundle"] is not None:
@@ -256,7 +273,8 @@ def absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _seconds(text: str | None) -> float | None:
+def seconds(text: str | None) -> float | None:
+    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)

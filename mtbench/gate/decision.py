@@ -154,9 +154,7 @@ def test_of(d: Sequence[float], at: Sequence[int], margin: float, word: Word, ce
         fail_low=math.exp(mean - reach(FAIL_LEVEL * share / hypotheses(cells))),
         pass_high=math.exp(mean + reach(PASS_LEVEL * share)),
         word=word,
-        pairs_needed=_pairs_needed(mean, se * math.sqrt(pairs), share, margin, cells)
-        if word == "INCONCLUSIVE"
-        else None,
+        pairs_needed=_pairs_needed(mean, sd, share, margin, cells) if word == "INCONCLUSIVE" else None,
     )
 
 

@@ -135,9 +135,10 @@ def sample(device: str) -> Sample:
     return Sample(at_s=time.perf_counter(), cpu_s=time.process_time()) if found is None else found.sample()
 
 
-def window(before: Sample, after: Sample, *, on_cpu: bool = False) -> dict[str, Any]:
+def window(before: Sample, after: Sample, *, on_cpu: bool = False, processes: int = 1) -> dict[str, Any]:
     """Return a timing line's entries about the machine for the window between two samples.
 
+    `processes`: how many may hold the GPU, because they take turns.
     `on_cpu`: this process computed on the CPU all the time, unless it was stopped. `dropped`: why the time is not
     valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
@@ -153,8 +154,8 @@ def window(before: Sample, after: Sample, *, on_cpu: bool = False) -> dict[str, 
         throttle |= POWER_CAP
     if thermal_s is not None and thermal_s > NOTICEABLE_SHARE * wall_s:
         throttle |= HEAT
-    processes = [s.processes for s in (before, after) if s.processes is not None]
-    shared = max(processes) > 1 if processes else None
+    found = [s.processes for s in (before, after) if s.processes is not None]
+    shared = max(found) > processes if found else None
     cpu_s = after.cpu_s - before.cpu_s
     stopped = on_cpu and cpu_s < COMPUTING_SHARE * wall_s
     return {

@@ -55,7 +55,7 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
-    pool = ModelPool(plan.request) if in_this_process else None
+    pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     failed, may_pass = _failed_cells(run, plan)

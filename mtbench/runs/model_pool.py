@@ -25,9 +25,13 @@ SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is to
 
 
 class ModelPool:
-    """The models of a plan, each loaded once and shared by the cells that use it."""
+    """The models of a plan, each loaded once and shared by the cells that use it.
 
-    def __init__(self, request: RunRequest) -> None:
+    `processes`: how many hold the device, because they take turns.
+    """
+
+    def __init__(self, request: RunRequest, processes: int = 1) -> None:
+        self.processes = processes
         self.device = resolve_device(request.device)
         self.dtype = resolve_dtype(request.dtype, self.device)
         self.offline = request.offline

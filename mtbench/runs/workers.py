@@ -131,7 +131,7 @@ class LocalWorker:
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         after = machine.sample(self.pool.device)  # before anything else changes the device's state
         on_cpu = self.pool.device == "cpu" and not METHODS[cell.method].weightless
-        return Done(generations, timing, machine.window(before, after, on_cpu=on_cpu))
+        return Done(generations, timing, machine.window(before, after, on_cpu=on_cpu, processes=self.pool.processes))
 
     def revive(self) -> None: ...
 

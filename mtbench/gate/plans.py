@@ -1,0 +1,169 @@
+"""The plan that both builds run. Each build makes its own from the same options; the two must ask for the same work.
+
+A build reads and writes plan.json in its own way, so a process gets the plan that its own build wrote, cut to what the
+process is to run. The cuts are made on the JSON object: fields that this mtbench does not know stay.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mtbench.decoding.external import Outside
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.gate.builds import Build
+from mtbench.gate.format import Finding
+from mtbench.records import dump
+from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.formats import GenerationLine
+from mtbench.runs.plan import Cell, Plan, Script
+from mtbench.runs.plan_checks import read_plan
+
+CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
+GROUP_WORK = ("blocks", "rounds")
+
+
+class Planned(NamedTuple):
+    """A plan as one build wrote it."""
+
+    plan: Plan
+    stored: JsonObject  # plan.json
+    environment: JsonObject  # environment.json: versions and machine of the build
+
+    @classmethod
+    def read(cls, directory: Path) -> "Planned":
+        run = RunDirectory(directory)
+        plan = read_plan(run)
+        return cls(
+            plan,
+            json.loads((directory / "plan.json").read_text()),
+            json.loads((directory / "environment.json").read_text()),
+        )
+
+    def asking(self, build: Build) -> "Planned":
+        """Return the plan with the address of the build's server in the cells that ask one."""
+        if build.url is None:
+            return self
+        stored = json.loads(json.dumps(self.stored))
+        asking = [cell for cell in stored["cells"] if _asks(cell["method"])]
+        if not asking:
+            raise UserError(
+                f"{build.env!r} is a server, and no arm of the plan asks one; add `--method openai`. See `mtbench ls "
+                "methods`."
+            )
+        for cell in asking:
+            cell["options"]["url"] = build.url
+        return self._replace(plan=Plan.model_validate(stored), stored=stored)
+
+
+def _asks(method: str) -> bool:
+    return issubclass(METHODS[method], Outside) and any(o == "url" for o in METHODS[method].__annotations__)
+
+
+def compare(base: Planned, head: Planned) -> list[Finding]:
+    """Return the cells that only one of the plans has. Raise UserError if the plans ask for other work."""
+    findings = []
+    cells = {cell.cell: cell for cell in head.plan.cells}
+    for cell in base.plan.cells:
+        if cell.cell not in cells:
+            text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
+            findings.append(Finding(stage="exact", kind="vanished", level="fail", cell=cell.cell, text=text))
+            continue
+        _refuse_other_work(cell, cells.pop(cell.cell))
+    findings += [
+        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}")
+        for name in cells
+        if name not in {cell.cell for cell in base.plan.cells}
+    ]
+    suites = {suite.suite: suite for suite in head.plan.suites}
+    for suite in base.plan.suites:
+        other = suites.get(suite.suite)
+        if other is not None and (suite.digest(), suite.max_new_tokens) != (other.digest(), other.max_new_tokens):
+            raise _other_work(f"the prompts of {suite.suite} differ")
+    groups = {(g.suite, g.batch_size, g.batching): g for g in head.plan.groups}
+    for group in base.plan.groups:
+        other_group = groups.get((group.suite, group.batch_size, group.batching))
+        if other_group is not None and any(getattr(group, f) != getattr(other_group, f) for f in GROUP_WORK):
+            raise _other_work(f"the blocks of {group.suite} at batch size {group.batch_size} differ")
+    return findings
+
+
+def _refuse_other_work(base: Cell, head: Cell) -> None:
+    for field in CELL_WORK:
+        a, b = getattr(base, field), getattr(head, field)
+        if a == b:
+            continue
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            field, a, b = next(
+                (f"{field}.{key}", a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)
+            )
+        if field != "options.url":
+            raise _other_work(f"{field} of {base.cell} is {a!r} in base and {b!r} in head")
+
+
+def _other_work(finding: str) -> UserError:
+    return UserError(
+        f"the builds plan other work, so they cannot be compared: {finding}; give the options that differ."
+    )
+
+
+def sha256(planned: Planned, cells: Collection[str]) -> str:
+    """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
+    plan = planned.plan
+    work = {
+        "suites": [[suite.suite, suite.digest(), suite.max_new_tokens] for suite in plan.suites],
+        "cells": [[c.cell, *(dump(c)[field] for field in CELL_WORK)] for c in plan.cells if c.cell in cells],
+        "groups": [[g.suite, g.batch_size, g.batching, g.blocks, g.rounds] for g in plan.groups],
+    }
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = None, rounds: int = 1) -> JsonObject:
+    """Return plan.json with these cells only, the first `blocks` of every group (None: all) and so many rounds."""
+    arms = {cell["arm"] for cell in stored["cells"] if cell["cell"] in cells}
+    kept = []
+    for cell in stored["cells"]:
+        if cell["cell"] in cells:
+            here = {name: [arm for arm in cell[name] if arm in arms] for name in ("baselines", "engine_baselines")}
+            kept.append({**cell, **here, "held_to": None})
+    groups = []
+    for group in stored["groups"]:
+        if names := [name for name in group["cells"] if name in cells]:
+            first = group["blocks"][:blocks]
+            groups.append({**group, "cells": names, "blocks": first, "rounds": [len(first)] * rounds})
+    return {**stored, "cells": kept, "groups": groups}
+
+
+def scripted(stored: JsonObject, commits: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
+    """Return plan.json in which these cells repeat the commits of a run: both builds then do the same forward passes.
+
+    `commits`: cell -> the run that has its answers.
+    """
+    suites = {suite.suite: suite for suite in plan.suites}
+    cells = []
+    for cell in stored["cells"]:
+        run = commits.get(cell["cell"])
+        if run is None:
+            cells.append(cell)
+            continue
+        lines = {line.item: line for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine)}
+        answers: Sequence[GenerationLine | None] = [lines.get(item.item) for item in suites[cell["suite"]].items]
+        script = Script(
+            source=str(run.path),
+            lengths=[len(line.token_ids) if line else 1 for line in answers],
+            seed=0,
+            scripts=[list(line.commits or []) if line else [1] for line in answers],
+            probabilities=None,
+        )
+        cells.append({**cell, "accept": dump(script)})
+    return {**stored, "cells": cells}
+
+
+def write(directory: Path, planned: Planned, stored: Mapping[str, Any]) -> RunDirectory:
+    """Write a run directory with this plan."""
+    run = RunDirectory.create(directory)
+    run.write_json("environment.json", planned.environment)
+    run.write_json("plan.json", stored, indent=None)
+    return run
