@@ -18,6 +18,7 @@ from mtbench.errors import UserError
 app = typer.Typer(help="Compare two builds of mtbench: same tokens, same work, as fast?")
 
 DEFAULT_LIMIT = 100  # items of a suite
+NOT_PASSED_ON = ("time_budget", "accuracy_margin")  # of the options of `mtbench plan`
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
 HeadOption = Annotated[str | None, Option("--head", help="Build to judge; default: this environment.")]
@@ -31,14 +32,15 @@ LiveOption = Annotated[
 ]
 CountsOption = Annotated[bool, Option("--counts-only", help="Compare tokens and work only; time nothing.")]
 ChangedOption = Annotated[
-    bool,
-    Option("--allow-changed", help="Head may emit other tokens; its times are then those of base's commits, replayed."),
+    bool, Option("--allow-changed", help="Head may emit other tokens. Both builds are then timed on base's commits.")
 ]
 TorchOption = Annotated[bool, Option("--allow-torch", help="The builds may have different versions of torch.")]
 DirtyOption = Annotated[bool, Option("--allow-dirty", help="A build may come from a checkout with changed files.")]
 GateOutOption = Annotated[Path | None, Option("-o", "--out", help="Folder of the gate; default: runs/gate-<time>.")]
-
-NOT_PASSED_ON = ("time_budget", "accuracy_margin")  # the gate has its own
+CalibrationOutOption = Annotated[
+    Path | None,
+    Option("-o", "--out", help="Folder of the pairs; default: runs/calibration-<time>. floor.json is written beside."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -65,47 +67,116 @@ def gate(
     over pairs of processes, until the answer is known. Ends with 0: PASS; 1: FAIL; 2: refused; 3: INCONCLUSIVE.
     """
     if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx)
         return
     from mtbench.gate import command
     from mtbench.gate.format import EXIT_CODES
 
-    budget_s = seconds(ctx.params["time_budget"])
-    if resume:
-        if directory is None:
-            raise UserError("--resume needs the gate's folder: `mtbench gate -o DIR --resume`.")
+    if base is None and not resume:
+        raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`.")
+    opened = _opened(
+        ctx,
+        directory or _folder("gate"),
+        base=base,
+        head=head,
+        margin=margin,
+        blocks=blocks,
+        pairs=pairs,
+        live=live,
+        counts_only=counts_only,
+        allow_changed=allow_changed,
+        allow_torch=allow_torch,
+        allow_dirty=allow_dirty,
+    )
+    found = command.run(opened, warn, seconds(ctx.params["time_budget"]))
+    for renderable in command.shown(found, out.width):
+        out.print(renderable)
+    say(opened.directory / "gate.html")
+    raise typer.Exit(EXIT_CODES[found.word])
+
+
+@app.command()
+@with_options
+def calibrate(
+    ctx: typer.Context,
+    base: Annotated[str | None, Option("--base", help=f"Build: {ENV}; default: this environment.")] = None,
+    blocks: BlocksOption = 8,
+    pairs: Annotated[int, Option("--pairs", min=3, help="Pairs of processes.")] = 10,
+    live: LiveOption = False,
+    allow_dirty: DirtyOption = False,
+    directory: CalibrationOutOption = None,
+    resume: ResumeOption = False,
+    **_: Any,
+) -> None:
+    """Measure how much the times of one build differ by chance on this machine.
+
+    Runs pairs of processes of one build. floor.json, beside the folder, gets the noise of every cell and the smallest
+    slowdown that a gate with the same options can find. It holds for this machine, torch and plan, for 30 days.
+    """
+    from mtbench.gate import command
+
+    build = {"base": base, "head": base, "margin": 0.02, "counts_only": False, "allow_changed": False}
+    opened = _opened(
+        ctx,
+        directory or _folder("calibration"),
+        **build,
+        blocks=blocks,
+        pairs=pairs,
+        live=live,
+        allow_torch=False,
+        allow_dirty=allow_dirty,
+    )
+    floor, file = command.calibrate(opened, warn, seconds(ctx.params["time_budget"]))
+    out.print(command.floor_table(floor))
+    say(file)
+
+
+@app.command()
+def history(
+    folder: Annotated[Path, typer.Argument(help="Folder with the folders of gates.")] = Path("runs"),
+) -> None:
+    """List the gates of a folder, the share of FAIL among gates of a build with itself, and the machine's drift."""
+    from mtbench.gate import command
+
+    for renderable in command.history(folder):
+        out.print(renderable)
+
+
+def _folder(kind: str) -> Path:
+    return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
+    """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
+    from mtbench.gate import command
+
+    if not ctx.params["resume"]:
+        opened = command.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+    else:
         given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
+        if not was_given(ctx, "directory"):
+            raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
         if given:
             named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
             raise UserError(
-                f"a gate goes on as it began, so {named} cannot change; go on with `mtbench gate -o {directory} "
-                "--resume`."
+                f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
+                f"{directory} --resume`."
             )
-        request = command.stored_request(directory)
-    else:
-        if base is None:
-            raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`.")
-        directory = directory or Path("runs") / f"gate-{time.strftime('%Y%m%d-%H%M%S')}"
-        request = command.new_request(
-            directory,
-            base=base,
-            head=head,
-            plan_arguments=_plan_arguments(ctx),
-            margin=margin,
-            blocks=blocks,
-            pairs=pairs,
-            live=live,
-            counts_only=counts_only,
-            allow_changed=allow_changed,
-            allow_torch=allow_torch,
-            allow_dirty=allow_dirty,
-            seed=ctx.params["seed"],
-        )
+        opened = command.reopen(directory)
     session.started.append(directory)
-    found = command.run(directory, request, warn, budget_s)
-    for renderable in command.shown(found):
-        out.print(renderable)
-    say(directory / "gate.html")
-    raise typer.Exit(EXIT_CODES[found.word])
+    return opened
+
+
+def _name(ctx: typer.Context) -> str:
+    return "gate" if ctx.info_name == "gate" else f"gate {ctx.info_name}"
+
+
+def _refuse_options_before(ctx: typer.Context) -> None:
+    """Raise UserError for an option that stands before the subcommand, which would not get it."""
+    given = sorted(f"--{name.replace('_', '-')}" for name in ctx.params if was_given(ctx, name))
+    if given:
+        word = ctx.invoked_subcommand
+        raise UserError(f"{', '.join(given)} stands before `{word}`; write `mtbench gate {word} OPTIONS`.")
 
 
 def _plan_arguments(ctx: typer.Context) -> list[str]:

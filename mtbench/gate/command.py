@@ -1,43 +1,128 @@
-"""What `mtbench gate` does with its options: make or read the request, run the stages, write the outputs."""
+"""What `mtbench gate` and its subcommands do with their options, and what they print."""
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from mtbench import files, records
 from mtbench.errors import UserError
+from mtbench.gate import floor
+from mtbench.gate import history as gate_history
 from mtbench.gate.builds import resolve
-from mtbench.gate.format import Gate, GateRequest
-from mtbench.gate.stages import FILE, GateRun, read_gate
+from mtbench.gate.calibrate import Calibration
+from mtbench.gate.format import Floor, Gate, GateRequest
+from mtbench.gate.stages import GateRun
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+
+REQUEST = "request.json"
 
 
-def new_request(directory: Path, *, base: str, head: str | None, margin: float, **options: Any) -> GateRequest:
-    """Return the request of a gate in a new directory. Raises UserError if something is there, or for a bad margin."""
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(
-            f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `mtbench gate "
-            f"-o {directory} --resume`."
-        )
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A gate or a calibration in its directory."""
+
+    directory: Path
+    request: GateRequest
+
+
+def begin(directory: Path, *, margin: float, **asked: Any) -> Opened:
+    """Return a new gate. Raises UserError if something is in the directory, or for a margin that is not allowed."""
     if not 0 < margin < 1:
-        raise UserError(f"--margin {margin:g} is not allowed; 0.02 means a slowdown of 2 %.")
-    return GateRequest(base=base, head=head, margin=margin, **options)
-
-
-def stored_request(directory: Path) -> GateRequest:
-    """Return the request of the gate in a directory. Raises UserError if there is none."""
-    if not (directory / FILE).is_file():
+        raise UserError(f"--margin {margin:g} is not allowed; 0.02 is a slowdown of 2 %.")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UserError(
-            f"{str(directory)!r} holds no {FILE}; start a gate with `mtbench gate --base ENV -o {directory}`."
+            f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `-o "
+            f"{directory} --resume`."
         )
-    return read_gate(directory).request
+    return Opened(directory, GateRequest(margin=margin, **asked))
 
 
-def run(directory: Path, request: GateRequest, note: Callable[[str], None], budget_s: float | None) -> Gate:
-    base, head = resolve(request.base, note), resolve(request.head, note)
+def reopen(directory: Path) -> Opened:
+    """Return the gate in a directory. Raises UserError if there is none."""
+    if not (directory / REQUEST).is_file():
+        raise UserError(f"{str(directory)!r} holds no gate: it has no {REQUEST}. Start one without --resume.")
+    return Opened(directory, records.read_json(directory / REQUEST, GateRequest, "start anew, without --resume."))
+
+
+def run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Gate:
+    """Run what is missing of a gate, and write what it found."""
+    gate_run = _run(opened, note, budget_s)
+    with RunDirectory(opened.directory).locked():
+        return gate_run.run(lambda gate: files.write_json(opened.directory / "gate.json", dump(gate)))
+
+
+def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[Floor, Path]:
+    """Run what is missing of a calibration; return the floor and the file that has it."""
+    gate_run = _run(opened, note, budget_s)
+    assert opened.request.pairs is not None
+    with RunDirectory(opened.directory).locked():
+        measured = Calibration(gate_run, opened.request.pairs).measure(note)
+    return measured, floor.add(opened.directory.parent, measured)
+
+
+def _run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> GateRun:
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
-    directory.mkdir(parents=True, exist_ok=True)
-    return GateRun(directory, request, base, head, note, deadline).run()
+    base, head = resolve(opened.request.base, note), resolve(opened.request.head, note)
+    files.write_json(opened.directory / REQUEST, dump(opened.request))
+    return GateRun(opened.directory, opened.request, base, head, note, deadline)
 
 
-def shown(gate: Gate) -> Sequence[Any]:
+def shown(gate: Gate, width: int) -> Sequence[Any]:
     return [f"{gate.word}: {gate.reason}"]
+
+
+def floor_table(measured: Floor) -> Table:
+    """Return the noise of every cell as a table."""
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=f"{measured.pairs} pairs of processes of one build; smallest detectable slowdown "
+        f"{measured.smallest_detectable:.1%}",
+        title_justify="left",
+    )
+    for heading in ("cell", "sd of a pair", "at most", "sd in a block", "outliers", "drift per pair"):
+        table.add_column(heading, justify="left" if heading == "cell" else "right", overflow="fold")
+    for cell in measured.cells:
+        block_sd = "–" if cell.block_sd is None else f"{cell.block_sd:.2%}"
+        drift = "–" if cell.drift_per_pair is None else f"{cell.drift_per_pair:+.3%}"
+        sds = f"{cell.pair_sd:.2%}", f"{cell.pair_sd_high:.2%}"
+        table.add_row(cell.cell, *sds, block_sd, f"{cell.outliers:.1%}", drift)
+    return table
+
+
+def history(folder: Path) -> Sequence[Any]:
+    """Return what the gates of a folder said. Raises UserError if it has none."""
+    found = gate_history.read(folder)
+    if not found.gates:
+        raise UserError(f"{str(folder)!r} has no gate; run `mtbench gate --base ENV`, or name another folder.")
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("began", "base", "head", "word", "pairs", "folder"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "pairs" else "left")
+    for path, gate in found.gates:
+        head = "the same" if gate.same_build else gate.head.label
+        table.add_row(gate.started, gate.base.label, head, gate.word, str(gate.pairs), str(path))
+    return [table, _false_alarms(found), *_drift(found)]
+
+
+def _false_alarms(found: gate_history.History) -> str:
+    alarms = found.false_alarms
+    if alarms.value is None or alarms.ci_low is None or alarms.ci_high is None:
+        return "No gate compared a build with itself, so the share of false alarms is not known."
+    return (
+        f"FAIL in {alarms.value:.1%} [{alarms.ci_low:.1%}, {alarms.ci_high:.1%}] of the {alarms.n} gates that compared a "
+        "build with itself."
+    )
+
+
+def _drift(found: gate_history.History) -> list[str]:
+    """Return by cell how base's time changed since the first gate on the same machine."""
+    return [
+        f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates"
+        for cell, ratios in found.drift().items()
+        if len(ratios) > 1
+    ]

@@ -29,7 +29,8 @@ FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
 MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
 
-Differences = Mapping[str, Sequence[float]]  # by cell, log(head's time / base's time) of each pair in which it ran
+Values = Sequence[float] | npt.NDArray[np.float64]
+Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of each pair in which it ran
 
 
 def looks(pair_sd: float | None, margin: float, most: int | None = None) -> tuple[int, ...]:
@@ -131,11 +132,11 @@ def mean_of_cells(differences: Differences) -> list[float]:
     return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
 
 
-def test_of(d: Sequence[float], at: Sequence[int], margin: float, word: Word, cells: int) -> TimeTest:
+def time_test(d: Values, at: Sequence[int], margin: float, word: Word, cells: int) -> TimeTest:
     """Return head's time over base's in one cell with its intervals. `cells`: how many are tested together."""
     pairs = len(d)
     if pairs < 2:
-        ratio = math.exp(d[0]) if d else None
+        ratio = math.exp(d[0]) if pairs else None
         return TimeTest(
             ratio=ratio, ci_low=None, ci_high=None, fail_low=None, pass_high=None, word=word, pairs_needed=None
         )

@@ -56,6 +56,7 @@ class ExactCell:
     """What stage `exact` found in one cell."""
 
     findings: list[Finding]
+    changed: bool = False  # head has other tokens
     differing: int = 0  # items with other tokens
     items: int = 0
     decoded: bool = True  # by both builds
@@ -94,7 +95,7 @@ def compare(cell: str, base: Read, again: Read, head: Read, *, allow_changed: bo
     if not changed:
         findings += [finding(*found) for found in _work(base, head, unstable)]
     findings += [finding(*found) for found in _memory(base, again, head)]
-    return ExactCell(findings, len(differing), len(base.answers))
+    return ExactCell(findings, bool(changed), len(differing), len(base.answers))
 
 
 def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:
@@ -121,7 +122,8 @@ def _more_batches(base: Mapping[int, TimingLine], other: Mapping[int, TimingLine
 
 def _work(base: Read, head: Read, unstable: set[str]) -> Iterator[tuple[Kind, Level, str]]:
     """Yield how head's work differs where its tokens are the same."""
-    more, less = [], []
+    more: list[str] = []
+    less: list[str] = []
     for name, words in WORK.items():
         items = [] if name in unstable else _differing(name, base.answers, head.answers)
         if items:

@@ -105,7 +105,7 @@ class FloorFile(Record):
 class GateRequest(Record):
     """What was asked of the gate."""
 
-    base: str = Field(description="environment of the base build")
+    base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")

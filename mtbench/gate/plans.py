@@ -6,7 +6,7 @@ process is to run. The cuts are made on the JSON object: fields that this mtbenc
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,13 +34,10 @@ class Planned(NamedTuple):
 
     @classmethod
     def read(cls, directory: Path) -> "Planned":
+        """Read the plan in a run directory. Raises UserError if it cannot be read."""
         run = RunDirectory(directory)
-        plan = read_plan(run)
-        return cls(
-            plan,
-            json.loads((directory / "plan.json").read_text()),
-            json.loads((directory / "environment.json").read_text()),
-        )
+        stored, environment = (json.loads((directory / name).read_text()) for name in ("plan.json", "environment.json"))
+        return cls(read_plan(run), stored, environment)
 
     def asking(self, build: Build) -> "Planned":
         """Return the plan with the address of the build's server in the cells that ask one."""
@@ -109,13 +106,15 @@ def _other_work(finding: str) -> UserError:
     )
 
 
-def sha256(planned: Planned, cells: Collection[str]) -> str:
+def sha256(stored: JsonObject) -> str:
     """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
-    plan = planned.plan
+    plan = Plan.model_validate(stored)
     work = {
         "suites": [[suite.suite, suite.digest(), suite.max_new_tokens] for suite in plan.suites],
-        "cells": [[c.cell, *(dump(c)[field] for field in CELL_WORK)] for c in plan.cells if c.cell in cells],
-        "groups": [[g.suite, g.batch_size, g.batching, g.blocks, g.rounds] for g in plan.groups],
+        "cells": [[cell.cell, *(dump(cell)[field] for field in CELL_WORK)] for cell in plan.cells],
+        "groups": [
+            [g.suite, g.batch_size, g.batching, *(getattr(g, field) for field in GROUP_WORK)] for g in plan.groups
+        ],
     }
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
 
@@ -136,25 +135,27 @@ def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = Non
     return {**stored, "cells": kept, "groups": groups}
 
 
-def scripted(stored: JsonObject, commits: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
+def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
     """Return plan.json in which these cells repeat the commits of a run: both builds then do the same forward passes.
 
-    `commits`: cell -> the run that has its answers.
+    `runs`: cell -> the run that has its answers.
     """
     suites = {suite.suite: suite for suite in plan.suites}
     cells = []
     for cell in stored["cells"]:
-        run = commits.get(cell["cell"])
+        run = runs.get(cell["cell"])
         if run is None:
             cells.append(cell)
             continue
         lines = {line.item: line for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine)}
-        answers: Sequence[GenerationLine | None] = [lines.get(item.item) for item in suites[cell["suite"]].items]
+        answers = [lines.get(item.item) for item in suites[cell["suite"]].items]
+        commits_of = [[1] if line is None or line.commits is None else line.commits for line in answers]
+        several = any(max(commits, default=1) > 1 for commits in commits_of)
         script = Script(
             source=str(run.path),
-            lengths=[len(line.token_ids) if line else 1 for line in answers],
+            lengths=[max(1, sum(commits)) for commits in commits_of],
             seed=0,
-            scripts=[list(line.commits or []) if line else [1] for line in answers],
+            scripts=commits_of if several else None,
             probabilities=None,
         )
         cells.append({**cell, "accept": dump(script)})

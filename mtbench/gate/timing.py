@@ -5,7 +5,7 @@ of a pair have timed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -111,11 +111,6 @@ def floor_of(cell: str, differences: Sequence[float], processes: Sequence[Proces
         outliers=float(np.mean(ratios > OUTLIER)),
         drift_per_pair=2 * float(np.polyfit(range(len(totals)), totals, 1)[0]) if len(totals) > 2 else None,
     )
-
-
-def speedup(process: Mapping[str, float], cell: str, reference: str | None) -> float | None:
-    """Return the reference's seconds over the cell's, both of one process; None without a reference."""
-    return process[reference] / process[cell] if reference in process and cell in process else None
 
 
 def _medians(lines: Sequence[TimingLine]) -> Block:

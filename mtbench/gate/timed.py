@@ -1,0 +1,200 @@
+"""Stage `timed`: pairs of processes until the times are decided, and what they say.
+
+What is decided depends on the complete pairs alone (mtbench/gate/decision.py), so a stage that was killed goes on where
+it stopped and says the same.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, stdev
+
+from mtbench.decoding.registry import METHODS
+from mtbench.gate import decision, timing
+from mtbench.gate.decision import Decision
+from mtbench.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
+from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
+from mtbench.gate.processes import BuildFailed
+from mtbench.report.formatting import counted
+from mtbench.runs.model_pool import method_of
+from mtbench.runs.plan import Cell
+
+NOISIER = 1.3  # times the floor's upper bound: today's noise is then said to be larger
+SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
+VOID_SHARE = 0.2  # of the pairs
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStage:
+    """The pairs of one gate, in the folders `pairs` and `fresh` of its directory."""
+
+    directory: Path
+    runner: PairRunner
+    at: Sequence[int]  # looks
+    deadline: float  # time.monotonic; no pair begins later
+
+    def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
+        """Run pairs until a look decides; return the gate with the times and their findings."""
+        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or _replayable(cell)]
+        findings = [
+            _finding("not timed", "note", "other tokens, and its commits cannot be replayed", cell.cell)
+            for cell in cells
+            if cell not in timed
+        ]
+        names = [cell.cell for cell in timed]
+        decided, fresh = decision.decide(differences([], names), self.at, gate.request.margin), list[PairTimes]()
+        try:
+            decided = self._until_decided(names, gate.request.margin)
+            if decided.word == "FAIL":
+                failed = [cell for cell, word in decided.cells.items() if word == "FAIL"]
+                fresh = self._fresh_pairs(failed or names, decision.confirmation_pairs(decided, self.at))
+        except BuildFailed as failure:
+            findings.append(_finding("failed", "fail", f"{failure}", None))
+        pairs = read_pairs(self.directory / "pairs")
+        values = differences(pairs, names)
+        results = [self._result(cell, timed, pairs, values[cell.cell], decided, gate.request.margin) for cell in timed]
+        findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
+        findings += self._of_failure(results, decided, fresh) if decided.word == "FAIL" else _undecided(results)
+        return gate.changed(
+            pairs=len(pairs),
+            confirmation_pairs=len(fresh),
+            findings=[*gate.findings, *findings],
+            timed=results,
+            all_cells=self._mean(values, decided, gate.request.margin) if len(names) > 1 else None,
+        )
+
+    def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
+        """Run pairs until a look decides, the last look is made, or the time is over."""
+        folder, most = self.directory / "pairs", round(SPARE_PAIRS * self.at[-1])
+        while True:
+            pairs = read_pairs(folder)
+            decided = decision.decide(differences(pairs, cells), self.at, margin)
+            if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
+                return decided
+            here = f"pair {len(pairs) + 1}, next look at {decided.next_look}, last at {self.at[-1]}"
+            self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}")
+            self.runner.run(folder, len(pairs) + 1, decided.open)
+
+    def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
+        """Run the pairs that test a FAIL once more."""
+        folder = self.directory / "fresh"
+        while len(pairs := read_pairs(folder)) < wanted and time.monotonic() <= self.deadline:
+            self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
+            self.runner.run(folder, len(pairs) + 1, cells)
+        return pairs
+
+    def _result(
+        self,
+        cell: Cell,
+        cells: Sequence[Cell],
+        pairs: Sequence[PairTimes],
+        values: Sequence[float],
+        decided: Decision,
+        margin: float,
+    ) -> TimedCell:
+        own = [pair.cells[cell.cell] for pair in pairs if cell.cell in pair.cells]
+        base_over, head_over = _over_reference(cell, cells, pairs)
+        return TimedCell(
+            cell=cell.cell,
+            suite=cell.suite,
+            arm=cell.arm,
+            batch_size=cell.batch_size,
+            base_s=[pair.base_s for pair in own],
+            head_s=[pair.head_s for pair in own],
+            test=decision.time_test(values, self.at, margin, decided.cells[cell.cell], len(cells)),
+            attribution=timing.mean_attribution(own),
+            base_over_reference=base_over,
+            head_over_reference=head_over,
+        )
+
+    def _mean(self, values: Mapping[str, Sequence[float]], decided: Decision, margin: float) -> TimeTest:
+        mean = decision.mean_of_cells(values)
+        return decision.time_test(mean, self.at, margin, decided.all_cells, len(values))
+
+    def _of_failure(
+        self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
+    ) -> Iterator[Finding]:
+        """Yield the findings of a FAIL: fresh pairs confirm it, do not, or are missing."""
+        failed = [cell for cell in results if cell.test.word == "FAIL"]
+        wanted = decision.confirmation_pairs(decided, self.at)
+        values = differences(fresh, [cell.cell for cell in failed] or list(decided.cells))
+        complete = all(len(d) >= wanted for d in values.values())
+        confirmed = complete and decision.confirmed(decided, values)
+        if confirmed:
+            said = f"{counted(wanted, 'fresh pair')} confirm it"
+        elif complete:
+            said = f"{counted(wanted, 'fresh pair')} do not confirm it"
+        else:
+            said = f"{len(fresh)} of {counted(wanted, 'fresh pair')} ran that test it once more"
+        level: Level = "fail" if confirmed else "inconclusive"
+        for cell in failed:
+            yield _finding("slower", level, f"slower by {_shown(cell.test)}; {said}", cell.cell)
+        if not failed:
+            yield _finding("slower", level, f"the mean over all cells is slower; {said}", None)
+
+
+def _replayable(cell: Cell) -> bool:
+    """Return whether both builds can be made to repeat given commits in a cell."""
+    return not METHODS[cell.method].outside and method_of(cell).variants[-1].block == 1
+
+
+def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes]) -> tuple[float | None, float | None]:
+    """Return the speedup over the reference arm in base and in head: geometric means over the pairs that have both."""
+    group = (cell.suite, cell.batch_size, cell.batching)
+    named = {c.arm: c.cell for c in cells if (c.suite, c.batch_size, c.batching) == group}
+    reference = named.get(cell.baselines[0], "") if cell.baselines else ""
+    both = [(p.cells[reference], p.cells[cell.cell]) for p in pairs if reference in p.cells and cell.cell in p.cells]
+    if not both:
+        return None, None
+    return (
+        geometric_mean(plain.base_s / own.base_s for plain, own in both),
+        geometric_mean(plain.head_s / own.head_s for plain, own in both),
+    )
+
+
+def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
+    """Yield the cells that have no valid time in over a fifth of the pairs in which they ran."""
+    for cell in cells:
+        faults = [pair.void[cell] for pair in pairs if cell in pair.void]
+        ran = len(faults) + sum(cell in pair.cells for pair in pairs)
+        if len(faults) <= VOID_SHARE * ran:
+            continue
+        of_head = [head for base, head in faults if head and not base]
+        if len(of_head) > VOID_SHARE * ran:
+            yield _finding("void", "fail", f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
+        else:
+            why = next(fault for fault in faults[0] if fault)
+            yield _finding("void", "inconclusive", f"void in {len(faults)} of {ran} pairs: {why}", cell)
+
+
+def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
+    """Yield the cells whose pairs scatter more than when the machine was calibrated."""
+    bounds = {cell.cell: cell.pair_sd_high for cell in floor.cells} if floor else {}
+    for cell, d in values.items():
+        if cell in bounds and len(d) > 2 and stdev(d) > NOISIER * bounds[cell]:
+            text = f"its pairs scatter by {stdev(d):.2%} today, and by at most {bounds[cell]:.2%} when calibrated"
+            yield _finding("environment", "note", text, cell)
+
+
+def _undecided(results: Sequence[TimedCell]) -> Iterator[Finding]:
+    """Yield the cells that are neither slower nor shown to be as fast."""
+    for cell in results:
+        if cell.test.word == "INCONCLUSIVE":
+            needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
+            shown = f"{_shown(cell.test)} after {counted(len(cell.base_s), 'pair')}{needed}"
+            yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
+
+
+def _shown(test: TimeTest) -> str:
+    """Return a ratio of times as a change with its interval, such as `+3.1 % [+2.2, +4.0]`."""
+    if test.ratio is None:
+        return "an unknown share"
+    change = f"{100 * (test.ratio - 1):+.1f} %"
+    if test.ci_low is None or test.ci_high is None:
+        return change
+    return f"{change} [{100 * (test.ci_low - 1):+.1f}, {100 * (test.ci_high - 1):+.1f}]"
+
+
+def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:
+    return Finding(stage="timed", kind=kind, level=level, cell=cell, text=text)
