@@ -113,10 +113,8 @@ def _false_alarms(found: gate_history.History) -> str:
     alarms = found.false_alarms
     if alarms.value is None or alarms.ci_low is None or alarms.ci_high is None:
         return "No gate compared a build with itself, so the share of false alarms is not known."
-    return (
-        f"FAIL in {alarms.value:.1%} [{alarms.ci_low:.1%}, {alarms.ci_high:.1%}] of the {alarms.n} gates that compared a "
-        "build with itself."
-    )
+    interval = f"[{alarms.ci_low:.1%}, {alarms.ci_high:.1%}]"
+    return f"FAIL in {alarms.value:.1%} {interval} of the {alarms.n} gates that compared a build with itself."
 
 
 def _drift(found: gate_history.History) -> list[str]:

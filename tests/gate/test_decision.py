@@ -94,7 +94,7 @@ def test_levels_are_shared_by_looks_and_cells() -> None:
     alone = decide({"cell": d}, [6], MARGIN)
     assert alone.word == "FAIL"
     assert decide({"cell": d}, [6, 12, 18, 24, 30], MARGIN).word == "INCONCLUSIVE"
-    noise = {f"cell{i}": d[::-1] * (-1) ** np.arange(6) for i in range(9)}
+    noise = {f"cell{i}": d[::-1] * (-1.0) ** np.arange(6) for i in range(9)}
     assert decide({"cell": d, **noise}, [6], MARGIN).word == "INCONCLUSIVE"
 
 
@@ -128,7 +128,7 @@ def test_the_mean_over_cells_finds_what_no_cell_shows() -> None:
 
 
 def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
-    decided = decide({"cell": 0.05 + 1e-3 * np.arange(6)}, [6, 10], MARGIN)
+    decided = decide({"cell": [0.05, 0.051, 0.052, 0.053, 0.054, 0.055]}, [6, 10], MARGIN)
     assert decided.word == "FAIL"
     assert confirmation_pairs(decided, [6, 10]) == 10
     assert not confirmed(decided, {"cell": [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]})
