@@ -19,7 +19,6 @@ from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import GenerationLine
 from mtbench.runs.plan import Cell, Plan, Script
-from mtbench.runs.plan_checks import read_plan
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")
@@ -35,9 +34,9 @@ class Planned(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
-        run = RunDirectory(directory)
+        plan = RunDirectory(directory).read("plan.json", Plan)
         stored, environment = (json.loads((directory / name).read_text()) for name in ("plan.json", "environment.json"))
-        return cls(read_plan(run), stored, environment)
+        return cls(plan, stored, environment)
 
     def asking(self, build: Build) -> "Planned":
         """Return the plan with the address of the build's server in the cells that ask one."""
@@ -56,7 +55,8 @@ class Planned(NamedTuple):
 
 
 def _asks(method: str) -> bool:
-    return issubclass(METHODS[method], Outside) and any(o == "url" for o in METHODS[method].__annotations__)
+    known = METHODS[method] if method in list(METHODS) else object
+    return issubclass(known, Outside) and "url" in known.__annotations__
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:

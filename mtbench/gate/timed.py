@@ -136,7 +136,8 @@ class TimedStage:
 
 def _replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
-    return not METHODS[cell.method].outside and method_of(cell).variants[-1].block == 1
+    known = cell.method in list(METHODS) and not METHODS[cell.method].outside
+    return known and method_of(cell).variants[-1].block == 1
 
 
 def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes]) -> tuple[float | None, float | None]:
