@@ -28,7 +28,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "mtbench": mtbench.__version__,
-        "git": _git(),
+        "git": git_commit(Path(mtbench.__file__).parent),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
@@ -235,16 +235,23 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git() -> str | None:
-    """Return mtbench's git commit, with `-dirty` if files differ from it; None outside a checkout."""
-    folder = Path(mtbench.__file__).parent
-    command = ["git", "--no-optional-locks", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+def git_commit(folder: Path) -> str | None:
+    """Return the commit of the checkout that `folder` is part of, with `-dirty` if files differ from it.
+
+    None outside a checkout, or if git does not track the folder: an environment may lie inside a checkout.
+    """
+    describe = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")  # exclude: no tag instead of a commit
+    return _git(folder, *describe) if _git(folder, "ls-files", "--", ".") else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it fails or prints nothing."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    commit = done.stdout.strip()
-    return commit if done.returncode == 0 and commit else None
+    return (done.stdout.strip() or None) if done.returncode == 0 else None
 
 
 def _processor() -> str:

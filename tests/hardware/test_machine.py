@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +174,21 @@ def test_an_arm_that_lost_too_many_windows_is_void_alone(small_run: RunDirectory
         assert cells[name]["void"] == []
     assert f"{dropped} of {len(lines)} samples dropped: hardware slowdown" in cells[names[0]]["flags"]
     assert {n: c["samples"] for n, c in cells.items() if n not in names and c["samples"]["dropped"]} == {}
+
+
+def test_the_commit_is_that_of_the_files_which_run(tmp_path: Path) -> None:
+    """A tag does not stand for the commit. An environment inside a checkout is not of that commit."""
+    package, environment = tmp_path / "mtbench", tmp_path / ".venv" / "mtbench"
+    package.mkdir()
+    environment.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert machine.git_commit(package) is None
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    for command in (["init", "-q"], ["add", "mtbench"], ["commit", "-qm", "a"], ["tag", "-a", "v1", "-m", "a"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], check=True, capture_output=True, text=True)
+    assert machine.git_commit(package) == head.stdout.strip()
+    assert machine.git_commit(environment) is None
+    (package / "__init__.py").write_text("changed")
+    assert machine.git_commit(package) == f"{head.stdout.strip()}-dirty"
