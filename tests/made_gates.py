@@ -18,7 +18,7 @@ from mtbench.gate.format import (
     TimeTest,
 )
 
-HOSTILE = "<b>&\"'\x1b[2J\u202e\x00</script><script>broken=1</script>]]>\n::error::|`$x$`\ufffe%0A"
+HOSTILE = "<b>&\"'\x1b[2J\u202e\x00</script><script>broken=1</script>]]>\n::error::|`$x$`%0A"
 ARMS = ("ar@ar/graph", "mars:tau=0.9@mars/graph", "prompt-lookup:ahead=2@ar/graph", "medusa:tree=2x2@medusa/graph")
 PACKAGES = {"torch": "2.11.0", "transformers": "5.17.1", "numpy": "2.3.4", "triton": None}
 
@@ -182,8 +182,12 @@ def changed() -> Gate:
     names = [timed_cell(n).cell for n in range(3)]
     found = [
         finding(stage="exact", kind="unstable", level="note", cell=names[0], text="base disagrees with itself"),
-        finding(stage="exact", kind="changed", cell=names[1], text="head has other tokens in 3 of 64 items, first in a/0/0"),
-        finding(stage="exact", kind="more work", cell=names[2], text="the same tokens from more work: forwards 90 → 97"),
+        finding(
+            stage="exact", kind="changed", cell=names[1], text="head has other tokens in 3 of 64 items, first in a/0/0"
+        ),
+        finding(
+            stage="exact", kind="more work", cell=names[2], text="the same tokens from more work: forwards 90 → 97"
+        ),
         finding(stage="comparable", kind="vanished", cell="gsm8k.echo.graph.b1", text="head plans no such cell"),
         finding(kind="not timed", level="note", text="no cell was timed, since the tokens differ"),
     ]

@@ -64,9 +64,7 @@ def bencher(gate: Gate) -> dict[str, dict[str, Metric]]:
     return {name: found for name, found in measures.items() if found}
 
 
-def _metric(
-    name: str, value: float | None, low: float | None = None, high: float | None = None
-) -> dict[str, Metric]:
+def _metric(name: str, value: float | None, low: float | None = None, high: float | None = None) -> dict[str, Metric]:
     """Return a measure under its name; nothing if it has no value."""
     if value is None:
         return {}
@@ -258,7 +256,7 @@ def cell_table(gate: Gate) -> list[str]:
         return []
     lines = ["| cell | tokens and counts | time | pairs | word on time |", "|:--|:--|--:|--:|:--|"]
     if gate.all_cells is not None:
-        status = tables.test_status(gate.all_cells)
+        status = tables.word_on(gate.all_cells)
         lines.append(f"| **{ALL_CELLS}** | | {tables.changed_by(gate.all_cells)} | | {status.sign} {status.text} |")
     for row in found:
         time = NONE if row.record is None else tables.changed_by(row.record.test)

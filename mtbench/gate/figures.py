@@ -4,6 +4,7 @@ They are drawn in the style of the report. A word has its own shape besides its 
 """
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -25,9 +26,10 @@ MARKS: dict[Word, dict[str, Any]] = {
 COLORS: dict[Word, str] = {"PASS": ACCENT, "FAIL": WARN, "INCONCLUSIVE": MUTED}
 SHAPES = "Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE."
 LONGEST = 40  # letters of a cell's label next to a value
-ROW, STRIP = 30.0, 46.0  # points
+ROW, STRIP = 35.0, 54.0  # points
+SIDES = {"left": 10, "right": 16}  # room for the last number under an axis
 MOST_STRIPS = 8
-FAR = 1.5  # an interval is cut at so many spans of the estimates beyond them
+FAR = 3.0  # an interval is cut at so many times the median reach of an interval beyond the estimates
 
 
 class Part(NamedTuple):
@@ -52,16 +54,17 @@ def draw(gate: Gate) -> list[Drawing]:
 
 def _note(gate: Gate) -> str:
     note = f"mtbench gate, {gate.head.label} against {gate.base.label}, {gate.started}"
-    return note if len(note) <= 100 else f"{note[:99]}…"
+    return _cut(note, 100)
 
 
 def _name(gate: Gate, cell: TimedCell, numbers: dict[str, int], longest: int = LONGEST) -> str:
-    """Return a cell's number and label. What tells it from cells of the same arm is never cut off."""
-    arm, _, rest = tables.label(gate, cell).partition(", ")
-    tail = f", {rest}" if rest else ""
-    kept = max(8, longest - len(tail))
-    arm = arm if len(arm) <= kept else f"{arm[: kept - 1]}…"
-    return f"{numbers[cell.cell]}\u2002{arm}{tail}"
+    """Return a cell's number and label. Suite and batch size are cut off last."""
+    tail = _cut("".join(f", {part}" for part in tables.distinct(gate, cell)), longest // 2)
+    return f"{numbers[cell.cell]}\u2002{_cut(cell.arm, longest - len(tail))}{tail}"
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
@@ -72,19 +75,18 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     if gate.all_cells is not None:
         tests.insert(0, (ALL_CELLS, gate.all_cells))
     title = "Time of head over base"
-    figure, axes = figures.canvas(title, "95% intervals; right is slower", ROW * len(tests) + 22, left=10)
+    figure, axes = figures.canvas(title, "95% intervals; right is slower", ROW * len(tests) + 21, **SIDES, axis=26)
     _limit(axes, [test for _, test in tests], gate.request.margin)
     for row, (name, test) in enumerate(tests):
         _interval(axes, row, test)
         bold = "bold" if name == ALL_CELLS else "normal"
-        edge = {"transform": axes.get_yaxis_transform(), "va": "baseline", "fontsize": 10.5}
-        axes.text(0, row - 0.33, name, fontweight=bold, **edge)
         value = f"{tables.change(test.ratio, narrow=tables.is_narrow(test))}  {test.word}"
         heavy = "bold" if test.word == "FAIL" else "normal"
-        axes.text(1, row - 0.33, value, ha="right", color=COLORS[test.word], fontweight=heavy, **edge)
-    axes.set_ylim(len(tests) - 0.45, -1.35)
+        _above(axes, row - 0.27, name, fontweight=bold)
+        _above(axes, row - 0.27, value, right=True, color=COLORS[test.word], fontweight=heavy)
+    axes.set_ylim(len(tests) - 0.55, -1.15)
     _percent_axis(axes)
-    _reference_lines(axes, gate.request.margin, -1.3)
+    _reference_lines(axes, gate.request.margin, -1.12)
     texts = [f"{name}: {tables.changed_by(test)}, {test.word}" for name, test in tests]
     return figures.finish(
         figure,
@@ -98,14 +100,32 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     )
 
 
+def _above(axes: Axes, y: float, text: str, *, right: bool = False, **style: Any) -> None:
+    """Write a text above a row, at the left or the right end; it covers the lines behind it."""
+    axes.text(
+        1 if right else 0,
+        y,
+        text,
+        transform=axes.get_yaxis_transform(),
+        ha="right" if right else "left",
+        va="baseline",
+        fontsize=10.5,
+        zorder=5,
+        bbox={"facecolor": PAPER, "lw": 0, "pad": 1.2},
+        **style,
+    )
+
+
 def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
     """Set the limits of the percentages, so that a very long interval does not crowd out the others."""
     estimates = [0.0, 100 * margin, *(100 * (test.ratio - 1) for test in tests if test.ratio is not None)]
-    bounds = [100 * (b - 1) for test in tests for b in (test.ci_low, test.ci_high) if b is not None]
-    span = max(estimates) - min(estimates)
-    low = max(min(estimates + bounds), min(estimates) - FAR * span)
-    high = min(max(estimates + bounds), max(estimates) + FAR * span)
-    axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
+    limits = [(test.ci_low, test.ci_high) for test in tests if test.ci_low is not None and test.ci_high is not None]
+    far = FAR * median(50 * (high - low) for low, high in limits) if limits else 0.0
+    bounds = [100 * (bound - 1) for pair in limits for bound in pair]
+    low = max(min(estimates + bounds), min(estimates) - far)
+    high = min(max(estimates + bounds), max(estimates) + far)
+    space = 0.06 * (high - low)
+    axes.set_xlim(low - space, high + space)
 
 
 def _interval(axes: Axes, row: int, test: TimeTest) -> None:
@@ -122,7 +142,7 @@ def _interval(axes: Axes, row: int, test: TimeTest) -> None:
 
 
 def _percent_axis(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: tables.percent_tick(x)))
     axes.grid(axis="x", color=RULE, lw=0.6)
     axes.set_axisbelow(True)
@@ -159,15 +179,16 @@ def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     if last < 2:
         return None
     title = "The pairs over time"
-    figure, axes = figures.canvas(title, "each pair's difference; one scale for all", STRIP * len(strips) + 8, left=10)
+    figure, axes = figures.canvas(
+        title, "each pair's difference; one scale for all", STRIP * len(strips) + 8, **SIDES, axis=40
+    )
     margin = 100 * gate.request.margin
-    reach = max(margin, *(abs(value) for values in strips.values() for value in values))
+    every = [0.0, margin, *(value for values in strips.values() for value in values)]
     for row, (name, values) in enumerate(strips.items()):
-        _strip(axes, row, [0.3 * value / reach for value in values], 0.3 * margin / reach)
-        axes.text(0, row - 0.38, name, transform=axes.get_yaxis_transform(), fontsize=10.5, va="baseline")
-        least, most = (tables.percent_tick(round(end, 1)) for end in (min(values), max(values)))
-        axes.text(1, row - 0.38, f"{least} to {most}", ha="right", transform=axes.get_yaxis_transform(), fontsize=10)
-    axes.set_ylim(len(strips) - 0.55, -0.75)
+        _strip(axes, row, values, margin, min(every), max(every))
+        _above(axes, row - 0.36, name)
+        _above(axes, row - 0.36, f"{tables.percent(min(values))} to {tables.percent(max(values))}", right=True)
+    axes.set_ylim(len(strips) - 0.5, -0.65)
     axes.set_xlim(1 - 0.03 * last, last + 0.03 * last)
     axes.set_yticks([])
     ticks = _pair_ticks(gate.looks, last)
@@ -175,7 +196,7 @@ def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     axes.set_xlabel("pair")
     axes.grid(axis="x", color=RULE, lw=0.6)
     left_out = "" if not shortened else " Of many cells only their mean and those that do not pass are shown."
-    texts = [f"{name}: {listed(tables.percent_tick(round(v, 1)) for v in values)}" for name, values in strips.items()]
+    texts = [f"{name}: {listed(tables.percent(v) for v in values)}" for name, values in strips.items()]
     return figures.finish(
         figure,
         _note(gate),
@@ -192,11 +213,15 @@ def _differences(cell: TimedCell) -> list[float]:
     return [100 * (b / a - 1) for a, b in zip(cell.base_s, cell.head_s, strict=False) if a > 0]
 
 
-def _strip(axes: Axes, row: int, heights: Sequence[float], margin: float) -> None:
-    """Draw one strip; the rows grow downwards, slower is up."""
-    axes.axhline(row, color=INK, lw=0.7, zorder=1)
-    axes.axhline(row - margin, color=WARN, lw=0.8, ls=(0, (4, 3)), zorder=1)
-    x, y = range(1, len(heights) + 1), [row - height for height in heights]
+def _strip(axes: Axes, row: int, values: Sequence[float], margin: float, low: float, high: float) -> None:
+    """Draw one strip, in which `low` to `high` fill the height; rows grow downwards, slower is up."""
+
+    def height(value: float) -> float:
+        return row + 0.36 - 0.58 * (value - low) / (high - low)
+
+    axes.axhline(height(0), color=INK, lw=0.7, zorder=1)
+    axes.axhline(height(margin), color=WARN, lw=0.8, ls=(0, (4, 3)), zorder=1)
+    x, y = range(1, len(values) + 1), [height(value) for value in values]
     axes.plot(x, y, color=ACCENT, lw=0.8, alpha=0.5, zorder=2)
     axes.plot(x, y, "o", color=ACCENT, ms=3.5, zorder=3)
 
@@ -217,19 +242,18 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         return None
     title = "Where the difference lies"
     subtitle = "shares of base's time; right: the whole difference"
-    figure, axes = figures.canvas(title, subtitle, ROW * len(cells) + 10, left=10, axis=50)
+    figure, axes = figures.canvas(title, subtitle, ROW * len(cells) + 10, **SIDES, axis=48)
     reach, texts, used = [0.0], [], dict[Part, None]()
     for row, (cell, found) in enumerate(cells):
         parts = parts_of(found)
         used |= dict.fromkeys(parts)
         reach += [*_stack(axes, row, parts), 100 * found.total]
         axes.plot([100 * found.total], [row], "d", mec=INK, mfc=INK, ms=5, zorder=4)
-        edge = {"transform": axes.get_yaxis_transform(), "va": "baseline", "fontsize": 10.5}
-        axes.text(0, row - 0.33, _name(gate, cell, numbers, 54), **edge)
-        axes.text(1, row - 0.33, tables.share(found.total), ha="right", **edge)
+        _above(axes, row - 0.3, _name(gate, cell, numbers, 54))
+        _above(axes, row - 0.3, tables.share(found.total), right=True)
         shown = listed(f"{part.name} {tables.share(value)}" for part, value in parts.items())
         texts.append(f"{_name(gate, cell, numbers)}: {shown}, whole {tables.share(found.total)}")
-    axes.set_ylim(len(cells) - 0.55, -0.85)
+    axes.set_ylim(len(cells) - 0.6, -0.75)
     space = 0.06 * (max(reach) - min(reach)) or 1.0
     axes.set_xlim(min(reach) - space, max(reach) + space)
     _percent_axis(axes)
@@ -241,7 +265,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         name="attribution",
         title=title,
         caption="Parts right of 0 became slower, parts left of 0 faster. The diamond is the whole difference, the sum "
-        "of the parts. Nothing is decided by them.",
+        "of the parts. No word depends on them.",
         alt=f"Parts of the difference as shares of base's time. {'; '.join(texts)}.",
     )
 
@@ -258,7 +282,7 @@ def _stack(axes: Axes, row: int, parts: dict[Part, float]) -> tuple[float, float
     ends = {True: 0.0, False: 0.0}  # by whether it grew
     for part, value in parts.items():
         style = {"color": part.shade, "edgecolor": INK, "hatch": part.hatch, "lw": 0.6}
-        axes.barh(row, 100 * value, left=ends[value >= 0], height=0.36, zorder=2, **style)
+        axes.barh(row, 100 * value, left=ends[value >= 0], height=0.34, zorder=2, **style)
         ends[value >= 0] += 100 * value
     return ends[False], ends[True]
 

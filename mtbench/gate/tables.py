@@ -8,16 +8,30 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from mtbench.gate.format import EXIT_CODES, BuildRecord, Finding, Gate, Level, StageName, TimedCell, TimeTest, Word
+from mtbench.gate.format import (
+    EXIT_CODES,
+    Attribution,
+    BuildRecord,
+    Finding,
+    Gate,
+    Level,
+    StageName,
+    TimedCell,
+    TimeTest,
+    Word,
+)
 from mtbench.report.formatting import NONE, counted, listed, number, seconds
+from mtbench.report.phrases import suite_name
 
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
 SIGNS: dict[Word, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
 TONES: dict[Word, str] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
 LEVEL_WORDS: dict[Level, Word | None] = {"fail": "FAIL", "inconclusive": "INCONCLUSIVE", "note": None}
+GRAVEST: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
 LEVELS: tuple[Level, ...] = ("fail", "inconclusive", "note")  # the gravest first
-NARROW = 0.01  # intervals below this width are written with two decimals
+EXPECTED = ("slower", "undecided")  # kinds that say no more than the word on a time
+NARROW = 0.004  # intervals below this width are written with two decimals
 
 
 class Status(NamedTuple):
@@ -40,7 +54,6 @@ class CellRow(NamedTuple):
 
     number: int
     cell: str
-    label: str  # arm, and what tells it from other cells
     exact: Status
     timed: Status
     record: TimedCell | None
@@ -84,9 +97,21 @@ def is_narrow(test: TimeTest) -> bool:
     return test.ci_low is not None and test.ci_high is not None and test.ci_high - test.ci_low < NARROW
 
 
+def attribution(found: Attribution | None) -> list[str]:
+    """Return the parts of a difference: prompts, decoding, of the latter forward passes and host."""
+    if found is None:
+        return [NONE] * 4
+    return list(map(share, (found.prefill, found.total - found.prefill, found.forward, found.host)))
+
+
 def share(value: float | None) -> str:
     """Return a share of base's time as a difference in percent."""
-    return NONE if value is None else f"{_signed(100 * value, 1)}%"
+    return NONE if value is None else percent(100 * value)
+
+
+def percent(value: float) -> str:
+    """Return a percentage with its sign and one decimal."""
+    return f"{_signed(value, 1)}%"
 
 
 def percent_tick(value: float) -> str:
@@ -108,7 +133,6 @@ def rows(gate: Gate) -> list[CellRow]:
         CellRow(
             place,
             name,
-            label(gate, timed[name]) if name in timed else name,
             exact_status(gate, name),
             timed_status(gate, timed.get(name), name),
             timed.get(name),
@@ -117,14 +141,14 @@ def rows(gate: Gate) -> list[CellRow]:
     ]
 
 
-def label(gate: Gate, cell: TimedCell) -> str:
-    """Return a cell's arm, with its suite and batch size where the timed cells differ in them."""
-    parts = [cell.arm]
+def distinct(gate: Gate, cell: TimedCell) -> list[str]:
+    """Return a cell's suite and batch size where the timed cells differ in them."""
+    parts = []
     if len({other.suite for other in gate.timed}) > 1:
-        parts.append(cell.suite)
+        parts.append(suite_name(cell.suite))
     if len({other.batch_size for other in gate.timed}) > 1:
         parts.append(f"b{cell.batch_size}")
-    return listed(parts)
+    return parts
 
 
 def findings_of(gate: Gate, stage: StageName, cell: str | None) -> list[Finding]:
@@ -150,17 +174,19 @@ def timed_status(gate: Gate, cell: TimedCell | None, name: str) -> Status:
     grave = next((f for f in found if f.level != "note"), None)
     if cell is None:
         return Status(LEVEL_WORDS[grave.level], grave.kind) if grave else Status(None, "not timed")
-    return test_status(cell.test, grave)
+    return word_on(cell.test, grave)
 
 
-def test_status(test: TimeTest, finding: Finding | None = None) -> Status:
-    """Return the word on a time, with the pairs that it still needs."""
-    text = test.word
-    if finding is not None and LEVEL_WORDS[finding.level] == test.word:
+def word_on(test: TimeTest, finding: Finding | None = None) -> Status:
+    """Return the word on a time, or on its finding if that is graver, and the pairs that it still needs."""
+    words = [test.word, LEVEL_WORDS[finding.level] if finding else None]
+    word: Word = next((grave for grave in GRAVEST if grave in words), "PASS")
+    text: str = word
+    if finding is not None and finding.kind not in EXPECTED and words[1] == word:
         text = f"{text}: {finding.kind}"
     if test.pairs_needed is not None:
         text = f"{text}, {counted(test.pairs_needed, 'pair')} needed"
-    return Status(test.word, text)
+    return Status(word, text)
 
 
 def summary(gate: Gate) -> list[str]:
@@ -264,7 +290,7 @@ def floor_facts(gate: Gate) -> list[tuple[str, str]]:
         return []
     noisiest = max(floor.cells, key=lambda cell: cell.pair_sd_high, default=None)
     facts = [
-        ("Smallest slowdown that is found", f"{100 * floor.smallest_detectable:.1f}%"),
+        ("Smallest detectable slowdown", f"{100 * floor.smallest_detectable:.1f}%"),
         ("Measured", f"{floor.measured}, {counted(floor.pairs, 'pair')} of processes of one build"),
     ]
     if noisiest is not None:
@@ -286,45 +312,55 @@ def mean_seconds(values: Sequence[float]) -> str:
 
 def reading(gate: Gate) -> list[tuple[str, str]]:
     """Return how to read the page, each note with its heading."""
-    margin = f"{100 * gate.request.margin:g}%"
-    looks = f" after {listed(gate.looks)} pairs" if gate.looks else ""
-    return [
-        (
-            "Pairs",
-            "A pair is one process of each build, in random order. Two processes of one build differ by more than the "
-            "blocks inside a process, so the pair is the unit of every interval. The time of a cell in a process is "
-            "the sum over blocks of the median over rounds.",
-        ),
-        (
-            "Percent",
-            "Head's time over base's, less 1. +3.1% [2.2, 4.0] means that head takes 3.1% longer, with a 95% interval "
-            "from 2.2% to 4.0%. The mean of pairs is geometric.",
-        ),
-        (
-            "FAIL",
-            "Time: a cell, or the mean of all cells, is slower by at least the margin of "
-            f"{margin} as an estimate, its lower bound is above 0, and fresh pairs confirm it. The bound has an error "
-            "of 1% over all looks and cells (Holm). Without timing: other tokens, more work for the same tokens, "
-            "more memory, or a cell that only head lost.",
-        ),
-        ("PASS", f"Every cell has an upper bound below the margin of {margin}, with an error of 2.5% over all looks."),
-        (
-            "INCONCLUSIVE",
-            "Neither. It is not a pass. The mean of all cells can fail the gate, but a pass does not need it. The table says how many pairs would decide, if estimate and noise stayed.",
-        ),
-        (
-            "Looks",
-            f"The times are tested{looks}, and no further once they decide. Each look has an equal share of the error.",
-        ),
-        (
-            "Where the time went",
-            "Shares of base's time that add up to the whole difference: reading the prompts, forward passes, and "
-            "decoding outside of them (host). Arithmetic means over pairs. They explain; nothing is decided by them.",
-        ),
-        (
-            "Over the reference",
-            "The speedup over the reference arm of the same process, base → head. Nothing is decided by it: it hides "
-            "a change that the reference shares.",
-        ),
-        ("Exit codes", "0 PASS, 1 FAIL, 2 the builds cannot be compared or an option is wrong, 3 INCONCLUSIVE."),
-    ]
+    values = {
+        "margin": f"{100 * gate.request.margin:g}%",
+        "looks": f" after {listed(gate.looks)} pairs" if gate.looks else "",
+    }
+    needed = {
+        "Looks": bool(gate.looks),
+        "Where the difference lies": any(cell.attribution for cell in gate.timed),
+        "Over the reference": any(cell.head_over_reference for cell in gate.timed),
+        "Other tokens": bool(gate.changed_cells),
+    }
+    return [(heading, note.format(**values)) for heading, note in NOTES.items() if needed.get(heading, True)]
+
+
+NOTES = {
+    "Pairs": (
+        "A pair is one process of each build, in random order. Two processes of one build differ by more than the "
+        "blocks inside a process, so the pair is the unit of every interval. The time of a cell in a process is the "
+        "sum over blocks of the median over rounds."
+    ),
+    "Percent": (
+        "Head's time over base's, less 1. +3.1% [2.2, 4.0] means that head takes 3.1% longer, with a 95% interval from "
+        "2.2% to 4.0%. The mean of pairs is geometric."
+    ),
+    "FAIL": (
+        "Time: a cell, or the mean of all cells, is slower by at least {margin}, the margin, as an estimate; its lower "
+        "bound is above 0; and fresh pairs confirm it. The bound has an error of 1% over all looks and cells (Holm). "
+        "Without timing: other tokens, more work for the same tokens, more memory, or a cell that only head lost."
+    ),
+    "PASS": (
+        "Tokens and counts agree, and every timed cell has an upper bound below {margin}, the margin, with an error of "
+        "2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
+    ),
+    "INCONCLUSIVE": (
+        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed."
+    ),
+    "Looks": (
+        "The times are tested{looks}, and no further once they decide. Each look has an equal share of the error."
+    ),
+    "Where the difference lies": (
+        "Shares of base's time that add up to the whole difference: reading the prompts, forward passes, and decoding "
+        "outside of them (host). Arithmetic means over pairs. No word depends on them."
+    ),
+    "Over the reference": (
+        "The speedup over the reference arm of the same process, base → head. No word depends on it: it hides a change "
+        "that the reference shares."
+    ),
+    "Other tokens": (
+        "The cells whose tokens may differ by permission. The difference of accuracy is on the same items; the ratio "
+        "of tokens per forward is over blocks."
+    ),
+    "Exit codes": "0 PASS, 1 FAIL, 2 the builds cannot be compared or an option is wrong, 3 INCONCLUSIVE.",
+}
