@@ -124,7 +124,7 @@ def _ratio(name: str, test: TimeTest, gate: Gate) -> list[Entry]:
 
 def _entry(name: str, unit: str, value: float, reach: float | None = None, extra: str | None = None) -> Entry:
     """Return a result of the action. It reads a `range` of the form `± NUMBER`."""
-    entry: Entry = {"name": name, "unit": unit, "value": value}
+    entry: Entry = {"name": name, "unit": unit, "value": float(f"{value:.6g}")}
     if reach is not None:
         entry["range"] = f"± {reach:.3g}"
     return entry if extra is None else entry | {"extra": extra}
@@ -153,7 +153,8 @@ def junit(gate: Gate) -> str:
         if cases:
             root.append(_suite(gate, stage, cases))
     ElementTree.indent(root, " ")
-    return ElementTree.tostring(root, encoding="UTF-8", xml_declaration=True).decode() + "\n"
+    xml: bytes = ElementTree.tostring(root, encoding="UTF-8", xml_declaration=True)
+    return f"{xml.decode()}\n"
 
 
 def _suite(gate: Gate, stage: StageName, cases: Sequence[_Case]) -> ElementTree.Element:

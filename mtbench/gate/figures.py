@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench.gate import tables
@@ -27,7 +29,7 @@ COLORS: dict[Word, str] = {"PASS": ACCENT, "FAIL": WARN, "INCONCLUSIVE": MUTED}
 SHAPES = "Circle: PASS. Square: FAIL. Hollow diamond: INCONCLUSIVE."
 LONGEST = 40  # letters of a cell's label next to a value
 ROW, STRIP = 35.0, 54.0  # points
-SIDES = {"left": 10, "right": 16}  # room for the last number under an axis
+LEFT, RIGHT = 10.0, 16.0  # points beside a plot: room for the last number under its axis
 MOST_STRIPS = 8
 FAR = 3.0  # an interval is cut at so many times the median reach of an interval beyond the estimates
 
@@ -75,7 +77,9 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     if gate.all_cells is not None:
         tests.insert(0, (ALL_CELLS, gate.all_cells))
     title = "Time of head over base"
-    figure, axes = figures.canvas(title, "95% intervals; right is slower", ROW * len(tests) + 21, **SIDES, axis=26)
+    figure, axes = figures.canvas(
+        title, "95% intervals; right is slower", ROW * len(tests) + 21, left=LEFT, right=RIGHT, axis=26
+    )
     _limit(axes, [test for _, test in tests], gate.request.margin)
     for row, (name, test) in enumerate(tests):
         _interval(axes, row, test)
@@ -180,7 +184,7 @@ def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         return None
     title = "The pairs over time"
     figure, axes = figures.canvas(
-        title, "each pair's difference; one scale for all", STRIP * len(strips) + 8, **SIDES, axis=40
+        title, "each pair's difference; one scale for all", STRIP * len(strips) + 8, left=LEFT, right=RIGHT, axis=40
     )
     margin = 100 * gate.request.margin
     every = [0.0, margin, *(value for values in strips.values() for value in values)]
@@ -242,7 +246,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         return None
     title = "Where the difference lies"
     subtitle = "shares of base's time; right: the whole difference"
-    figure, axes = figures.canvas(title, subtitle, ROW * len(cells) + 10, **SIDES, axis=48)
+    figure, axes = figures.canvas(title, subtitle, ROW * len(cells) + 10, left=LEFT, right=RIGHT, axis=48)
     reach, texts, used = [0.0], [], dict[Part, None]()
     for row, (cell, found) in enumerate(cells):
         parts = parts_of(found)
@@ -258,7 +262,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     axes.set_xlim(min(reach) - space, max(reach) + space)
     _percent_axis(axes)
     axes.axvline(0, color=INK, lw=0.9, zorder=3)
-    _key(axes, list(used))
+    _key(figure, list(used))
     return figures.finish(
         figure,
         _note(gate),
@@ -281,22 +285,21 @@ def _stack(axes: Axes, row: int, parts: dict[Part, float]) -> tuple[float, float
     """Draw the parts and return how far they reach to both sides, in percent."""
     ends = {True: 0.0, False: 0.0}  # by whether it grew
     for part, value in parts.items():
-        style = {"color": part.shade, "edgecolor": INK, "hatch": part.hatch, "lw": 0.6}
+        style: dict[str, Any] = {"color": part.shade, "edgecolor": INK, "hatch": part.hatch, "lw": 0.6}
         axes.barh(row, 100 * value, left=ends[value >= 0], height=0.34, zorder=2, **style)
         ends[value >= 0] += 100 * value
     return ends[False], ends[True]
 
 
-def _key(axes: Axes, parts: Sequence[Part]) -> None:
-    handles = [
-        mpl.patches.Patch(facecolor=part.shade, edgecolor=INK, hatch=part.hatch, lw=0.6, label=part.name)
-        for part in parts
-    ]
-    axes.figure.legend(
-        handles=handles,
+def _key(figure: Figure, parts: Sequence[Part]) -> None:
+    """Name the shades below the plot."""
+    style: dict[str, Any] = {"edgecolor": INK, "lw": 0.6}
+    patches = [Patch(facecolor=part.shade, hatch=part.hatch, label=part.name, **style) for part in parts]
+    figure.legend(
+        handles=patches,
         loc="lower left",
-        bbox_to_anchor=(0, 15 / (72 * axes.figure.get_figheight())),
-        ncols=len(handles),
+        bbox_to_anchor=(0, 15 / (72 * figure.get_figheight())),
+        ncols=len(patches),
         frameon=False,
         fontsize=10,
         labelcolor=MUTED,

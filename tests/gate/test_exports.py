@@ -130,7 +130,7 @@ def test_junit_is_read_and_counts_its_cases(made: Gate) -> None:
     stated = (suites.tests, suites.failures, suites.errors, suites.skipped)
     cases = [case for suite in suites for case in suite]
     assert len(cases) == len(read(exports.junit(made))) > 0
-    suites.update_statistics()
+    suites.update_statistics()  # type: ignore[no-untyped-call]
     assert stated == (suites.tests, suites.failures, suites.errors, suites.skipped)
     results = {kind for case in cases for kind in kinds(case)}
     expected: dict[str, set[type]] = {"PASS": set(), "FAIL": {Failure}, "INCONCLUSIVE": {Error}}
