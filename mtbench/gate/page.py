@@ -182,7 +182,7 @@ def _cell(row: CellRow) -> Shown:
         if cell.head_over_reference is None
         else f"{times(cell.base_over_reference, 2)} → {times(cell.head_over_reference, 2)}",
     ]
-    test, about = cell.test, f"{cell.arm}, {cell.suite}, batch size {cell.batch_size}"
+    test, about = cell.test, f"{cell.arm}, {cell.suite}, batch size\u00a0{cell.batch_size}"
     time = tables.change(test.ratio, narrow=tables.is_narrow(test))
     return Shown(row.number, row.cell, about, row.exact, time, tables.change_interval(test), row.timed, values)
 

@@ -160,12 +160,11 @@ def findings_of(gate: Gate, stage: StageName, cell: str | None) -> list[Finding]
 def exact_status(gate: Gate, cell: str) -> Status:
     """Return how the tokens and counts of a cell compare, or why they cannot be compared."""
     found = findings_of(gate, "exact", cell) or findings_of(gate, "comparable", cell)
-    if found and found[0].level != "note":
-        return Status(LEVEL_WORDS[found[0].level], listed(dict.fromkeys(f.kind for f in found)))
-    if cell not in gate.compared:
-        return Status(None, listed(dict.fromkeys(f.kind for f in found)) or NOT_COMPARED)
-    kinds = listed(dict.fromkeys(f.kind for f in found))
-    return Status("PASS", f"noted: {kinds}" if kinds else "same")
+    kinds = listed(dict.fromkeys(finding.kind for finding in found))
+    if found:
+        word = LEVEL_WORDS[found[0].level]
+        return Status(word, kinds if word else f"noted: {kinds}")
+    return Status("PASS", "same") if cell in gate.compared else Status(None, NOT_COMPARED)
 
 
 def timed_status(gate: Gate, cell: TimedCell | None, name: str) -> Status:
@@ -294,8 +293,8 @@ def floor_facts(gate: Gate) -> list[tuple[str, str]]:
         ("Measured", f"{floor.measured}, {counted(floor.pairs, 'pair')} of processes of one build"),
     ]
     if noisiest is not None:
-        noise = f"{100 * noisiest.pair_sd:.2f}%, at most {100 * noisiest.pair_sd_high:.2f}%"
-        facts.append(("Noisiest cell", f"{noisiest.cell}: pairs differ by {noise} (standard deviation)"))
+        noise = f"{100 * noisiest.pair_sd:.2f}%, upper bound {100 * noisiest.pair_sd_high:.2f}%"
+        facts.append(("Noisiest cell", f"{noisiest.cell}: standard deviation of pairs {noise}"))
     if floor.live != gate.request.live:
         facts.append(("Turns", "the calibration and this gate ordered the processes of a pair differently"))
     return facts

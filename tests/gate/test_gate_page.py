@@ -16,6 +16,7 @@ from made_gates import (
     build,
     changed,
     counts_only,
+    finding,
     floor_file,
     gate,
     hostile,
@@ -168,6 +169,22 @@ def test_changed_cells_have_their_own_table(tmp_path: Path, undrawn: None) -> No
     shown = text_of(page.write(tmp_path, allowed()).read_text())
     assert "64 5 −1.6 [−6.1, 2.4] ×1.021 [1.004, 1.038]" in shown
     assert "64 5 – ×1.021" in shown
+
+
+def test_a_cell_that_was_noted_is_not_called_the_same(tmp_path: Path, undrawn: None) -> None:
+    """Other tokens by permission, or a base that disagrees with itself, are no agreement."""
+    shown = text_of(page.write(tmp_path, allowed()).read_text())
+    assert "Tokens and counts of 4 cells: 1 noted, 3 the same." in shown
+    assert "• noted: changed" in shown
+
+
+def test_the_gravest_word_on_a_time_is_shown() -> None:
+    """A cell whose times pass and that a finding fails does not pass anywhere."""
+    void = finding(kind="void", cell=timed_cell(0).cell)
+    row = tables.rows(gate(word="FAIL", findings=[void]))[0]
+    assert row.timed == tables.Status("FAIL", "FAIL: void")
+    undecided = tables.word_on(time_test(word="FAIL"), finding(level="inconclusive", kind="void"))
+    assert undecided == tables.Status("FAIL", "FAIL")
 
 
 def test_the_parts_of_a_difference_add_up() -> None:
