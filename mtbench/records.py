@@ -29,7 +29,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
 
 from mtbench import files
-from mtbench.errors import UserError
+from mtbench.errors import UserError, printable
 
 RESTORE = "restore it or start a new run."
 APPEND_ONLY = "this file is append-only, so something else changed it. Restore it, or delete the run and start anew."
@@ -114,6 +114,19 @@ M = TypeVar("M", bound=BaseModel)
 def dump(record: BaseModel) -> dict[str, Any]:
     """The JSON object of a record: its keys in the order of the file."""
     return record.model_dump()
+
+
+def cleaned(record: M) -> M:
+    """The record without control characters, for what people read: its texts come from strangers."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, dict):
+            return {printable(name): clean(entry) for name, entry in value.items()}
+        return [clean(entry) for entry in value] if isinstance(value, list) else value
+
+    return type(record).model_validate(clean(dump(record)))
 
 
 def read_json(path: Path, kind: type[M], advice: str = RESTORE) -> M:

@@ -69,7 +69,7 @@ def gate(
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx)
         return
-    from mtbench.gate import command
+    from mtbench.gate import command, page
     from mtbench.gate.format import EXIT_CODES
 
     if base is None and not resume:
@@ -89,8 +89,10 @@ def gate(
         allow_dirty=allow_dirty,
     )
     found = command.run(opened, warn, seconds(ctx.params["time_budget"]))
-    for renderable in command.shown(found, out.width):
+    for renderable in page.terminal(found):
         out.print(renderable)
+    for line in command.tell_github(found):
+        say(line)
     say(opened.directory / "gate.html")
     raise typer.Exit(EXIT_CODES[found.word])
 

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from mtbench.gate.format import FloorFile, Gate
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.format import Results
@@ -19,6 +20,8 @@ from mtbench.runs.plan import Plan
 FOLDER = Path(__file__).parents[1] / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
+    "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
+    "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),
     "plan": (Plan, "plan.json"),
     "published": (Published, "A published table that `mtbench reproduce` runs"),

@@ -1,5 +1,6 @@
 """What `mtbench gate` and its subcommands do with their options, and what they print."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from mtbench import files, records
 from mtbench.errors import UserError
-from mtbench.gate import floor
+from mtbench.gate import exports, floor, page
 from mtbench.gate import history as gate_history
 from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
@@ -54,7 +55,19 @@ def run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> 
     """Run what is missing of a gate, and write what it found."""
     gate_run = _run(opened, note, budget_s)
     with RunDirectory(opened.directory).locked():
-        return gate_run.run(lambda gate: files.write_json(opened.directory / "gate.json", dump(gate)))
+        gate = gate_run.run()
+        page.write(opened.directory, gate)
+        return gate
+
+
+def tell_github(gate: Gate) -> list[str]:
+    """Add the gate to the summary of the GitHub step, and return the lines that mark its findings; none elsewhere."""
+    if not os.environ.get("GITHUB_ACTIONS"):
+        return []
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with files.write_errors(Path(summary)), open(summary, "a", encoding="utf-8") as file:
+            file.write(exports.step_summary(gate))
+    return exports.workflow_commands(gate)
 
 
 def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[Floor, Path]:
@@ -71,10 +84,6 @@ def _run(opened: Opened, note: Callable[[str], None], budget_s: float | None) ->
     base, head = resolve(opened.request.base, note), resolve(opened.request.head, note)
     files.write_json(opened.directory / REQUEST, dump(opened.request))
     return GateRun(opened.directory, opened.request, base, head, note, deadline)
-
-
-def shown(gate: Gate, width: int) -> Sequence[Any]:
-    return [f"{gate.word}: {gate.reason}"]
 
 
 def floor_table(measured: Floor) -> Table:

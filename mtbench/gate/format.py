@@ -205,6 +205,7 @@ class Gate(Record):
     confirmation_pairs: Count = Field(description="fresh pairs that tested a FAIL once more; 0: none")
     floor: Floor | None = Field(description="calibrated noise of this machine on this plan; null: not calibrated")
     findings: list[Finding] = Field(description="what was found, in the order of the stages")
+    compared: list[CellName] = Field(description="cells whose tokens and counts were compared")
     timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")
     all_cells: TimeTest | None = Field(description="the mean over all cells, tested like a cell; null: under 2 cells")
     changed_cells: list[ChangedCell] = Field(description="cells whose tokens differ by permission")

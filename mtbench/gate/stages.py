@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mtbench import records
+from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.gate import decision, exact, floor, plans
 from mtbench.gate.builds import Build, describe, refuse_dirty, same_build
@@ -38,6 +38,7 @@ from mtbench.gate.pairs import PairRunner
 from mtbench.gate.plans import Planned
 from mtbench.gate.processes import BuildFailed, generate, make_plan
 from mtbench.gate.timed import TimedStage
+from mtbench.records import dump
 from mtbench.report.formatting import counted
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
@@ -57,21 +58,19 @@ class GateRun:
     note: Callable[[str], None]
     deadline: float = float("inf")
 
-    def run(self, save: Callable[[Gate], None]) -> Gate:
-        """Run the stages that are missing; return what they decide. `save` stores the gate, before and after.
+    def run(self) -> Gate:
+        """Run the stages that are missing; return what they decide. gate.json has the beginning until then.
 
         Raises UserError if the builds cannot be compared or base cannot decode.
         """
         gate, base, head = self.comparable()
-        save(gate)
+        files.write_json(self.directory / FILE, dump(gate))
         gate, cells = self._exact(gate, base, head)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
             replayed = {c.cell: RunDirectory(self.directory / "exact" / "base") for c in gate.changed_cells}
             runner = PairRunner(self.request, (self.base, self.head), (base, head), replayed, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
-        gate = conclude(gate)
-        save(gate)
-        return gate
+        return conclude(gate)
 
     def comparable(self) -> tuple[Gate, Planned, Planned]:
         """Return the gate as it begins, and the plan of each build. Raises UserError if they cannot be compared."""
@@ -107,6 +106,7 @@ class GateRun:
             confirmation_pairs=0,
             floor=found,
             findings=findings,
+            compared=[],
             timed=[],
             all_cells=None,
             changed_cells=[],
@@ -190,7 +190,8 @@ class GateRun:
                 decoded.append(cell)
             if outcome.changed and self.request.allow_changed:
                 changed.append(_changed_cell(cell.cell, outcome))
-        return gate.changed(findings=findings, changed_cells=changed), decoded
+        compared = [cell.cell for cell in decoded]
+        return gate.changed(findings=findings, compared=compared, changed_cells=changed), decoded
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
         """Return the run of a build over the whole plan, with each block once."""

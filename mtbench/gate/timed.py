@@ -16,6 +16,7 @@ from mtbench.gate.decision import Decision
 from mtbench.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
 from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
 from mtbench.gate.processes import BuildFailed
+from mtbench.gate.tables import changed_by
 from mtbench.report.formatting import counted
 from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell
@@ -129,7 +130,7 @@ class TimedStage:
             said = f"{len(fresh)} of {counted(wanted, 'fresh pair')} ran that test it once more"
         level: Level = "fail" if confirmed else "inconclusive"
         for cell in failed:
-            yield _finding("slower", level, f"slower by {_shown(cell.test)}; {said}", cell.cell)
+            yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
         if not failed:
             yield _finding("slower", level, f"the mean over all cells is slower; {said}", None)
 
@@ -183,18 +184,8 @@ def _undecided(results: Sequence[TimedCell]) -> Iterator[Finding]:
     for cell in results:
         if cell.test.word == "INCONCLUSIVE":
             needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
-            shown = f"{_shown(cell.test)} after {counted(len(cell.base_s), 'pair')}{needed}"
+            shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}{needed}"
             yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
-
-
-def _shown(test: TimeTest) -> str:
-    """Return a ratio of times as a change with its interval, such as `+3.1 % [+2.2, +4.0]`."""
-    if test.ratio is None:
-        return "an unknown share"
-    change = f"{100 * (test.ratio - 1):+.1f} %"
-    if test.ci_low is None or test.ci_high is None:
-        return change
-    return f"{change} [{100 * (test.ci_low - 1):+.1f}, {100 * (test.ci_high - 1):+.1f}]"
 
 
 def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:

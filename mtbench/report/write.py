@@ -9,13 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from mtbench.errors import printable
-from mtbench.records import dump
+from mtbench.records import cleaned, dump
 from mtbench.report import figures, tables, text
 from mtbench.report.batch_sweep import Sweep, sweep
 from mtbench.report.figures import Drawing
@@ -107,7 +105,7 @@ class Words:
 
 def write_report(run: RunDirectory, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
-    plan, results = read_plan(run), _printable(results)
+    plan, results = read_plan(run), cleaned(results)
     arms = dict.fromkeys(cell.arm for cell in results.cells)
     numbers = {arm: number for number, arm in enumerate(arms, start=1)}
     sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
@@ -122,19 +120,6 @@ def write_report(run: RunDirectory, results: Results) -> Path:
     run.write_text("report.md", _markdown(sections, sweeps, words))
     run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, numbers)))
     return run.path / "report.html"
-
-
-def _printable(results: Results) -> Results:
-    """Return the results without control characters: names, paths and errors come from strangers."""
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, str):
-            return printable(value)
-        if isinstance(value, dict):
-            return {printable(name): cleaned(entry) for name, entry in value.items()}
-        return [cleaned(entry) for entry in value] if isinstance(value, list) else value
-
-    return Results.model_validate(cleaned(dump(results)))
 
 
 def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
