@@ -60,6 +60,7 @@ def request(**given: Any) -> GateRequest:
         "counts_only": False,
         "allow_changed": False,
         "allow_torch": False,
+        "allow_dirty": False,
         "seed": 0,
     }
     return GateRequest(**values | given)

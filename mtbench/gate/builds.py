@@ -140,13 +140,11 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
-    """Return whether two builds run the same code: one environment, or the same clean commit and packages."""
-    if _server(a) != _server(b):
-        return False
-    if _environment(a.python) == _environment(b.python):
-        return True
-    clean = a.git is not None and not a.git.endswith("-dirty")
-    return clean and (a.git, a.mtbench, a.packages) == (b.git, b.mtbench, b.packages)
+    """Return whether two builds run the same code: they are one environment, or one server.
+
+    The same commit and packages in two environments are not enough: plugins are no packages of ours.
+    """
+    return _server(a) == _server(b) and _environment(a.python) == _environment(b.python)
 
 
 def _server(record: BuildRecord) -> str | None:

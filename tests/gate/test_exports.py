@@ -131,7 +131,7 @@ def test_junit_is_read_and_counts_its_cases(made: Gate) -> None:
     assert len(cases) == len(read(exports.junit(made))) > 0
     for part in (*suites, suites):
         stated = (part.tests, part.failures, part.errors)
-        part.update_statistics()  # type: ignore[no-untyped-call]
+        part.update_statistics()
         assert stated == (part.tests, part.failures, part.errors)
     results = {kind for case in cases for kind in kinds(case)}
     expected: dict[str, set[type]] = {"PASS": set(), "FAIL": {Failure}, "INCONCLUSIVE": {Error}}
