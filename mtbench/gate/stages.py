@@ -75,6 +75,7 @@ class GateRun:
     def comparable(self) -> tuple[Gate, Planned, Planned]:
         """Return the gate as it begins, and the plan of each build. Raises UserError if they cannot be compared."""
         builds = describe(self.base), describe(self.head)
+        self._refuse_other_builds(*builds)
         if not self.request.allow_dirty:
             for build in builds:
                 refuse_dirty(build)
@@ -122,6 +123,18 @@ class GateRun:
             )
 
     # Stage comparable
+
+    def _refuse_other_builds(self, base: BuildRecord, head: BuildRecord) -> None:
+        """Raise UserError if the gate began with other builds: a revision has moved, or a package was changed."""
+        if not (self.directory / FILE).is_file():
+            return
+        began = read_gate(self.directory)
+        for side, before, now in (("base", began.base, base), ("head", began.head, head)):
+            if before != now:
+                raise UserError(
+                    f"the gate in {str(self.directory)!r} began with another {side} ({before.label}, {before.git}); "
+                    "start a new gate with another `-o DIR`."
+                )
 
     def _plan(self, side: str, build: Build) -> Planned:
         """Return the plan as a build makes it. Raises UserError if it makes none, or one that cannot be read."""
