@@ -60,6 +60,7 @@ def request(**given: Any) -> GateRequest:
         "counts_only": False,
         "allow_changed": False,
         "allow_torch": False,
+        "allow_dirty": False,
         "seed": 0,
     }
     return GateRequest(**values | given)
@@ -175,6 +176,14 @@ def slower() -> Gate:
         ],
         confirmation_pairs=9,
     )
+
+
+def unconfirmed() -> Gate:
+    """A FAIL by time that fresh pairs did not confirm: the test said FAIL, the gate does not."""
+    made = slower()
+    found = finding(cell=made.timed[1].cell, level="inconclusive", text="9 fresh pairs do not confirm it")
+    mean = time_test(0.025, 0.004, word="FAIL")
+    return made.changed(word="INCONCLUSIVE", reason=found.text, findings=[found], all_cells=mean)
 
 
 def changed() -> Gate:
@@ -300,6 +309,7 @@ def hostile() -> Gate:
 GATES = {
     "PASS": gate,
     "FAIL by time": slower,
+    "not confirmed": unconfirmed,
     "FAIL by tokens": changed,
     "INCONCLUSIVE": inconclusive,
     "counts only": counts_only,

@@ -105,8 +105,8 @@ class FloorFile(Record):
 class GateRequest(Record):
     """What was asked of the gate."""
 
-    base: str = Field(description="environment of the base build")
-    head: str = Field(description="environment of the head build")
+    base: str | None = Field(description="environment of the base build; null: that of the gate itself")
+    head: str | None = Field(description="environment of the head build; null: that of the gate itself")
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
     blocks: Size = Field(description="blocks of each group that are timed")
@@ -115,6 +115,7 @@ class GateRequest(Record):
     counts_only: bool = Field(description="true: nothing is timed")
     allow_changed: bool = Field(description="true: head may emit other tokens")
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
+    allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
     seed: Count = Field(description="seed of the order of the processes")
 
 

@@ -97,7 +97,7 @@ def _terminal_table(gate: Gate, found: Sequence[CellRow]) -> Table:
     table.add_column("pairs", justify="right")
     table.add_column("word on time")
     if gate.all_cells is not None:
-        status = tables.word_on(gate.all_cells)
+        status = tables.mean_status(gate, gate.all_cells)
         table.add_row(ALL_CELLS, "", tables.changed_by(gate.all_cells), "", _styled(status))
         table.add_section()
     for row in found:
@@ -154,7 +154,7 @@ def _cells(gate: Gate) -> list[Shown]:
     shown = []
     if gate.all_cells is not None:
         mean = gate.all_cells
-        status, narrow = tables.word_on(mean), tables.is_narrow(mean)
+        status, narrow = tables.mean_status(gate, mean), tables.is_narrow(mean)
         time = tables.change(mean.ratio, narrow=narrow)
         blank = [NONE] * (len(COLUMNS) - 2)
         shown.append(Shown(None, ALL_CELLS, "", None, time, tables.change_interval(mean), status, blank))
