@@ -91,13 +91,15 @@ def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     _percent_axis(axes)
     _reference_lines(axes, gate.request.margin, -1.12)
     texts = [f"{name}: {tables.changed_by(test)}, {word}" for name, test, word in lines]
+    undecided = gate.all_cells is not None and gate.all_cells.word == "INCONCLUSIVE"
+    mean = " The mean of all cells can fail the gate, but a pass does not need it." if undecided else ""
     return figures.finish(
         figure,
         _note(gate),
         name="forest",
         title=title,
         caption=f"{SHAPES} Lines are 95% intervals; one that ends in an arrow is longer than shown. The solid line is "
-        "no difference, the dashed line the margin. Words follow from bounds at stricter levels.",
+        f"no difference, the dashed line the margin. Words follow from bounds at stricter levels.{mean}",
         alt=f"Head's time over base's, less 1, by cell. The margin is {100 * gate.request.margin:g}%. "
         f"{'; '.join(texts)}.",
     )
@@ -272,7 +274,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         name="attribution",
         title=title,
         caption="Parts right of 0 became slower, parts left of 0 faster. The diamond is the whole difference, the sum "
-        "of the parts. No word depends on them.",
+        "of the parts: an arithmetic mean of the pairs. No word depends on it.",
         alt=f"Parts of the difference as shares of base's time. {'; '.join(texts)}.",
     )
 

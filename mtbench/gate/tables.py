@@ -241,8 +241,11 @@ def finding_line(finding: Finding) -> str:
 
 
 def build_name(build: BuildRecord) -> str:
-    """Return the label of a build with its commit."""
-    return f"{build.label} ({build.git[:12]})" if build.git else build.label
+    """Return the label of a build, with its commit if the label does not have it."""
+    if build.git is None or build.git[:7] in build.label:
+        return build.label
+    commit, dash, dirty = build.git.partition("-")
+    return f"{build.label} ({commit[:12]}{dash}{dirty[:5]})"
 
 
 def subject(gate: Gate) -> str:

@@ -285,6 +285,13 @@ def test_builds_show_a_package_of_either_build() -> None:
     assert rows["triton"] == ("–", "3.5.0")
 
 
+def test_a_build_is_named_with_its_commit_once() -> None:
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f")) == "main (4f7fb6513a35)"
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f-dirty")) == "main (4f7fb6513a35-dirty)"
+    assert tables.build_name(build("0.2.0, 4f7fb65", git="4f7fb6513a355689f69f")) == "0.2.0, 4f7fb65"
+    assert tables.build_name(build("a release", git=None)) == "a release"
+
+
 @pytest.mark.whole
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     """There is no error and no request, and nothing is wider than the window, on a desk or a phone."""
