@@ -165,6 +165,17 @@ def test_junit_fails_the_stage_that_failed() -> None:
     assert kinds(cases["gate.timed", "both builds"]) == []
 
 
+def test_the_gravest_finding_of_a_cell_is_its_result() -> None:
+    """A note that came first does not hide a failure, and every finding is in the text."""
+    cell = timed_cell(0).cell
+    note = finding(stage="exact", kind="unstable", level="note", cell=cell, text="first")
+    fails = finding(stage="exact", kind="memory", cell=cell, text="second")
+    case = read(exports.junit(gate(word="FAIL", findings=[note, fails])))["gate.exact", cell]
+    assert kinds(case) == [Failure]
+    assert case.result[0].message == "second"
+    assert case.result[0].text.splitlines() == ["fail, memory: second", "note, unstable: first"]
+
+
 def test_junit_counts_only_has_the_compared_cells() -> None:
     cases = read(exports.junit(counts_only()))
     assert {name for suite, name in cases if suite == "gate.exact"} == set(counts_only().compared)
