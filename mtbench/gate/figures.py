@@ -31,6 +31,7 @@ LONGEST = 40  # letters of a cell's label next to a value
 ROW, STRIP = 35.0, 54.0  # points
 LEFT, RIGHT = 10.0, 16.0  # points beside a plot: room for the last number under its axis
 MOST_STRIPS = 8
+MARGIN_AT = 0.76  # the share of the width up to the margin, at most: the words stand to the right of it
 FAR = 3.0  # an interval is cut at so many times the median reach of an interval beyond the estimates
 
 
@@ -42,7 +43,7 @@ class Part(NamedTuple):
     hatch: str | None
 
 
-PREFILL, FORWARD = Part("prompts", SHADES[2], None), Part("forward passes", SHADES[5], None)
+PREFILL, FORWARD = Part("prefill", SHADES[2], None), Part("forward passes", SHADES[5], None)
 HOST, DECODING = Part("host", PAPER, "////"), Part("decoding", SHADES[5], None)
 
 
@@ -133,6 +134,7 @@ def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
     bounds = [100 * (bound - 1) for pair in limits for bound in pair]
     low = max(min(estimates + bounds), min(estimates) - far)
     high = min(max(estimates + bounds), max(estimates) + far)
+    high = max(high, low + (100 * margin - low) / MARGIN_AT)
     space = 0.06 * (high - low)
     axes.set_xlim(low - space, high + space)
 

@@ -35,7 +35,7 @@ COLUMNS = [
     ("pairs", "pairs of processes that timed the cell"),
     ("base", "geometric mean over pairs of base’s time"),
     ("head", "geometric mean over pairs of head’s time"),
-    ("prompts", "part of the difference from reading the prompts, as a share of base’s time"),
+    ("prefill", "part of the difference from reading the prompts, as a share of base’s time"),
     ("decoding", "part of the difference from decoding, as a share of base’s time"),
     ("forward passes", "the part of decoding in forward passes"),
     ("host", "the part of decoding outside of forward passes"),
@@ -233,7 +233,7 @@ def _markdown(gate: Gate) -> str:
     if split:
         lines += ["## Where the difference lies", "", "Shares of base's time.", ""]
         lines += _table(
-            ["cell", "whole", "prompts", "decoding", "forward passes", "host"],
+            ["cell", "whole", "prefill", "decoding", "forward passes", "host"],
             [[row.cell, tables.share(parts.total), *tables.attribution(parts)] for row, parts in split],
         )
     if gate.changed_cells:

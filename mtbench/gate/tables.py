@@ -97,7 +97,7 @@ def is_narrow(test: TimeTest) -> bool:
 
 
 def attribution(found: Attribution | None) -> list[str]:
-    """Return the parts of a difference: prompts, decoding, of the latter forward passes and host."""
+    """Return the parts of a difference: prefill, decoding, of the latter forward passes and host."""
     if found is None:
         return [NONE] * 4
     return list(map(share, (found.prefill, found.total - found.prefill, found.forward, found.host)))
@@ -362,7 +362,7 @@ NOTES = {
         "The times are tested{looks}, and no further once they decide. Each look has an equal share of the error."
     ),
     "Where the difference lies": (
-        "Shares of base's time that add up to the whole difference: reading the prompts, forward passes, and decoding "
+        "Shares of base's time that add up to the whole difference: prefill (reading the prompts), forward passes, and decoding "
         "outside of them (host). Arithmetic means over pairs. No word depends on them."
     ),
     "Over the reference": (

@@ -199,7 +199,7 @@ def test_the_parts_of_a_difference_add_up() -> None:
     whole = Attribution(prefill=0.01, forward=None, host=None, total=0.008)
     for found in (split, whole):
         assert sum(figures.parts_of(found).values()) == pytest.approx(found.total)
-    assert [part.name for part in figures.parts_of(whole)] == ["prompts", "decoding"]
+    assert [part.name for part in figures.parts_of(whole)] == ["prefill", "decoding"]
     assert tables.attribution(whole) == ["+1.0%", "−0.2%", "–", "–"]
 
 
@@ -213,7 +213,7 @@ def test_the_figures_say_in_words_what_they_show() -> None:
     assert f"{tables.ALL_CELLS}: +1.1% [0.7, 1.5], INCONCLUSIVE" in forest.alt
     assert "margin +2%" in forest.svg
     assert len(re.findall(r"[+−][\d.]+%", pairs.alt)) >= 4 * 13  # a difference may be 0.0%
-    assert "prompts +0.9%, forward passes +1.7%, host +0.8%, whole +3.4%" in attribution.alt
+    assert "prefill +0.9%, forward passes +1.7%, host +0.8%, whole +3.4%" in attribution.alt
     for drawing in (forest, pairs, attribution):
         ElementTree.fromstring(drawing.svg)
         assert drawing.caption.endswith(".")
