@@ -362,8 +362,8 @@ NOTES = {
         "The times are tested{looks}, and no further once they decide. Each look has an equal share of the error."
     ),
     "Where the difference lies": (
-        "Shares of base's time that add up to the whole difference: prefill (reading the prompts), forward passes, and decoding "
-        "outside of them (host). Arithmetic means over pairs. No word depends on them."
+        "Shares of base's time that add up to the whole difference: prefill (reading the prompts), forward passes, "
+        "and decoding outside of them (host). Arithmetic means over pairs. No word depends on them."
     ),
     "Over the reference": (
         "The speedup over the reference arm of the same process, base → head. No word depends on it: it hides a change "
