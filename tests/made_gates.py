@@ -178,6 +178,14 @@ def slower() -> Gate:
     )
 
 
+def unconfirmed() -> Gate:
+    """A FAIL by time that fresh pairs did not confirm: the test said FAIL, the gate does not."""
+    made = slower()
+    found = finding(cell=made.timed[1].cell, level="inconclusive", text="9 fresh pairs do not confirm it")
+    mean = time_test(0.025, 0.004, word="FAIL")
+    return made.changed(word="INCONCLUSIVE", reason=found.text, findings=[found], all_cells=mean)
+
+
 def changed() -> Gate:
     """FAIL by tokens: nothing was timed."""
     names = [timed_cell(n).cell for n in range(3)]
@@ -301,6 +309,7 @@ def hostile() -> Gate:
 GATES = {
     "PASS": gate,
     "FAIL by time": slower,
+    "not confirmed": unconfirmed,
     "FAIL by tokens": changed,
     "INCONCLUSIVE": inconclusive,
     "counts only": counts_only,

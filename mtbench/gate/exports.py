@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from mtbench.errors import printable
 from mtbench.gate import tables
 from mtbench.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Word
-from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, findings_of, geometric_mean_s
+from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, Status, findings_of, geometric_mean_s
 from mtbench.records import cleaned
 from mtbench.report.formatting import NONE, counted, listed
 from mtbench.report.write import plain
@@ -78,9 +78,9 @@ def benchmark_smaller(gate: Gate) -> list[Entry]:
     failing = [finding for finding in gate.findings if finding.level == "fail"]
     entries = [_entry("failing findings", "findings", len(failing), extra=tables.headline(gate))]
     if gate.all_cells is not None:
-        entries += _ratio(ALL_CELLS, gate.all_cells, gate)
+        entries += _ratio(ALL_CELLS, gate.all_cells, tables.mean_status(gate, gate.all_cells), gate)
     for cell in gate.timed:
-        entries += _ratio(cell.cell, cell.test, gate)
+        entries += _ratio(cell.cell, cell.test, tables.timed_status(gate, cell, cell.cell), gate)
         latency_s = geometric_mean_s(cell.head_s)
         if latency_s is not None:
             spread = stdev(cell.head_s) if len(cell.head_s) > 1 else None
@@ -113,12 +113,12 @@ def benchmark_bigger(gate: Gate) -> list[Entry]:
     return entries
 
 
-def _ratio(name: str, test: TimeTest, gate: Gate) -> list[Entry]:
+def _ratio(name: str, test: TimeTest, status: Status, gate: Gate) -> list[Entry]:
     """Return head's time over base's; its range is half of the 95 % interval."""
     if test.ratio is None:
         return []
     reach = None if test.ci_low is None or test.ci_high is None else (test.ci_high - test.ci_low) / 2
-    extra = f"{test.word}, {tables.changed_by(test)}, head {gate.head.label}, base {gate.base.label}"
+    extra = f"{status.text}, {tables.changed_by(test)}, head {gate.head.label}, base {gate.base.label}"
     return [_entry(f"{name}: time over base", "ratio", test.ratio, reach, extra)]
 
 
@@ -203,14 +203,15 @@ def _cases(gate: Gate, stage: StageName) -> list[_Case]:
         elif stage == "comparable" and of_cell:
             cases.append(_case(row.cell, of_cell, None))
     if stage == "timed" and gate.all_cells is not None:
-        cases.append(_mean_case(gate.all_cells))
+        cases.append(_mean_case(gate, gate.all_cells))
     return cases
 
 
-def _mean_case(test: TimeTest) -> _Case:
+def _mean_case(gate: Gate, mean: TimeTest) -> _Case:
     """Return the case of the mean over all cells. It can fail the gate, but no pass depends on it."""
-    word = None if test.word == "INCONCLUSIVE" else test.word
-    return _Case(ALL_CELLS, word, f"{test.word}: {tables.changed_by(test)}", [], 0.0)
+    status = tables.mean_status(gate, mean)
+    word = None if mean.word == "INCONCLUSIVE" else status.word
+    return _Case(ALL_CELLS, word, f"{status.text}: {tables.changed_by(mean)}", [], 0.0)
 
 
 def _case(name: str, found: Sequence[Finding], word: Word | None) -> _Case:
@@ -257,7 +258,7 @@ def cell_table(gate: Gate) -> list[str]:
         return []
     lines = ["| cell | tokens and counts | time | pairs | word on time |", "|:--|:--|--:|--:|:--|"]
     if gate.all_cells is not None:
-        status = tables.word_on(gate.all_cells)
+        status = tables.mean_status(gate, gate.all_cells)
         lines.append(f"| **{ALL_CELLS}** | | {tables.changed_by(gate.all_cells)} | | {status.sign} {status.text} |")
     for row in found:
         time = NONE if row.record is None else tables.changed_by(row.record.test)

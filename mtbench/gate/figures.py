@@ -31,6 +31,7 @@ LONGEST = 40  # letters of a cell's label next to a value
 ROW, STRIP = 35.0, 54.0  # points
 LEFT, RIGHT = 10.0, 16.0  # points beside a plot: room for the last number under its axis
 MOST_STRIPS = 8
+MARGIN_AT = 0.76  # the share of the width up to the margin, at most: the words stand to the right of it
 FAR = 3.0  # an interval is cut at so many times the median reach of an interval beyond the estimates
 
 
@@ -42,7 +43,7 @@ class Part(NamedTuple):
     hatch: str | None
 
 
-PREFILL, FORWARD = Part("prompts", SHADES[2], None), Part("forward passes", SHADES[5], None)
+PREFILL, FORWARD = Part("prefill", SHADES[2], None), Part("forward passes", SHADES[5], None)
 HOST, DECODING = Part("host", PAPER, "////"), Part("decoding", SHADES[5], None)
 
 
@@ -71,37 +72,42 @@ def _cut(text: str, longest: int) -> str:
 
 def _forest(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     """Draw head's time over base's with its interval, for every cell and for their mean."""
-    tests = [(_name(gate, cell, numbers), cell.test) for cell in gate.timed]
-    if not tests:
+    lines = [(_name(gate, cell, numbers), cell.test, _word(gate, cell)) for cell in gate.timed]
+    if not lines:
         return None
     if gate.all_cells is not None:
-        tests.insert(0, (ALL_CELLS, gate.all_cells))
-    title = "Time of head over base"
-    figure, axes = figures.canvas(
-        title, "95% intervals; right is slower", ROW * len(tests) + 21, left=LEFT, right=RIGHT, axis=26
-    )
-    _limit(axes, [test for _, test in tests], gate.request.margin)
-    for row, (name, test) in enumerate(tests):
-        _interval(axes, row, test)
+        word = tables.mean_status(gate, gate.all_cells).word or gate.all_cells.word
+        lines.insert(0, (ALL_CELLS, gate.all_cells, word))
+    title, subtitle = "Time of head over base", "95% intervals; right is slower"
+    figure, axes = figures.canvas(title, subtitle, ROW * len(lines) + 21, left=LEFT, right=RIGHT, axis=26)
+    _limit(axes, [test for _, test, _ in lines], gate.request.margin)
+    for row, (name, test, word) in enumerate(lines):
+        _interval(axes, row, test, word)
         bold = "bold" if name == ALL_CELLS else "normal"
-        value = f"{tables.change(test.ratio, narrow=tables.is_narrow(test))}  {test.word}"
-        heavy = "bold" if test.word == "FAIL" else "normal"
+        value = f"{tables.change(test.ratio, narrow=tables.is_narrow(test))}  {word}"
+        heavy = "bold" if word == "FAIL" else "normal"
         _above(axes, row - 0.27, name, fontweight=bold)
-        _above(axes, row - 0.27, value, right=True, color=COLORS[test.word], fontweight=heavy)
-    axes.set_ylim(len(tests) - 0.55, -1.15)
+        _above(axes, row - 0.27, value, right=True, color=COLORS[word], fontweight=heavy)
+    axes.set_ylim(len(lines) - 0.55, -1.15)
     _percent_axis(axes)
     _reference_lines(axes, gate.request.margin, -1.12)
-    texts = [f"{name}: {tables.changed_by(test)}, {test.word}" for name, test in tests]
+    texts = [f"{name}: {tables.changed_by(test)}, {word}" for name, test, word in lines]
+    undecided = gate.all_cells is not None and gate.all_cells.word == "INCONCLUSIVE"
+    mean = " The mean of all cells can fail the gate, but a pass does not need it." if undecided else ""
     return figures.finish(
         figure,
         _note(gate),
         name="forest",
         title=title,
         caption=f"{SHAPES} Lines are 95% intervals; one that ends in an arrow is longer than shown. The solid line is "
-        "no difference, the dashed line the margin. Words follow from bounds at stricter levels.",
+        f"no difference, the dashed line the margin. Words follow from bounds at stricter levels.{mean}",
         alt=f"Head's time over base's, less 1, by cell. The margin is {100 * gate.request.margin:g}%. "
         f"{'; '.join(texts)}.",
     )
+
+
+def _word(gate: Gate, cell: TimedCell) -> Word:
+    return tables.timed_status(gate, cell, cell.cell).word or cell.test.word
 
 
 def _above(axes: Axes, y: float, text: str, *, right: bool = False, **style: Any) -> None:
@@ -128,11 +134,12 @@ def _limit(axes: Axes, tests: Sequence[TimeTest], margin: float) -> None:
     bounds = [100 * (bound - 1) for pair in limits for bound in pair]
     low = max(min(estimates + bounds), min(estimates) - far)
     high = min(max(estimates + bounds), max(estimates) + far)
+    high = max(high, low + (100 * margin - low) / MARGIN_AT)
     space = 0.06 * (high - low)
     axes.set_xlim(low - space, high + space)
 
 
-def _interval(axes: Axes, row: int, test: TimeTest) -> None:
+def _interval(axes: Axes, row: int, test: TimeTest, word: Word) -> None:
     """Draw the estimate with the mark of its word, and its interval, with an arrow where it leaves the plot."""
     left, right = axes.get_xlim()
     if test.ci_low is not None and test.ci_high is not None:
@@ -142,7 +149,7 @@ def _interval(axes: Axes, row: int, test: TimeTest) -> None:
             if outside:
                 axes.plot([at], [row], marker, color=INK, ms=5, zorder=3, clip_on=False)
     if test.ratio is not None:
-        axes.plot([100 * (test.ratio - 1)], [row], ls="", mew=1.5, zorder=4, **MARKS[test.word])
+        axes.plot([100 * (test.ratio - 1)], [row], ls="", mew=1.5, zorder=4, **MARKS[word])
 
 
 def _percent_axis(axes: Axes) -> None:
@@ -176,7 +183,7 @@ def _pairs(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
     strips = {_name(gate, cell, numbers, 54): _differences(cell) for cell in gate.timed}
     shortened = len(strips) > MOST_STRIPS
     if shortened:
-        unsettled = [cell for cell in gate.timed if cell.test.word != "PASS"][: MOST_STRIPS - 1]
+        unsettled = [cell for cell in gate.timed if _word(gate, cell) != "PASS"][: MOST_STRIPS - 1]
         mean = [sum(values) / len(values) for values in zip(*strips.values(), strict=False)]
         strips = {ALL_CELLS: mean} | {_name(gate, cell, numbers, 54): _differences(cell) for cell in unsettled}
     last = max(map(len, strips.values()), default=0)
@@ -269,7 +276,7 @@ def _attribution(gate: Gate, numbers: dict[str, int]) -> Drawing | None:
         name="attribution",
         title=title,
         caption="Parts right of 0 became slower, parts left of 0 faster. The diamond is the whole difference, the sum "
-        "of the parts. No word depends on them.",
+        "of the parts: an arithmetic mean of the pairs. No word depends on it.",
         alt=f"Parts of the difference as shares of base's time. {'; '.join(texts)}.",
     )
 

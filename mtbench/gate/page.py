@@ -35,7 +35,7 @@ COLUMNS = [
     ("pairs", "pairs of processes that timed the cell"),
     ("base", "geometric mean over pairs of base’s time"),
     ("head", "geometric mean over pairs of head’s time"),
-    ("prompts", "part of the difference from reading the prompts, as a share of base’s time"),
+    ("prefill", "part of the difference from reading the prompts, as a share of base’s time"),
     ("decoding", "part of the difference from decoding, as a share of base’s time"),
     ("forward passes", "the part of decoding in forward passes"),
     ("host", "the part of decoding outside of forward passes"),
@@ -97,7 +97,7 @@ def _terminal_table(gate: Gate, found: Sequence[CellRow]) -> Table:
     table.add_column("pairs", justify="right")
     table.add_column("word on time")
     if gate.all_cells is not None:
-        status = tables.word_on(gate.all_cells)
+        status = tables.mean_status(gate, gate.all_cells)
         table.add_row(ALL_CELLS, "", tables.changed_by(gate.all_cells), "", _styled(status))
         table.add_section()
     for row in found:
@@ -154,7 +154,7 @@ def _cells(gate: Gate) -> list[Shown]:
     shown = []
     if gate.all_cells is not None:
         mean = gate.all_cells
-        status, narrow = tables.word_on(mean), tables.is_narrow(mean)
+        status, narrow = tables.mean_status(gate, mean), tables.is_narrow(mean)
         time = tables.change(mean.ratio, narrow=narrow)
         blank = [NONE] * (len(COLUMNS) - 2)
         shown.append(Shown(None, ALL_CELLS, "", None, time, tables.change_interval(mean), status, blank))
@@ -233,7 +233,7 @@ def _markdown(gate: Gate) -> str:
     if split:
         lines += ["## Where the difference lies", "", "Shares of base's time.", ""]
         lines += _table(
-            ["cell", "whole", "prompts", "decoding", "forward passes", "host"],
+            ["cell", "whole", "prefill", "decoding", "forward passes", "host"],
             [[row.cell, tables.share(parts.total), *tables.attribution(parts)] for row, parts in split],
         )
     if gate.changed_cells:

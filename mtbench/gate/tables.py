@@ -28,7 +28,6 @@ ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
 SIGNS: dict[Word, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
 TONES: dict[Word, str] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "plain"}
 LEVEL_WORDS: dict[Level, Word | None] = {"fail": "FAIL", "inconclusive": "INCONCLUSIVE", "note": None}
-GRAVEST: tuple[Word, ...] = ("FAIL", "INCONCLUSIVE", "PASS")
 LEVELS: tuple[Level, ...] = ("fail", "inconclusive", "note")  # the gravest first
 EXPECTED = ("slower", "undecided")  # kinds that say no more than the word on a time
 NARROW = 0.004  # intervals below this width are written with two decimals
@@ -98,7 +97,7 @@ def is_narrow(test: TimeTest) -> bool:
 
 
 def attribution(found: Attribution | None) -> list[str]:
-    """Return the parts of a difference: prompts, decoding, of the latter forward passes and host."""
+    """Return the parts of a difference: prefill, decoding, of the latter forward passes and host."""
     if found is None:
         return [NONE] * 4
     return list(map(share, (found.prefill, found.total - found.prefill, found.forward, found.host)))
@@ -170,19 +169,27 @@ def exact_status(gate: Gate, cell: str) -> Status:
 def timed_status(gate: Gate, cell: TimedCell | None, name: str) -> Status:
     """Return the word on a cell's times, and why there is none."""
     found = findings_of(gate, "timed", name)
-    grave = next((f for f in found if f.level != "note"), None)
     if cell is None:
-        return Status(LEVEL_WORDS[grave.level], grave.kind) if grave else Status(None, "not timed")
-    return word_on(cell.test, grave)
+        word = LEVEL_WORDS[found[0].level] if found else None
+        return Status(word, found[0].kind if word else "not timed")
+    return _word_on(gate, cell.test, found)
 
 
-def word_on(test: TimeTest, finding: Finding | None = None) -> Status:
-    """Return the word on a time, or on its finding if that is graver, and the pairs that it still needs."""
-    words = [test.word, LEVEL_WORDS[finding.level] if finding else None]
-    word: Word = next((grave for grave in GRAVEST if grave in words), "PASS")
-    text: str = word
-    if finding is not None and finding.kind not in EXPECTED and words[1] == word:
-        text = f"{text}: {finding.kind}"
+def mean_status(gate: Gate, mean: TimeTest) -> Status:
+    """Return the word on the mean of all cells."""
+    return _word_on(gate, mean, [finding for finding in findings_of(gate, "timed", None) if finding.kind in EXPECTED])
+
+
+def _word_on(gate: Gate, test: TimeTest, found: Sequence[Finding]) -> Status:
+    """Return the word of the findings on a time, since the gate's word follows from them; without any, the test's.
+
+    A test that fails in a gate that does not was not confirmed.
+    """
+    finding = next((finding for finding in found if finding.level != "note"), None)
+    word: Word = (finding and LEVEL_WORDS[finding.level]) or test.word
+    if test.word == "FAIL" and (word == "INCONCLUSIVE" or gate.word != "FAIL"):
+        return Status("INCONCLUSIVE", "INCONCLUSIVE: not confirmed")
+    text = word if finding is None or finding.kind in EXPECTED else f"{word}: {finding.kind}"
     if test.pairs_needed is not None:
         text = f"{text}, {counted(test.pairs_needed, 'pair')} needed"
     return Status(word, text)
@@ -234,8 +241,11 @@ def finding_line(finding: Finding) -> str:
 
 
 def build_name(build: BuildRecord) -> str:
-    """Return the label of a build with its commit."""
-    return f"{build.label} ({build.git[:12]})" if build.git else build.label
+    """Return the label of a build, with its commit if the label does not have it."""
+    if build.git is None or build.git[:7] in build.label:
+        return build.label
+    commit, dash, dirty = build.git.partition("-")
+    return f"{build.label} ({commit[:12]}{dash}{dirty[:5]})"
 
 
 def subject(gate: Gate) -> str:
@@ -279,7 +289,9 @@ def machine(gate: Gate) -> list[tuple[str, str]]:
 
 def calibrate_command(gate: Gate) -> str:
     """Return the command that calibrates this machine on this plan."""
-    return shlex.join(["mtbench", "gate", "calibrate", *gate.request.plan_arguments])
+    asked = gate.request
+    live = ["--live"] if asked.live else []
+    return shlex.join(["mtbench", "gate", "calibrate", *asked.plan_arguments, "--blocks", str(asked.blocks), *live])
 
 
 def floor_facts(gate: Gate) -> list[tuple[str, str]]:
@@ -316,7 +328,7 @@ def reading(gate: Gate) -> list[tuple[str, str]]:
         "looks": f" after {listed(gate.looks)} pairs" if gate.looks else "",
     }
     needed = {
-        "Looks": bool(gate.looks),
+        "Looks": bool(gate.looks and gate.timed),
         "Where the difference lies": any(cell.attribution for cell in gate.timed),
         "Over the reference": any(cell.head_over_reference for cell in gate.timed),
         "Other tokens": bool(gate.changed_cells),
@@ -350,8 +362,8 @@ NOTES = {
         "The times are tested{looks}, and no further once they decide. Each look has an equal share of the error."
     ),
     "Where the difference lies": (
-        "Shares of base's time that add up to the whole difference: reading the prompts, forward passes, and decoding "
-        "outside of them (host). Arithmetic means over pairs. No word depends on them."
+        "Shares of base's time that add up to the whole difference: prefill (reading the prompts), forward passes, "
+        "and decoding outside of them (host). Arithmetic means over pairs. No word depends on them."
     ),
     "Over the reference": (
         "The speedup over the reference arm of the same process, base → head. No word depends on it: it hides a change "

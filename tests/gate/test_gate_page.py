@@ -26,6 +26,7 @@ from made_gates import (
     slower,
     time_test,
     timed_cell,
+    unconfirmed,
 )
 from schemas import validator
 
@@ -141,7 +142,7 @@ def test_one_build_is_a_false_alarm(tmp_path: Path, undrawn: None) -> None:
 
 def test_without_a_floor_the_command_is_there(tmp_path: Path, undrawn: None) -> None:
     shown = text_of(page.write(tmp_path, inconclusive()).read_text())
-    command = "mtbench gate calibrate --suite gsm8k --method mars:tau=0.9 --limit 64"
+    command = "mtbench gate calibrate --suite gsm8k --method mars:tau=0.9 --limit 64 --blocks 8"
     assert f"calibrates it: {command}" in shown
     assert f"\n    {command}\n" in (tmp_path / "gate.md").read_text()
     assert "GPU none: decoded on the processor" in shown
@@ -178,13 +179,18 @@ def test_a_cell_that_was_noted_is_not_called_the_same(tmp_path: Path, undrawn: N
     assert "• noted: changed" in shown
 
 
-def test_the_gravest_word_on_a_time_is_shown() -> None:
-    """A cell whose times pass and that a finding fails does not pass anywhere."""
+def test_the_word_on_a_time_is_that_of_its_findings(tmp_path: Path, undrawn: None) -> None:
+    """The gate's word follows from findings: times that pass and are void fail, an unconfirmed FAIL is none."""
     void = finding(kind="void", cell=timed_cell(0).cell)
     row = tables.rows(gate(word="FAIL", findings=[void]))[0]
     assert row.timed == tables.Status("FAIL", "FAIL: void")
-    undecided = tables.word_on(time_test(word="FAIL"), finding(level="inconclusive", kind="void"))
-    assert undecided == tables.Status("FAIL", "FAIL")
+    made = unconfirmed()
+    shown = text_of(page.write(tmp_path, made).read_text())
+    assert "4 cells in 14 pairs of processes: 2 INCONCLUSIVE, 2 PASS." in shown
+    assert shown.count("? INCONCLUSIVE: not confirmed") == 2  # the cell, and the mean
+    forest = figures.draw(made)[0]
+    assert "FAIL" not in forest.alt
+    assert "FAIL" not in forest.svg
 
 
 def test_the_parts_of_a_difference_add_up() -> None:
@@ -193,7 +199,7 @@ def test_the_parts_of_a_difference_add_up() -> None:
     whole = Attribution(prefill=0.01, forward=None, host=None, total=0.008)
     for found in (split, whole):
         assert sum(figures.parts_of(found).values()) == pytest.approx(found.total)
-    assert [part.name for part in figures.parts_of(whole)] == ["prompts", "decoding"]
+    assert [part.name for part in figures.parts_of(whole)] == ["prefill", "decoding"]
     assert tables.attribution(whole) == ["+1.0%", "−0.2%", "–", "–"]
 
 
@@ -207,7 +213,7 @@ def test_the_figures_say_in_words_what_they_show() -> None:
     assert f"{tables.ALL_CELLS}: +1.1% [0.7, 1.5], INCONCLUSIVE" in forest.alt
     assert "margin +2%" in forest.svg
     assert len(re.findall(r"[+−][\d.]+%", pairs.alt)) >= 4 * 13  # a difference may be 0.0%
-    assert "prompts +0.9%, forward passes +1.7%, host +0.8%, whole +3.4%" in attribution.alt
+    assert "prefill +0.9%, forward passes +1.7%, host +0.8%, whole +3.4%" in attribution.alt
     for drawing in (forest, pairs, attribution):
         ElementTree.fromstring(drawing.svg)
         assert drawing.caption.endswith(".")
@@ -277,6 +283,13 @@ def test_builds_show_a_package_of_either_build() -> None:
     rows = {name: (base, head) for name, base, head in tables.builds(made)}
     assert rows["torch"] == ("2.11.0", "–")
     assert rows["triton"] == ("–", "3.5.0")
+
+
+def test_a_build_is_named_with_its_commit_once() -> None:
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f")) == "main (4f7fb6513a35)"
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f-dirty")) == "main (4f7fb6513a35-dirty)"
+    assert tables.build_name(build("0.2.0, 4f7fb65", git="4f7fb6513a355689f69f")) == "0.2.0, 4f7fb65"
+    assert tables.build_name(build("a release", git=None)) == "a release"
 
 
 @pytest.mark.whole
