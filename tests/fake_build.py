@@ -128,7 +128,17 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
 
 
 def timing(round_: int, block: int, items: int, wall_s: float, dropped: str | None) -> dict[str, Any]:
-    hidden = ("draft_s", "head_s", "ttft_s", "step_s", "counted", "drafts", "drafted", "accepted", "clock_mhz")
+    hidden: tuple[str, ...] = (
+        "draft_s",
+        "head_s",
+        "ttft_s",
+        "step_s",
+        "counted",
+        "drafts",
+        "drafted",
+        "accepted",
+        "clock_mhz",
+    )
     hidden += ("temperature_c", "power_w", "throttle", "shared", "identical", "cpu_s")
     return {
         **dict.fromkeys(hidden),

@@ -143,8 +143,8 @@ def test_what_base_fails_alone_is_a_note_and_what_both_fail_is_inconclusive(
     better = gate(base={"fails": [MARS]})
     assert better.word == "PASS"
     assert ("exact", "failed", MARS) in found(better, "note")
-    builds = [build(tmp_path / name, plan, fails=[MARS]) for name in ("a", "b")]
-    both = a_gate(tmp_path / "both", *builds).run()
+    a, b = (build(tmp_path / name, plan, fails=[MARS]) for name in ("a", "b"))
+    both = a_gate(tmp_path / "both", a, b).run()
     assert both.word == "INCONCLUSIVE"
     assert found(both, "inconclusive") == {("exact", "failed", MARS)}
 
