@@ -43,6 +43,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
     EnergyRecord,
     Environment,
+    Machine,
     MemoryRecord,
     PreparationLine,
     RescoringRecord,
@@ -66,48 +67,79 @@ COPIED = (  # fields that a cell of results.json has from the plan
 
 
 @dataclass(frozen=True)
-class _Stored:
+class Stored:
     """Everything that a run has stored."""
 
     run: RunDirectory
     plan: Plan
+    environment: Environment
     cells: dict[str, CellData]
-    sessions: list[SessionRecord]
-    scored_as: Mapping[str, Mapping[str, Any]]  # a suite's task when it was scored
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
 
     @property
+    def sessions(self) -> list[SessionRecord]:
+        return self.environment.sessions
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machine of every session; before the first session, the one that planned."""
+        return [*self.sessions] or [self.environment]
+
+    @property
     def last_session(self) -> SessionRecord:
         return self.sessions[-1] if self.sessions else SessionRecord()
 
+    @property
+    def run_id(self) -> str:
+        """12 digits that name the run: another run of the same plan started at another time."""
+        digest = f"{self.run.sha256('plan.json')} {self.environment.started}"
+        return hashlib.sha256(digest.encode()).hexdigest()[:12]
 
-def assemble(run: RunDirectory) -> Results:
-    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
+    def task(self, suite: str) -> dict[str, Any]:
+        """Return the description of a suite's task: as it was scored, else as it was planned."""
+        return dict((self.environment.scored_as or {}).get(suite, self.plan.suite(suite).task))
+
+
+def read_stored(run: RunDirectory) -> Stored:
+    """Read a run. Raise UserError for a faulty file, and for a line that the plan does not ask for."""
     plan = read_plan(run)
-    environment = run.read("environment.json", Environment)
-    stored = _Stored(
+    return Stored(
         run=run,
         plan=plan,
+        environment=run.read("environment.json", Environment),
         cells=read(run, plan),
-        sessions=environment.sessions,
-        scored_as=environment.scored_as or {},
         preparation=run.read_lines("preparation.jsonl", PreparationLine),
         memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
         energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
     )
+
+
+def statuses(stored: Stored) -> dict[str, Status]:
+    """Return by cell whether every block of every round was run."""
+    return {name: _status(stored.cells[name], group) for group in stored.plan.groups for name in group.cells}
+
+
+def void_reasons(stored: Stored) -> dict[str, list[str]]:
+    """Return by cell why it cannot be trusted; an empty list for a sound one."""
+    return {name: _void(data, _lossless(stored, data)) for name, data in stored.cells.items()}
+
+
+def assemble(run: RunDirectory) -> Results:
+    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
+    stored = read_stored(run)
+    plan, environment = stored.plan, stored.environment
     cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
-    digest = run.sha256("plan.json")
     given = {name: getattr(environment, name) for name in environment.model_fields_set - {"scored_as"}}
     results = Results(
         schema_version=SCHEMA_VERSION,
-        run_id=_run_id(digest, environment),
+        run_id=stored.run_id,
         command=environment.command,
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
-        plan_sha256=digest,
+        plan_sha256=run.sha256("plan.json"),
         statistics=StatisticsInfo(
             method=STATISTICS,
             level=0.95,
@@ -121,12 +153,7 @@ def assemble(run: RunDirectory) -> Results:
     return results
 
 
-def _run_id(plan_sha256: str, environment: Environment) -> str:
-    """Return 12 digits that name the run: another run of the same plan started at another time."""
-    return hashlib.sha256(f"{plan_sha256} {environment.started}".encode()).hexdigest()[:12]
-
-
-def _group_cells(stored: _Stored, group: Group) -> list[ResultCell]:
+def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     suite, margin = stored.plan.suite(group.suite), stored.plan.request.accuracy_margin
@@ -151,7 +178,7 @@ class _Judged(NamedTuple):
     void: list[str]
 
 
-def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
+def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
@@ -162,7 +189,7 @@ def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> Res
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        task=dict(stored.scored_as.get(cell.suite, suite.task)),
+        task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
         max_new_tokens=suite.max_new_tokens,
@@ -310,7 +337,7 @@ def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
     return fraction(cell, judged, data.lines.values(), data.samples, sessions)
 
 
-def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
+def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     """Return the grade of an arm that promises another arm's tokens, with the floor of that arm.
 
     None for an arm that promises nothing or a distribution, and if the other arm did not run.
