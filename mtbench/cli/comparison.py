@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench import records
-from mtbench.cli.session import err, out
+from mtbench.cli.session import err, out, say
 from mtbench.errors import UserError
 from mtbench.files import write_errors
 from mtbench.gate.format import Floor, FloorFile
@@ -33,7 +33,10 @@ def compare(directories: Sequence[Path], json_to: Path | None) -> None:
     to_stdout = str(json_to) == "-"
     console = err if to_stdout else out
     for block in comparison_blocks(comparison):
-        console.print(block, highlight=False)
+        if isinstance(block, str):
+            say(block, console)
+        else:
+            console.print(block, highlight=False)
     text = json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n"
     if to_stdout:
         sys.stdout.write(text)

@@ -40,8 +40,8 @@ class _Row(NamedTuple):
 
 
 def comparison_blocks(comparison: Comparison) -> Iterator[RenderableType]:
-    """Yield what the terminal shows, from top to bottom."""
-    yield _lines(_runs(comparison))
+    """Yield what the terminal shows, from top to bottom. A string is a line with names, which must not be wrapped."""
+    yield from _runs(comparison)
     groups: dict[GroupKey, dict[str, list[_Row]]] = {}  # group -> arm -> rows
     for run, compared in enumerate(comparison.comparisons, start=2):
         for cell in compared.cells:
@@ -49,8 +49,8 @@ def comparison_blocks(comparison: Comparison) -> Iterator[RenderableType]:
             group.setdefault(cell.arm, []).append(_Row(run, cell))
     for key, arms in groups.items():
         yield from _group(key, arms)
-    yield Text()
-    yield _lines(_ending(comparison))
+    yield ""
+    yield from _ending(comparison)
 
 
 def _runs(comparison: Comparison) -> Iterator[str]:
@@ -67,18 +67,18 @@ def _runs(comparison: Comparison) -> Iterator[str]:
         yield SMALL_MODEL
 
 
-def _ending(comparison: Comparison) -> Iterator[str]:
+def _ending(comparison: Comparison) -> Iterator[RenderableType]:
     """Yield the cells of one run only, how to read the tables, and how to get a verdict on speed."""
     for run, compared in enumerate(comparison.comparisons, start=2):
         for number_, names in ((1, compared.only_base), (run, compared.only_head)):
             if names:
                 against = run if number_ == 1 else 1
-                yield f"only in run {number_}, not in run {against}: {listed(names)}"
-    yield HOW_TO_READ
-    yield OTHER_SESSION
+                yield Text(f"only in run {number_}, not in run {against}: {listed(names)}")
+    yield Text(HOW_TO_READ)
+    yield Text(OTHER_SESSION)
     if any(cell.session_sd is not None for compared in comparison.comparisons for cell in compared.cells):
-        yield NOISE
-    yield SPEED_VERDICT
+        yield Text(NOISE)
+    yield Text(SPEED_VERDICT)
 
 
 def _group(key: GroupKey, arms: dict[str, list[_Row]]) -> Iterator[RenderableType]:
@@ -93,14 +93,15 @@ def _group(key: GroupKey, arms: dict[str, list[_Row]]) -> Iterator[RenderableTyp
         max(len(line) for text in (heading, *column) for line in text.split("\n"))
         for heading, *column in zip(headings, *(row for rows in texts.values() for row in rows), strict=True)
     ]
-    yield Text(f"\n{key.suite}, {batches(key.batch_size, key.batching)}", style="bold")
+    yield ""
+    yield Text(f"{key.suite}, {batches(key.batch_size, key.batching)}", style="bold")
     if any(texts.values()):
         yield _table(headings, widths, [], head=True)
     for number_, (arm, rows) in enumerate(arms.items()):
         yield Text(f"\n{arm}" if number_ else arm, style="italic")
         if texts[arm]:
             yield _table(headings, widths, texts[arm])
-        yield from (Text(f"  {note}") for row in rows for note in _notes(row))
+        yield from (f"  {note}" for row in rows for note in _notes(row))
 
 
 def _table(headings: Sequence[str], widths: Sequence[int], rows: Iterable[Sequence[str]], head: bool = False) -> Table:
@@ -173,7 +174,3 @@ def _notes_on_figures(run: int, figures: CellFigures) -> Iterator[str]:
         yield f"run {run}: accuracy not compared: {figures.accuracy_reason}"
     elif figures.accuracy is not None and figures.accuracy.n < figures.items:
         yield f"run {run}: accuracy over {figures.accuracy.n:,} of {figures.items:,} items: the others are not scored"
-
-
-def _lines(texts: Iterable[str]) -> Text:
-    return Text("\n".join(texts))

@@ -197,13 +197,14 @@ def test_a_cell_that_failed_in_one_run_is_not_compared(tmp_path: Path, failed: s
 
 def test_an_engine_that_hides_its_forwards_has_no_ratio(tmp_path: Path) -> None:
     """In one run or in both; tokens and accuracy are compared all the same."""
-    for number, (base, head) in enumerate([(hidden, answer), (answer, hidden), (hidden, hidden)]):
-        runs = [MadeRun({AR: [make(f"a{'b' * n}") for n in range(16)]}) for make in (base, head)]
-        figures = figures_of(compared(tmp_path / str(number), *runs))
-        assert (figures.tokens_per_forward.base is None) == (base is hidden)
-        assert (figures.tokens_per_forward.head is None) == (head is hidden)
+    texts = [f"a{'b' * n}" for n in range(16)]
+    made = {True: MadeRun({AR: [hidden(text) for text in texts]}), False: MadeRun({AR: [*map(answer, texts)]})}
+    for number, (base, head) in enumerate([(True, False), (False, True), (True, True)]):
+        figures = figures_of(compared(tmp_path / str(number), made[base], made[head]))
+        assert (figures.tokens_per_forward.base is None) == base
+        assert (figures.tokens_per_forward.head is None) == head
         assert values(figures.tokens_per_forward) == (None, None, None)
-        assert (figures.acceptance_length.base is None) == (base is hidden)
+        assert (figures.acceptance_length.base is None) == base
         assert values(figures.answer_length) == (1, 1, 1)
         assert figures.differing == 0
         assert figures.accuracy is not None
