@@ -19,7 +19,7 @@ from mtbench.hardware.machine import POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
+from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
@@ -197,6 +197,9 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         rounds=len(group.rounds),
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **summary._asdict(),
+        accuracy_same_items=None
+        if summary.accuracy is None
+        else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
         **counts._asdict(),
         **times._asdict(),
         preparation_s=sum(prepared_s) if prepared_s else None,
@@ -345,7 +348,7 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     cell = data.cell
     if cell.held_to is None or cell.claims == "distribution":
         return None
-    held_to = [d for d in stored.cells.values() if (d.cell.suite, d.cell.arm) == (cell.suite, cell.held_to)]
+    held_to = _of_arm(stored, cell.suite, cell.held_to)
     same_batch = [d for d in held_to if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
     if not same_batch:
         return None
@@ -354,6 +357,11 @@ def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     dtype = stored.last_session.dtype or "float32"
     graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
     return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
+
+
+def _of_arm(stored: Stored, suite: str, arm: str) -> list[CellData]:
+    """Return an arm's cells on a suite, at every batch size and way of batching."""
+    return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]
 
 
 def _void(data: CellData, lossless: Lossless | None) -> list[str]:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from mtbench.cli import main
 from mtbench.cli.comparison import FLOOR
 from mtbench.cli.session import err, out
+from mtbench.errors import UserError
 
 ANSWERS = [answer("a" * (n + 2), 2, float(n % 3 > 0)) for n in range(14)]
 OTHERS = [answer("b" * (n + 2), 1, 1.0) for n in range(14)]
@@ -40,7 +41,7 @@ def compare(words: Sequence[Any], columns: int = 80) -> Result:
 def mistake(*words: Any) -> str:
     """The one line that the command line prints for it."""
     result = compare(words)
-    assert isinstance(result.exception, main.UserError), result.output
+    assert isinstance(result.exception, UserError), result.output
     assert "\n" not in str(result.exception)
     return str(result.exception)
 
