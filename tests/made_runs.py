@@ -41,6 +41,8 @@ class MadeRun:
     session: Mapping[str, Any] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)  # of an outside engine, in every timing line
+    length: str = "natural"
 
     def plan(self) -> Plan:
         count = max(map(len, self.answers.values()))
@@ -70,7 +72,11 @@ class MadeRun:
         )
         request = RunRequest(**self.request)
         return Plan(
-            schema_version=1, request=request, suites=[suite], cells=[*map(_cell, self.answers)], groups=[group]
+            schema_version=1,
+            request=request,
+            suites=[suite],
+            cells=[_cell(name, self.length) for name in self.answers],
+            groups=[group],
         )
 
     def write(self, path: Path) -> Path:
@@ -89,7 +95,12 @@ class MadeRun:
                 run.append(f"generations/{cell}.jsonl", self._lines(plan, block, answers))
                 tokens = sum(len(a.tokens) for a in map(answers.__getitem__, numbers) if a is not None)
                 timing = timing_line(
-                    block=block, rows=len(numbers), items=len(numbers), tokens=tokens, wall_s=self.wall_s
+                    block=block,
+                    rows=len(numbers),
+                    items=len(numbers),
+                    tokens=tokens,
+                    wall_s=self.wall_s,
+                    **self.counters,
                 )
                 run.append(f"timings/{cell}.jsonl", [dump(timing)])
             of_items = {f"arithmetic/{n}/0": a.score for n, a in enumerate(answers) if a is not None}
@@ -99,15 +110,18 @@ class MadeRun:
         return path
 
     def _lines(self, plan: Plan, block: int, answers: Sequence[Answer | None]) -> list[dict[str, Any]]:
+        """Return the answers of a block. The prompt of a later turn contains the answer before it."""
+        said = {f"arithmetic/{n}/0": answer.tokens for n, answer in enumerate(answers) if answer is not None}
         lines = []
         for number in plan.groups[0].blocks[block]:
             answer, item = answers[number], plan.suites[0].items[number]
             if answer is None:
                 continue
+            prompt = plan.suites[0].prompt(number, said)
             line = generation_line(
                 item=item.item,
-                prompt_ids=None if self.withheld else item.prompt_ids,
-                prompt_tokens=len(item.prompt_ids),
+                prompt_ids=None if self.withheld else prompt,
+                prompt_tokens=len(prompt),
                 token_ids=answer.tokens,
                 forwards=None if answer.commits is None else len(answer.commits),
                 commits=answer.commits,
@@ -121,10 +135,10 @@ class MadeRun:
         return read_stored(RunDirectory.open(self.write(path)))
 
 
-def _cell(name: str) -> Cell:
+def _cell(name: str, length: str) -> Cell:
     role = name.split(".")[2]
     checkpoints = {role: f"embedded:tiny/{role}"}
-    return plan_cell(cell=name, arm=f"ar@{role}/graph", on=role, checkpoints=checkpoints, batch_size=2)
+    return plan_cell(cell=name, arm=f"ar@{role}/graph", on=role, checkpoints=checkpoints, batch_size=2, length=length)
 
 
 def answer(tokens: str, forwards: int | None = None, score: float | None = 1.0) -> Answer:

@@ -174,6 +174,8 @@ def test_a_later_turn_may_follow_another_answer(tmp_path: Path) -> None:
     runs = [MadeRun({AR: [answer(first), answer("cd")]}, **turns) for first in ("ab", "xy")]
     figures = figures_of(compared(tmp_path / "1", *runs))
     assert (figures.differing, figures.tokens_per_forward.units) == (1, 1)
+    private = [MadeRun({AR: [answer(text), answer("cd")]}, withheld="0" * 64, **turns) for text in ("ab", "xyz")]
+    assert reason(tmp_path / "3", *private) is None
     alone = MadeRun({AR: TWO}, prompts=[[1, 2], [3]])
     assert reason(tmp_path / "2", runs[0], alone) == "other prompts in 1 of 2 common items"
 
@@ -210,6 +212,16 @@ def test_an_engine_that_hides_its_forwards_has_no_ratio(tmp_path: Path) -> None:
         assert figures.accuracy is not None
 
 
+def test_an_engines_own_counters_are_those_of_all_items(tmp_path: Path) -> None:
+    """So they give an acceptance length only if all items are compared."""
+    counters = {"drafts": 4, "drafted": 8, "accepted": 6}
+    made = [MadeRun({AR: [hidden("ab"), hidden("cd"), last]}, counters=counters) for last in (hidden("ef"), None)]
+    lengths = figures_of(compared(tmp_path / "1", made[0], made[0])).acceptance_length
+    assert (lengths.base, lengths.head) == (2.5, 2.5)
+    lengths = figures_of(compared(tmp_path / "2", made[0], made[1])).acceptance_length
+    assert (lengths.base, lengths.head) == (None, 2.5)
+
+
 def test_few_blocks_have_a_ratio_without_an_interval(tmp_path: Path) -> None:
     figures = figures_of(compared(tmp_path, MadeRun({AR: TWO}), MadeRun({AR: TWO})))
     assert values(figures.tokens_per_forward) == (1, None, None)
@@ -221,9 +233,10 @@ def test_few_blocks_have_a_ratio_without_an_interval(tmp_path: Path) -> None:
         ({"task": TASK}, {"task": TASK | {"version": "2"}}, "other version of the task: version 1, 2"),
         ({}, {"metric": "pass@1"}, "other metric: exact_match, pass@1"),
         ({"metric": None}, {"metric": None}, "the suite is not scored"),
+        ({"length": "fixed"}, {"length": "fixed"}, "answers of fixed length are not scored"),
         ({"task": TASK | {"subtasks": ["a"]}}, {"task": TASK | {"subtasks": ["a", "b"]}}, None),
     ],
-    ids=["version", "metric", "unscored", "subtasks"],
+    ids=["version", "metric", "unscored", "fixed", "subtasks"],
 )
 def test_accuracy_of_other_tasks_is_not_compared(tmp_path: Path, base: Any, head: Any, why: str | None) -> None:
     """Tokens are. A choice of subtasks is no other task."""

@@ -37,16 +37,17 @@ def test_refilled_batches_are_compared_with_their_like() -> None:
     """Where the larger size has both ways of batching."""
     small = cell(2, {0: 1.0}, batching="refill")
     others = [cell(8, {0: 0.0, 1: 0.0}, batching=batching) for batching in ("refill", "static")]
-    found = same_items(small, [*others, small])
-    assert found is not None
-    assert found.batching == "refill"
+    for cells in ([*others, small], [small, *reversed(others)]):
+        found = same_items(small, cells)
+        assert found is not None
+        assert found.batching == "refill"
 
 
 @pytest.mark.parametrize("scores", [{}, {0: 1.0}, {1: 1.0, 2: 1.0}], ids=["none", "the same", "others"])
 def test_without_more_items_there_is_nothing_to_say(scores: Mapping[int, float]) -> None:
-    """Nor without scores, nor without a common item."""
-    small = cell(1, {0: 1.0})
-    assert same_items(small, [small, cell(8, scores)]) is None
+    """Nor without scores, nor without a common item. A smaller batch size does not count."""
+    small = cell(2, {0: 1.0})
+    assert same_items(small, [small, cell(8, scores), cell(1, {0: 1.0, 1: 1.0})]) is None
 
 
 def scored(arm: str, here: float, there: float | None) -> ResultCell:
