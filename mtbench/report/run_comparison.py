@@ -28,7 +28,7 @@ HOW_TO_READ = (
     "intervals, paired by item for accuracy, over blocks of run 1 for ratios."
 )
 OTHER_SESSION = "tokens/s: each run's own items in its own session. Sessions differ, so these times have no verdict."
-NOISE = "±: 95% of the sessions of one build on this machine differ by less (floor.json)."
+NOISE = "±: sessions of one build on this machine differ by this much, 95% of pairs by less (floor.json)."
 SPEED_VERDICT = "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
 
 

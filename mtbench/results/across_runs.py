@@ -22,7 +22,7 @@ from mtbench.results.comparison_format import (
     RunComparison,
 )
 from mtbench.results.comparisons import gains_and_losses
-from mtbench.results.samples import CellData, add
+from mtbench.results.samples import CellData
 from mtbench.runs.formats import GenerationLine, Machine, SessionRecord
 from mtbench.runs.plan import Cell
 
@@ -188,7 +188,7 @@ def _by_unit(counts: Counts, unit_of: Mapping[str, int]) -> list[int]:
 
 def _acceptance_length(common: CellData, whole: CellData) -> float | None:
     """Return the acceptance length on the common items. An engine's own counters cover all items, so they need all."""
-    counted = add(line.forwards for line in common.lines.values()) is not None
+    counted = all(line.commits is not None for line in common.lines.values())
     if not counted and len(common.lines) < len(whole.lines):
         return None
     figures = acceptance.of_cell(common)
@@ -259,7 +259,8 @@ def _conditions(stored: Stored, cells: Iterable[Cell]) -> dict[str, str | None]:
     told |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
     of_cells: dict[str, list[object]] = {}
     for cell in cells:
-        of_cells.setdefault(f"max new tokens of {cell.suite}", []).append(stored.plan.suite(cell.suite).max_new_tokens)
+        suite = cell.cell.partition(".")[0]  # the suite's name may hold a path, which differs between machines
+        of_cells.setdefault(f"max new tokens of {suite}", []).append(stored.plan.suite(cell.suite).max_new_tokens)
         for role, source in cell.checkpoints.items():
             of_cells.setdefault(f"checkpoint {role}", []).append(source)
         options = ", ".join(f"{name}={value}" for name, value in cell.options.items())
