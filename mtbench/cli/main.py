@@ -34,6 +34,11 @@ class Entry(NamedTuple):
 COMPARE, STAGES, TRAIN = "Compare", "Stages of a run", "Train"
 COMMANDS = {
     "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
+    "compare": Entry(
+        "mtbench.cli.compare",
+        COMPARE,
+        "Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items.",
+    ),
     "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
     "gate": Entry("mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: same tokens, same work, as fast?"),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),

@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
+from mtbench.results.comparison_format import Comparison
 from mtbench.results.format import Results
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan
@@ -20,6 +21,7 @@ from mtbench.runs.plan import Plan
 FOLDER = Path(__file__).parents[1] / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
+    "comparison": (Comparison, "Runs side by side, as `mtbench compare --json` writes them"),
     "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),

@@ -8,11 +8,14 @@ from mtbench.cli import session
 from mtbench.cli.session import err, out, say, warn
 from mtbench.decoding.openai_client import ServerError
 from mtbench.errors import UserError
+from mtbench.report.formatting import counted
+from mtbench.report.phrases import batches
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
+from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import estimate_s
+from mtbench.runs.executor import estimate_blocks_s
 from mtbench.runs.formats import FailureLine
 from mtbench.runs.lifecycle import check as check
 from mtbench.runs.lifecycle import servers_of as servers_of
@@ -69,21 +72,47 @@ def score(directory: Path, settings: Execution) -> None:
 
 
 def dry_run(request: RunRequest, directory: Path | None) -> None:
-    """Print the plan and a time estimate."""
+    """Print the plan, a time estimate, and what a verdict on accuracy will take."""
     if directory is not None:
         lifecycle.refuse_existing(directory)
     planned = make_plan(request)
     out.print(plan_table(planned))
     for warning in planned.warnings():
         say(warning)
-    say(f"about {_estimate(planned)}, if every answer takes its whole token budget")
-
-
-def _estimate(planned: Plan) -> str:
     try:
-        seconds = estimate_s(planned)
+        blocks_s = estimate_blocks_s(planned)
     except ServerError as error:
         raise UserError(f"{error}; the time estimate needs the server.") from None
-    if seconds > 90:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s"
+    total_s = sum(sum(group.rounds) * block_s for group, block_s in zip(planned.groups, blocks_s, strict=True))
+    say(f"about {_duration(total_s)}, if every answer takes its whole token budget")
+    needs = accuracy_needs(planned)
+    if needs:
+        assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
+        say(f"items for a verdict on accuracy (assumed: {assumed}):")
+    for need in needs:
+        say(_need(planned, need, need.time_s(blocks_s[need.place])))
+
+
+def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
+    """Return the items and the time of a verdict on accuracy, and whether the plan has enough items."""
+    group, within = need.group, 100 * planned.request.accuracy_margin
+    place = f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(need.arms, 'arm')}"
+    if need.needed is None or time_s is None:
+        return f"{place}: no number of items shows `not worse` within {within:g} points"
+    takes = f"`not worse` within {within:g} points takes about {need.needed:,} items, {_duration(time_s)}"
+    return f"{place}: {takes}; planned: {need.planned:,}, {_enough(planned, need)}"
+
+
+def _enough(planned: Plan, need: AccuracyNeed) -> str:
+    """Return whether a group has enough items, and if not, why or what to do."""
+    if need.enough:
+        return "enough"
+    if need.planned < len(planned.suite(need.group.suite).items):
+        return "too few; only the largest batch size has all items"
+    if planned.request.limit is not None:
+        return "too few; raise `--limit`"
+    return "too few, and the suite has no more"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

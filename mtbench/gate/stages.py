@@ -21,10 +21,10 @@ from mtbench import files, records
 from mtbench.errors import UserError
 from mtbench.gate import decision, exact, floor, plans
 from mtbench.gate.builds import Build, describe, refuse_dirty, same_build
+from mtbench.gate.changes import changed_cells
 from mtbench.gate.format import (
     SCHEMA_VERSION,
     BuildRecord,
-    ChangedCell,
     Finding,
     Floor,
     Gate,
@@ -193,7 +193,7 @@ class GateRun:
                 raise UserError(f"base cannot decode: {failure}.") from None
             crash = Finding(stage="exact", kind="failed", level="fail", cell=None, text=f"{failure}")
             return gate.changed(findings=[*gate.findings, crash]), []
-        findings, decoded, changed = list(gate.findings), [], []
+        findings, decoded, changed = list(gate.findings), [], {}
         for cell in cells:
             outcome = exact.compare(
                 cell.cell, *(exact.read(run, cell.cell) for run in runs), allow_changed=self.request.allow_changed
@@ -202,9 +202,10 @@ class GateRun:
             if outcome.decoded:
                 decoded.append(cell)
             if outcome.changed and self.request.allow_changed:
-                changed.append(_changed_cell(cell.cell, outcome))
+                changed[cell.cell] = outcome
+        figures = changed_cells(runs[0], runs[2], changed) if changed else []
         compared = [cell.cell for cell in decoded]
-        return gate.changed(findings=findings, compared=compared, changed_cells=changed), decoded
+        return gate.changed(findings=findings, compared=compared, changed_cells=figures), decoded
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
         """Return the run of a build over the whole plan, with each block once."""
@@ -304,20 +305,6 @@ def _refuse_other_gpu(base: Planned, head: Planned) -> None:
 def _remark(kind: Kind, text: str) -> Finding:
     level: Level = "note"
     return Finding(stage="comparable", kind=kind, level=level, cell=None, text=text)
-
-
-def _changed_cell(cell: str, outcome: exact.ExactCell) -> ChangedCell:
-    return ChangedCell(
-        cell=cell,
-        items=outcome.items,
-        differing=outcome.differing,
-        accuracy_difference=None,
-        accuracy_ci_low=None,
-        accuracy_ci_high=None,
-        tokens_per_forward_ratio=None,
-        tokens_per_forward_ci_low=None,
-        tokens_per_forward_ci_high=None,
-    )
 
 
 def _without_arms(arguments: Sequence[str]) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
-from mtbench.report.formatting import listed
-from mtbench.results.format import ResultCell
+from mtbench.report.formatting import listed, percent
+from mtbench.results.format import ResultCell, SameItems
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 
@@ -125,3 +125,34 @@ def floors(cells: Sequence[ResultCell]) -> list[str]:
         for floor in found
     ]
     return list(dict.fromkeys(sentences))
+
+
+def fewer_items(cells: Sequence[ResultCell]) -> list[str]:
+    """Return that the accuracies of a batch size are those of fewer items, and what they are elsewhere on these items.
+
+    cells: those of one group. Without it, accuracies at two batch sizes differ by their items and read as an effect of
+    batching.
+    """
+    arms: dict[str, list[tuple[str, SameItems]]] = {}  # what holds for the arms -> arms
+    for cell in cells:
+        same = cell.accuracy_same_items
+        if same is not None:
+            where = batches(same.batch_size, same.batching)
+            fact = f"accuracy is over {same.n:,} of {same.items:,} items; on the same items, {where} has"
+            arms.setdefault(fact, []).append((cell.arm, same))
+    return [f"{fact} {_elsewhere(of_arms)}" for fact, of_arms in arms.items()]
+
+
+def _elsewhere(arms: Sequence[tuple[str, SameItems]]) -> str:
+    """Return the accuracies elsewhere that differ from those here."""
+    other = [f"{percent(same.there)}% in {arm} (here {percent(same.here)}%)" for arm, same in arms if _changed(same)]
+    if not other:
+        return "the same accuracy" if len(arms) == 1 else "the same accuracies"
+    rest = len(arms) - len(other)
+    if not rest:
+        return listed(other)
+    return f"{listed(other)}, and the same accuracy in {'the other arm' if rest == 1 else 'the other arms'}"
+
+
+def _changed(same: SameItems) -> bool:
+    return percent(same.there) != percent(same.here)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import bounds, counted, interval, number, percent, times
-from mtbench.report.phrases import breaks_promise, floors
+from mtbench.report.phrases import breaks_promise, fewer_items, floors
 from mtbench.results.format import ResultCell, Speedup
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
@@ -202,9 +202,13 @@ def _advice(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> str:
 
 
 def remarks(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[str]:
-    """Return why arms that commit more per forward are not faster, and how well references agree with themselves."""
+    """Return what the table does not say: that other batch sizes have more items, and why arms are not faster.
+
+    That is, arms that commit more per forward. The last sentences say how well references agree with themselves.
+    """
+    fewer = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in fewer_items(cells)]
     sentences = [_unrewarded(arm) for arm in _compared(cells, own)]
-    return [*(s for s in sentences if s is not None), *(f"{floor}." for floor in floors(cells))]
+    return [*fewer, *(s for s in sentences if s is not None), *(f"{floor}." for floor in floors(cells))]
 
 
 def _unrewarded(arm: _Arm) -> str | None:

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.report.formatting import NONE, bounds, counted, interval, listed, number, percent, times
-from mtbench.report.phrases import batches, disclaimers, flags_of_measurement, floors, ungraded
+from mtbench.report.phrases import batches, disclaimers, fewer_items, flags_of_measurement, floors, ungraded
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
 from mtbench.results.format import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
 from mtbench.runs.plan import Plan
@@ -72,7 +72,7 @@ def _group_table(group: GroupKey, cells: Sequence[ResultCell], width: int) -> Ta
     caption = disclaimers(cells)
     if ENGINE not in columns:
         caption += _over_engines(cells)
-    caption += _inconclusive(cells, own) + floors(cells)
+    caption += fewer_items(cells) + _inconclusive(cells, own) + floors(cells)
     caption += [f"({place}) {note}" for place, note in enumerate(notes, start=1)]
     title = (
         f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(max(c.items for c in cells), 'item')}"

@@ -19,7 +19,7 @@ from mtbench.hardware.machine import POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance
-from mtbench.results.comparisons import Comparisons, compare, floor, stops_paying
+from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
@@ -43,6 +43,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
     EnergyRecord,
     Environment,
+    Machine,
     MemoryRecord,
     PreparationLine,
     RescoringRecord,
@@ -66,48 +67,79 @@ COPIED = (  # fields that a cell of results.json has from the plan
 
 
 @dataclass(frozen=True)
-class _Stored:
+class Stored:
     """Everything that a run has stored."""
 
     run: RunDirectory
     plan: Plan
+    environment: Environment
     cells: dict[str, CellData]
-    sessions: list[SessionRecord]
-    scored_as: Mapping[str, Mapping[str, Any]]  # a suite's task when it was scored
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
 
     @property
+    def sessions(self) -> list[SessionRecord]:
+        return self.environment.sessions
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machine of every session; before the first session, the one that planned."""
+        return [*self.sessions] or [self.environment]
+
+    @property
     def last_session(self) -> SessionRecord:
         return self.sessions[-1] if self.sessions else SessionRecord()
 
+    @property
+    def run_id(self) -> str:
+        """12 digits that name the run: another run of the same plan started at another time."""
+        digest = f"{self.run.sha256('plan.json')} {self.environment.started}"
+        return hashlib.sha256(digest.encode()).hexdigest()[:12]
 
-def assemble(run: RunDirectory) -> Results:
-    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
+    def task(self, suite: str) -> dict[str, Any]:
+        """Return the description of a suite's task: as it was scored, else as it was planned."""
+        return dict((self.environment.scored_as or {}).get(suite, self.plan.suite(suite).task))
+
+
+def read_stored(run: RunDirectory) -> Stored:
+    """Read a run. Raise UserError for a faulty file, and for a line that the plan does not ask for."""
     plan = read_plan(run)
-    environment = run.read("environment.json", Environment)
-    stored = _Stored(
+    return Stored(
         run=run,
         plan=plan,
+        environment=run.read("environment.json", Environment),
         cells=read(run, plan),
-        sessions=environment.sessions,
-        scored_as=environment.scored_as or {},
         preparation=run.read_lines("preparation.jsonl", PreparationLine),
         memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
         energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
     )
+
+
+def statuses(stored: Stored) -> dict[str, Status]:
+    """Return by cell whether every block of every round was run."""
+    return {name: _status(stored.cells[name], group) for group in stored.plan.groups for name in group.cells}
+
+
+def void_reasons(stored: Stored) -> dict[str, list[str]]:
+    """Return by cell why it cannot be trusted; an empty list for a sound one."""
+    return {name: _void(data, _lossless(stored, data)) for name, data in stored.cells.items()}
+
+
+def assemble(run: RunDirectory) -> Results:
+    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
+    stored = read_stored(run)
+    plan, environment = stored.plan, stored.environment
     cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
-    digest = run.sha256("plan.json")
     given = {name: getattr(environment, name) for name in environment.model_fields_set - {"scored_as"}}
     results = Results(
         schema_version=SCHEMA_VERSION,
-        run_id=_run_id(digest, environment),
+        run_id=stored.run_id,
         command=environment.command,
         environment=ResultEnvironment(**given, idle_power_w=stored.energy.idle_power_w),
         seed=plan.request.seed,
         temperature=plan.request.temperature,
-        plan_sha256=digest,
+        plan_sha256=run.sha256("plan.json"),
         statistics=StatisticsInfo(
             method=STATISTICS,
             level=0.95,
@@ -121,12 +153,7 @@ def assemble(run: RunDirectory) -> Results:
     return results
 
 
-def _run_id(plan_sha256: str, environment: Environment) -> str:
-    """Return 12 digits that name the run: another run of the same plan started at another time."""
-    return hashlib.sha256(f"{plan_sha256} {environment.started}".encode()).hexdigest()[:12]
-
-
-def _group_cells(stored: _Stored, group: Group) -> list[ResultCell]:
+def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
     suite, margin = stored.plan.suite(group.suite), stored.plan.request.accuracy_margin
@@ -151,7 +178,7 @@ class _Judged(NamedTuple):
     void: list[str]
 
 
-def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
+def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> ResultCell:
     """Return one cell of results.json."""
     cell, suite, session = data.cell, stored.plan.suite(data.cell.suite), stored.last_session
     summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
@@ -162,7 +189,7 @@ def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> Res
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
-        task=dict(stored.scored_as.get(cell.suite, suite.task)),
+        task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
         max_new_tokens=suite.max_new_tokens,
@@ -170,6 +197,9 @@ def _cell(stored: _Stored, group: Group, data: CellData, judged: _Judged) -> Res
         rounds=len(group.rounds),
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **summary._asdict(),
+        accuracy_same_items=None
+        if summary.accuracy is None
+        else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
         **counts._asdict(),
         **times._asdict(),
         preparation_s=sum(prepared_s) if prepared_s else None,
@@ -310,7 +340,7 @@ def _roofline(data: CellData, sessions: Sequence[SessionRecord]) -> Fraction:
     return fraction(cell, judged, data.lines.values(), data.samples, sessions)
 
 
-def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
+def _lossless(stored: Stored, data: CellData) -> Lossless | None:
     """Return the grade of an arm that promises another arm's tokens, with the floor of that arm.
 
     None for an arm that promises nothing or a distribution, and if the other arm did not run.
@@ -318,7 +348,7 @@ def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
     cell = data.cell
     if cell.held_to is None or cell.claims == "distribution":
         return None
-    held_to = [d for d in stored.cells.values() if (d.cell.suite, d.cell.arm) == (cell.suite, cell.held_to)]
+    held_to = _of_arm(stored, cell.suite, cell.held_to)
     same_batch = [d for d in held_to if (d.cell.batch_size, d.cell.batching) == (cell.batch_size, cell.batching)]
     if not same_batch:
         return None
@@ -327,6 +357,11 @@ def _lossless(stored: _Stored, data: CellData) -> Lossless | None:
     dtype = stored.last_session.dtype or "float32"
     graded = lossless_check.grade(data.lines, same_batch[-1].lines, rescored, dtype)
     return None if graded is None else Lossless(against=cell.held_to, **graded._asdict(), floor=floor(held_to))
+
+
+def _of_arm(stored: Stored, suite: str, arm: str) -> list[CellData]:
+    """Return an arm's cells on a suite, at every batch size and way of batching."""
+    return [data for data in stored.cells.values() if (data.cell.suite, data.cell.arm) == (suite, arm)]
 
 
 def _void(data: CellData, lossless: Lossless | None) -> list[str]:

@@ -19,6 +19,7 @@ from mtbench.results.format import (
     Floor,
     PlainSpeedup,
     ResultCell,
+    SameItems,
     SpeedFactors,
     Speedup,
     StopsPaying,
@@ -171,6 +172,33 @@ def floor(cells: Iterable[CellData]) -> Floor | None:
     if not items:
         return None
     return Floor(arm=sound[0].cell.arm, batch_sizes=[smallest, largest], items=items, identical=identical)
+
+
+def same_items(data: CellData, cells: Iterable[CellData]) -> SameItems | None:
+    """Return the accuracy at the largest batch size with more items, on this cell's items; None without such a size.
+
+    cells: those of the same suite and arm. A smaller batch size runs only its first blocks. The accuracy of these items
+    differs from that of all items, which reads as an effect of batching.
+    """
+    larger = [
+        other
+        for other in cells
+        if other.cell.batch_size > data.cell.batch_size
+        and other.scores.keys() - data.scores.keys()
+        and other.scores.keys() & data.scores.keys()
+    ]
+    if not larger:
+        return None
+    other = max(larger, key=lambda d: (d.cell.batch_size, d.cell.batching == data.cell.batching))
+    common = [item for item in data.scores if item in other.scores]
+    return SameItems(
+        batch_size=other.cell.batch_size,
+        batching=other.cell.batching,
+        items=len(other.scores),
+        n=len(common),
+        here=sum(data.scores[item] for item in common) / len(common),
+        there=sum(other.scores[item] for item in common) / len(common),
+    )
 
 
 def estimate(ratio: Ratio | None) -> Estimate:

@@ -97,6 +97,17 @@ class Accuracy(Sparse):
     n: Count = Field(description="scored items")
 
 
+class SameItems(Record):
+    """The accuracy of a cell's arm at a larger batch size that has more items, on the items of this cell only."""
+
+    batch_size: Size = Field(description="the larger batch size")
+    batching: Batching = Field(description="its way of batching")
+    items: Count = Field(description="scored items there")
+    n: Size = Field(description="of these, the items that are scored here too")
+    here: Share = Field(description="mean score here of these n items")
+    there: Share = Field(description="mean score there of these n items")
+
+
 class AccuracyComparison(Sparse):
     """The accuracy of the arm less that of a baseline, on the items that both answered."""
 
@@ -329,6 +340,11 @@ class ResultCell(Sparse):
     accuracy: Accuracy | None = Field(description="mean score of the items; null: not scored")
     accuracy_macro: Accuracy | None = Field(
         None, description="unweighted mean over the suite's tasks; null: the suite has one task"
+    )
+    accuracy_same_items: SameItems | None = Field(
+        None,
+        description="accuracy of the arm at a larger batch size on the items of this cell; null: not scored, or no "
+        "batch size has more items",
     )
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")

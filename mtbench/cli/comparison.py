@@ -1,0 +1,116 @@
+"""What `mtbench compare` does: open the runs, compare each with the first, print the tables."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtbench import records
+from mtbench.cli.session import err, out, say
+from mtbench.errors import UserError
+from mtbench.files import write_errors
+from mtbench.gate.format import Floor, FloorFile
+from mtbench.records import dump
+from mtbench.report.run_comparison import comparison_blocks
+from mtbench.results.across_runs import compare_runs
+from mtbench.results.aggregate import Stored, read_stored, statuses
+from mtbench.results.comparison_format import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Machine
+
+FLOOR = "floor.json"  # beside the runs; `mtbench gate calibrate` writes it
+
+
+def compare(directories: Sequence[Path], json_to: Path | None) -> None:
+    """Print the comparison of each run with the first one."""
+    _refuse_too_few_or_twice(directories)
+    base, *heads = map(_open, directories)
+    comparison = Comparison(
+        schema_version=SCHEMA_VERSION,
+        runs=[_described(stored) for stored in (base, *heads)],
+        comparisons=[_compared(base, head) for head in heads],
+    )
+    to_stdout = str(json_to) == "-"
+    console = err if to_stdout else out
+    for block in comparison_blocks(comparison):
+        if isinstance(block, str):
+            say(block, console)
+        else:
+            console.print(block, highlight=False)
+    text = json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    elif json_to is not None:
+        with write_errors(json_to, "choose another file for --json."):
+            json_to.write_text(text)
+
+
+def _refuse_too_few_or_twice(directories: Sequence[Path]) -> None:
+    if len(directories) < 2:
+        raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
+    seen: dict[Path, Path] = {}
+    for directory in directories:
+        other = seen.setdefault(directory.resolve(), directory)
+        if other is not directory:
+            raise UserError(f"{str(directory)!r} is the same directory as {str(other)!r}; give two different runs.")
+
+
+def _open(directory: Path) -> Stored:
+    """Read a finished run. Raises UserError for another directory, and for a run with missing blocks."""
+    stored = read_stored(RunDirectory.open(directory))
+    partial = [name for name, status in statuses(stored).items() if status == "partial"]
+    if partial:
+        raise UserError(
+            f"{str(directory)!r} is not finished: blocks are missing in {len(partial)} of {len(stored.cells)} cells, "
+            f"for example {partial[0]}; finish it with `mtbench run -o {directory} --resume`."
+        )
+    return stored
+
+
+def _described(stored: Stored) -> ComparedRun:
+    return ComparedRun(
+        directory=str(stored.run.path),
+        run_id=stored.run_id,
+        started=stored.environment.started,
+        plan_sha256=stored.run.sha256("plan.json"),
+    )
+
+
+def _compared(base: Stored, head: Stored) -> RunComparison:
+    """Return a run compared with the first one, with the noise of sessions where it is known."""
+    found = compare_runs(base, head)
+    if not found.cells:
+        raise UserError(
+            f"{str(base.run.path)!r} and {str(head.run.path)!r} have no cell in common; for example, they have "
+            f"{found.only_base[0]} and {found.only_head[0]}. Run both with the same suite, method and batch size."
+        )
+    sds = _session_noise(base, head)
+    return found.changed(cells=[cell.changed(session_sd=sds.get(cell.cell)) for cell in found.cells])
+
+
+def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
+    """Return by cell the noise of this machine's latest floors, from the folder of the first run.
+
+    Any plan with such a cell will do: what differs between processes depends little on the number of blocks.
+    """
+    file = base.run.path.resolve().parent / FLOOR
+    if not file.is_file():
+        return {}
+    stored = records.read_json(file, FloorFile, "delete it, or calibrate again with `mtbench gate calibrate`.")
+    fitting = [floor for floor in stored.floors if all(_is_of(floor, m) for m in (*base.machines, *head.machines))]
+    latest = sorted(fitting, key=lambda floor: floor.measured)
+    return {cell.cell: cell.pair_sd for floor in latest for cell in floor.cells}
+
+
+def _is_of(floor: Floor, machine: Machine) -> bool:
+    """Return whether a floor was measured on a machine, as far as a run says. It does not say which GPU of a kind."""
+    key, gpu = floor.key, machine.gpu
+    torch = (machine.packages or {}).get("torch")
+    known = (gpu and gpu.driver, gpu and gpu.power_cap_w) if key.gpu_uuid else (None, None)
+    return (machine.processor, machine.platform, torch, *known) == (
+        key.processor,
+        key.kernel,
+        key.torch,
+        key.driver,
+        key.power_cap_w,
+    )

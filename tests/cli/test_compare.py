@@ -1,0 +1,193 @@
+"""`mtbench compare`: what it prints of two and three runs, what it writes as JSON, and one line for every mistake."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import AR, MARS, TASK, MadeRun, answer, edit, hidden
+from schemas import validator
+from typer.testing import CliRunner, Result
+
+from mtbench.cli import main
+from mtbench.cli.comparison import FLOOR
+from mtbench.cli.session import err, out
+from mtbench.errors import UserError
+
+ANSWERS = [answer("a" * (n + 2), 2, float(n % 3 > 0)) for n in range(14)]
+OTHERS = [answer("b" * (n + 2), 1, 1.0) for n in range(14)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Three runs: two cells; other tokens and another torch; one cell, without forwards, and another task version."""
+    made = [
+        MadeRun({AR: ANSWERS, MARS: ANSWERS}),
+        MadeRun({AR: OTHERS, MARS: ANSWERS}, session={"packages": {"torch": "2.12.0"}}, wall_s=2.0),
+        MadeRun({AR: [hidden("a" * (n + 2)) for n in range(9)]}, task=TASK | {"version": "2"}),
+    ]
+    return [run.write(tmp_path / name) for name, run in zip(("one", "two", "three"), made, strict=True)]
+
+
+def compare(words: Sequence[Any], columns: int = 80) -> Result:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out, "width", columns)
+        patch.setattr(err, "width", columns)
+        return CliRunner().invoke(main.app, ["compare", *map(str, words)])
+
+
+def mistake(*words: Any) -> str:
+    """The one line that the command line prints for it."""
+    result = compare(words)
+    assert isinstance(result.exception, UserError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_two_runs_in_a_narrow_terminal(runs: list[Path]) -> None:
+    """Every figure fits in 80 columns; each value stands under its heading."""
+    shown = compare(runs[:2]).stdout
+    lines = shown.replace(str(runs[0].parent), "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "run 2: other torch: 2.13.0 → 2.12.0" in shown
+    assert "arithmetic, batch size 2" in shown
+    rows = shown.partition("ar@ar/graph\n")[2].splitlines()
+    assert rows[0].split() == ["14", "64.3", "→", "100.0", "4.25", "→", "8.50", "4.25", "→", "8.5", "→", "17", "→"]
+    assert rows[1].split() == ["14", "differ", "+35.7", "×2.00", "8.50", "8.5", "8"]
+    assert re.search(r"\[\+?\d.*\]\s+\[2\.00, 2\.00\]\s+×1\.00", rows[2])
+    same = shown.partition("ar@mars/graph\n")[2]
+    assert "0 differ" in same.splitlines()[1]
+
+
+def test_there_is_no_verdict_on_times_of_other_sessions(runs: list[Path]) -> None:
+    """The last line says how to get one."""
+    shown = compare(runs[:2], columns=200).stdout
+    assert not re.search("faster|slower|speedup", shown)
+    assert "tokens/s: each run's own items in its own session" in shown
+    assert shown.splitlines()[-1] == "For a verdict on speed: `mtbench gate --base ENV --head ENV`"
+
+
+def test_three_runs_are_each_compared_with_the_first(runs: list[Path]) -> None:
+    """Rows name the run; what is not compared has its reason, and cells of one run are named."""
+    shown = compare(runs, columns=200).stdout
+    rows = shown.partition("ar@ar/graph\n")[2].splitlines()
+    assert [rows[0].split()[0], rows[3].split()[0]] == ["2", "3"]
+    assert "  run 3: accuracy not compared: other version of the task: version 1, 2" in rows
+    assert f"only in run 1, not in run 3: {MARS}" in shown
+    assert "not in run 2" not in shown
+
+
+def test_a_cell_that_is_not_compared_has_its_reason(tmp_path: Path) -> None:
+    """It has no row of figures."""
+    paths = [
+        MadeRun({AR: ANSWERS[:2], MARS: ANSWERS[:2]}, prompts=[[1, last], [1, 3]]).write(tmp_path / str(last))
+        for last in (2, 4)
+    ]
+    shown = compare(paths).stdout
+    assert shown.count("run 2: not compared: other prompts in 1 of 2 common items") == 2
+    assert "differ\n" not in shown
+    assert "accuracy, %" not in shown
+
+
+@pytest.mark.parametrize("target", ["-", "file"])
+def test_the_json_is_as_its_schema_says(runs: list[Path], tmp_path: Path, target: str) -> None:
+    """On standard output it stands alone; the tables go to standard error."""
+    where = "-" if target == "-" else tmp_path / "comparison.json"
+    result = compare([*runs, "--json", where])
+    written = result.stdout if target == "-" else Path(where).read_text()
+    document = json.loads(written)
+    validator("comparison").validate(document)
+    assert [run["directory"] for run in document["runs"]] == [*map(str, runs)]
+    cells = document["comparisons"][0]["cells"]
+    assert [cell["cell"] for cell in cells] == [AR, MARS]
+    assert cells[0]["figures"]["tokens_per_forward"]["ratio"] == pytest.approx(2)
+    assert cells[0]["figures"]["tokens_per_s"] == {"base": 17.0, "head": 8.5}
+    shown = result.stderr if target == "-" else result.stdout
+    assert "arithmetic, batch size 2" in shown
+
+
+def floor(runs: list[Path], **key: Any) -> None:
+    """Write floor.json beside the runs."""
+    digest = json.loads(compare([*runs[:2], "--json", "-"]).stdout)["runs"][0]["plan_sha256"]
+    machine = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "made up", "kernel": "Linux"}
+    sds = {"pair_sd": 0.01, "pair_sd_high": 0.013, "block_sd": None, "outliers": 0.0, "drift_per_pair": None}
+    entry = {
+        "key": machine | {"torch": "2.13.0", "plan_sha256": digest} | key,
+        "measured": "2026-11-20T00:00:00Z",
+        "live": False,
+        "pairs": 10,
+        "smallest_detectable": 0.02,
+        "cells": [{"cell": AR, **sds}],
+    }
+    (runs[0].parent / FLOOR).write_text(json.dumps({"schema_version": 1, "floors": [entry]}))
+
+
+def alike(path: Path) -> None:
+    """Let the run be of the machine that the floor is of."""
+    environment = json.loads((path / "environment.json").read_text())
+    session = environment["sessions"][0] | {"platform": "Linux", "packages": {"torch": "2.13.0"}}
+    edit(path / "environment.json", sessions=[session])
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [({}, True), ({"torch": "2.9.0"}, False), ({"plan_sha256": "0" * 64}, False), ({"processor": "other"}, False)],
+    ids=["same", "torch", "plan", "processor"],
+)
+def test_the_noise_of_sessions_is_shown_where_it_was_calibrated(
+    runs: list[Path], key: dict[str, Any], known: bool
+) -> None:
+    """For this plan on this machine only: 95 % of pairs of sessions with a standard deviation of 1 % differ by 2 %."""
+    for path in runs[:2]:
+        alike(path)
+    floor(runs, **key)
+    shown = compare(runs[:2], columns=200).stdout
+    assert ("±2.0%" in shown) == known
+    assert ("±: sessions of one build on this machine differ by this much" in shown) == known
+
+
+def test_the_noise_of_another_machine_is_not_shown(runs: list[Path]) -> None:
+    """Both runs must be of the machine that was calibrated."""
+    alike(runs[0])
+    floor(runs)
+    assert "±2.0%" not in compare(runs[:2]).stdout
+
+
+def test_mistakes_cost_one_line(runs: list[Path], tmp_path: Path) -> None:
+    """Each names what is wrong and what to do."""
+    one, two, _ = runs
+    assert mistake(one).endswith("give two or more: `mtbench compare RUN RUN`.")
+    again = one.parent / "two" / ".." / "one"
+    assert mistake(one, two, again) == f"'{again}' is the same directory as '{one}'; give two different runs."
+    assert "is no run directory: it holds no plan.json" in mistake(one, one.parent)
+    assert "is no directory" in mistake(one, tmp_path / "nothing")
+    assert mistake(one, two, "--json", tmp_path).startswith(f"cannot write {tmp_path}")
+    (one.parent / FLOOR).write_text("{}")
+    assert f"{FLOOR}: schema_version is missing" in mistake(one, two)
+
+
+def test_an_unfinished_run_is_refused(runs: list[Path]) -> None:
+    """It has fewer blocks than its plan; a failed cell is finished."""
+    timings = runs[1] / f"timings/{AR}.jsonl"
+    timings.write_text("".join(timings.read_text().splitlines(keepends=True)[:-1]))
+    assert mistake(*runs) == (
+        f"'{runs[1]}' is not finished: blocks are missing in 1 of 2 cells, for example {AR}; finish it with "
+        f"`mtbench run -o {runs[1]} --resume`."
+    )
+    (runs[1] / "failures.jsonl").write_text(json.dumps({"cell": AR, "error": "no memory"}) + "\n")
+    assert f"not compared: failed in {runs[1]}: no memory" in compare(runs, columns=300).stdout
+
+
+def test_runs_without_a_common_cell_are_refused(runs: list[Path], tmp_path: Path) -> None:
+    other = MadeRun({MARS: ANSWERS}).write(tmp_path / "other")
+    assert f"have no cell in common; for example, they have {AR} and {MARS}." in mistake(runs[2], other)
+
+
+def test_names_of_strangers_do_not_control_the_terminal(runs: list[Path], tmp_path: Path) -> None:
+    """Brackets are no markup, and escapes are shown."""
+    failed = MadeRun({AR: ANSWERS, MARS: ANSWERS}, failures={AR: "[red]\x1b[2J"}).write(tmp_path / "[bold]four")
+    shown = compare([runs[0], failed], columns=300).stdout
+    assert "[bold]four" in shown
+    assert "[red]\\x1b[2J" in shown
