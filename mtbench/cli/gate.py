@@ -69,7 +69,8 @@ def gate(
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx)
         return
-    from mtbench.gate import command, page
+    from mtbench.cli import gating
+    from mtbench.gate import page
     from mtbench.gate.format import EXIT_CODES
 
     if base is None and not resume:
@@ -88,10 +89,10 @@ def gate(
         allow_torch=allow_torch,
         allow_dirty=allow_dirty,
     )
-    found = command.run(opened, warn, seconds(ctx.params["time_budget"]))
+    found = gating.run(opened, warn, seconds(ctx.params["time_budget"]))
     for renderable in page.terminal(found):
         out.print(renderable)
-    for line in command.tell_github(found):
+    for line in gating.tell_github(found):
         say(line)
     say(opened.directory / "gate.html")
     raise typer.Exit(EXIT_CODES[found.word])
@@ -115,7 +116,7 @@ def calibrate(
     Runs pairs of processes of one build. floor.json, beside the folder, gets the noise of every cell and the smallest
     slowdown that a gate with the same options can find. It holds for this machine, torch and plan, for 30 days.
     """
-    from mtbench.gate import command
+    from mtbench.cli import gating
 
     build = {"base": base, "head": base, "margin": 0.02, "counts_only": False, "allow_changed": False}
     opened = _opened(
@@ -128,8 +129,8 @@ def calibrate(
         allow_torch=False,
         allow_dirty=allow_dirty,
     )
-    floor, file = command.calibrate(opened, warn, seconds(ctx.params["time_budget"]))
-    out.print(command.floor_table(floor))
+    floor, file = gating.calibrate(opened, warn, seconds(ctx.params["time_budget"]))
+    out.print(gating.floor_table(floor))
     say(file)
 
 
@@ -138,9 +139,9 @@ def history(
     folder: Annotated[Path, typer.Argument(help="Folder with the folders of gates.")] = Path("runs"),
 ) -> None:
     """List the gates of a folder, the share of FAIL among gates of a build with itself, and the machine's drift."""
-    from mtbench.gate import command
+    from mtbench.cli import gating
 
-    for renderable in command.history(folder):
+    for renderable in gating.history(folder):
         out.print(renderable)
 
 
@@ -150,10 +151,10 @@ def _folder(kind: str) -> Path:
 
 def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
     """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
-    from mtbench.gate import command
+    from mtbench.cli import gating
 
     if not ctx.params["resume"]:
-        opened = command.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+        opened = gating.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
     else:
         given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
         if not was_given(ctx, "directory"):
@@ -164,7 +165,7 @@ def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
                 f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
                 f"{directory} --resume`."
             )
-        opened = command.reopen(directory)
+        opened = gating.reopen(directory)
     session.started.append(directory)
     return opened
 

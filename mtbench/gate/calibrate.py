@@ -9,7 +9,7 @@ from mtbench.gate import decision, floor, timing
 from mtbench.gate.format import CellFloor, Floor
 from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
 from mtbench.gate.processes import BuildFailed
-from mtbench.gate.stages import GateRun, key_of
+from mtbench.gate.stages import GateRun
 
 PAIRS_NEEDED = 10
 
@@ -26,10 +26,10 @@ class Calibration:
 
         A calibration that the deadline ends has no floor: UserError, and `--resume` goes on.
         """
-        gate, planned, _ = self.run.comparable()
-        cells = [cell.cell for cell in planned.plan.cells]
-        builds, plans = (self.run.base, self.run.base), (planned, planned)
-        runner = PairRunner(gate.request, builds, plans, {}, note)
+        compared, request = self.run.comparable(), self.run.request
+        cells = [cell.cell for cell in compared.cells]
+        builds, planned = (self.run.base, self.run.head), (compared.base, compared.head)
+        runner = PairRunner(request, builds, planned, {}, note)
         folder = self.run.directory / "pairs"
         while len(done := read_pairs(folder)) < self.pairs:
             if time.monotonic() > self.run.deadline:
@@ -47,9 +47,9 @@ class Calibration:
         if not known:
             raise UserError("no cell has valid times in 3 pairs or more; see the failures in the folder of a pair.")
         return Floor(
-            key=key_of(planned, cells, gate.request),
+            key=compared.key,
             measured=time.strftime(floor.TIME, time.gmtime()),
-            live=gate.request.live,
+            live=request.live,
             pairs=len(done),
             smallest_detectable=decision.smallest_detectable(max(cell.pair_sd for cell in known)),
             cells=known,

@@ -45,10 +45,8 @@ class Planned(NamedTuple):
         stored = json.loads(json.dumps(self.stored))
         asking = [cell for cell in stored["cells"] if _asks(cell["method"])]
         if not asking:
-            raise UserError(
-                f"{build.env!r} is a server, and no arm of the plan asks one; add `--method openai`. See `mtbench ls "
-                "methods`."
-            )
+            known = ", ".join(name for name in METHODS if _asks(name))
+            raise UserError(f"{build.env!r} is a server, and no arm asks one; add `--method` with one of: {known}.")
         for cell in asking:
             cell["options"]["url"] = build.url
         return self._replace(plan=Plan.model_validate(stored), stored=stored)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mtbench import files, records
 from mtbench.errors import UserError
@@ -38,6 +39,7 @@ from mtbench.gate.pairs import PairRunner
 from mtbench.gate.plans import Planned
 from mtbench.gate.processes import BuildFailed, generate, make_plan
 from mtbench.gate.timed import TimedStage
+from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.report.formatting import counted
 from mtbench.runs.directory import JsonObject, RunDirectory
@@ -45,6 +47,21 @@ from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
 GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
+
+
+class Comparable(NamedTuple):
+    """Two builds that can be compared."""
+
+    builds: tuple[BuildRecord, BuildRecord]  # base, head
+    base: Planned
+    head: Planned
+    key: Key
+    findings: list[Finding]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that both builds plan."""
+        return _common(self.base, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,46 +80,47 @@ class GateRun:
 
         Raises UserError if the builds cannot be compared or base cannot decode.
         """
-        gate, base, head = self.comparable()
+        compared = self.comparable()
+        gate = self._begun(compared)
         files.write_json(self.directory / FILE, dump(gate))
-        gate, cells = self._exact(gate, base, head)
+        gate, cells = self._exact(gate, compared)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
             replayed = {c.cell: RunDirectory(self.directory / "exact" / "base") for c in gate.changed_cells}
-            runner = PairRunner(self.request, (self.base, self.head), (base, head), replayed, self.note)
+            planned = compared.base, compared.head
+            runner = PairRunner(self.request, (self.base, self.head), planned, replayed, self.note)
             gate = TimedStage(self.directory, runner, gate.looks, self.deadline).run(gate, cells)
         return conclude(gate)
 
-    def comparable(self) -> tuple[Gate, Planned, Planned]:
-        """Return the gate as it begins, and the plan of each build. Raises UserError if they cannot be compared."""
-        builds = describe(self.base), describe(self.head)
-        self._refuse_other_builds(*builds)
-        if not self.request.allow_dirty:
-            for build in builds:
-                refuse_dirty(build)
-        findings = _compare_torch(*builds, allowed=self.request.allow_torch)
-        base, head = self._plan("base", self.base), self._plan("head", self.head)
-        _refuse_other_gpu(base, head)
-        findings += [*_compare_packages(*builds), *plans.compare(base, head)]
-        cells = [cell.cell for cell in _common(base, head)]
-        key = key_of(base, cells, self.request)
-        found, why_none = floor.find(floor.read(self.directory.parent), key, live=self.request.live)
+    def _begun(self, compared: Comparable) -> Gate:
+        """Return the gate before its first process decodes. A resumed gate keeps its floor and its looks.
+
+        Raises UserError if the margin is below the floor, or if the gate began with other builds or on another machine.
+        """
+        began = read_gate(self.directory) if (self.directory / FILE).is_file() else None
+        findings = list(compared.findings)
+        if began is None:
+            found, why_none = floor.find(floor.read(self.directory.parent), compared.key, live=self.request.live)
+        else:
+            self._refuse_other_beginning(began, compared)
+            found, why_none = began.floor, None
         if not self.request.counts_only:
             self._refuse_small_margin(found)
             if found is None:
                 why_none = why_none or "this machine is not calibrated for this plan"
                 findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
-        worst = max((cell.pair_sd for cell in found.cells), default=None) if found else None
-        gate = Gate(
+        worst = None if found is None else max(cell.pair_sd for cell in found.cells)
+        looks = decision.looks(worst, self.request.margin, self.request.pairs)
+        return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
             reason="The gate is not finished.",
-            started=time.strftime(floor.TIME, time.gmtime()),
+            started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
             request=self.request,
-            base=builds[0],
-            head=builds[1],
-            same_build=same_build(*builds),
-            key=key,
-            looks=list(decision.looks(worst, self.request.margin, self.request.pairs)),
+            base=compared.builds[0],
+            head=compared.builds[1],
+            same_build=same_build(*compared.builds),
+            key=compared.key,
+            looks=list(looks),
             pairs=0,
             confirmation_pairs=0,
             floor=found,
@@ -112,7 +130,18 @@ class GateRun:
             all_cells=None,
             changed_cells=[],
         )
-        return gate, base, head
+
+    def _refuse_other_beginning(self, began: Gate, compared: Comparable) -> None:
+        for what, before, now in (
+            ("base", began.base, compared.builds[0]),
+            ("head", began.head, compared.builds[1]),
+            ("machine or plan", began.key, compared.key),
+        ):
+            if before != now:
+                raise UserError(
+                    f"the gate in {str(self.directory)!r} began with another {what}; start a new gate with another "
+                    "`-o DIR`."
+                )
 
     def _refuse_small_margin(self, found: Floor | None) -> None:
         if found is not None and self.request.margin < found.smallest_detectable:
@@ -124,17 +153,20 @@ class GateRun:
 
     # Stage comparable
 
-    def _refuse_other_builds(self, base: BuildRecord, head: BuildRecord) -> None:
-        """Raise UserError if the gate began with other builds: a revision has moved, or a package was changed."""
-        if not (self.directory / FILE).is_file():
-            return
-        began = read_gate(self.directory)
-        for side, before, now in (("base", began.base, base), ("head", began.head, head)):
-            if before != now:
-                raise UserError(
-                    f"the gate in {str(self.directory)!r} began with another {side} ({before.label}, {before.git}); "
-                    "start a new gate with another `-o DIR`."
-                )
+    def comparable(self) -> Comparable:
+        """Return both builds with their plans. Raises UserError if they cannot be compared."""
+        builds = describe(self.base), describe(self.head)
+        if not self.request.allow_dirty:
+            for build in builds:
+                refuse_dirty(build)
+        findings = _compare_torch(*builds, allowed=self.request.allow_torch)
+        base, head = self._plan("base", self.base), self._plan("head", self.head)
+        _refuse_other_gpu(base, head)
+        if base.plan.request.device != "cpu":
+            refuse_busy_gpu(machine.gpu())
+        findings += [*_compare_packages(*builds), *plans.compare(base, head)]
+        key = key_of(base, [cell.cell for cell in _common(base, head)], self.request)
+        return Comparable(builds, base, head, key, findings)
 
     def _plan(self, side: str, build: Build) -> Planned:
         """Return the plan as a build makes it. Raises UserError if it makes none, or one that cannot be read."""
@@ -176,9 +208,9 @@ class GateRun:
 
     # Stage exact
 
-    def _exact(self, gate: Gate, base: Planned, head: Planned) -> tuple[Gate, list[Cell]]:
+    def _exact(self, gate: Gate, compared: Comparable) -> tuple[Gate, list[Cell]]:
         """Decode with both builds; return the gate with the findings, and the cells that can be timed."""
-        cells = _common(base, head)
+        cells, base, head = compared.cells, compared.base, compared.head
         try:
             runs = [
                 self._decode(side, build, planned, [cell.cell for cell in cells])
@@ -204,8 +236,8 @@ class GateRun:
             if outcome.changed and self.request.allow_changed:
                 changed[cell.cell] = outcome
         figures = changed_cells(runs[0], runs[2], changed) if changed else []
-        compared = [cell.cell for cell in decoded]
-        return gate.changed(findings=findings, compared=compared, changed_cells=figures), decoded
+        names = [cell.cell for cell in decoded]
+        return gate.changed(findings=findings, compared=names, changed_cells=figures), decoded
 
     def _decode(self, side: str, build: Build, planned: Planned, cells: Sequence[str]) -> RunDirectory:
         """Return the run of a build over the whole plan, with each block once."""
@@ -300,6 +332,15 @@ def _refuse_other_gpu(base: Planned, head: Planned) -> None:
         a, b = (gpu.get(name) for gpu in gpus)
         if a != b:
             raise UserError(f"the GPU's {words} is {a} for base and {b} for head; run both on one GPU, set up once.")
+
+
+def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:
+    """Raise UserError if a process computes on the GPU. The gate's own process never does."""
+    if gpu is not None and (busy := gpu.processes()):
+        raise UserError(
+            f"another process uses the GPU ({busy} in all), so times would not count; end those that `nvidia-smi` "
+            "lists, or choose another GPU by CUDA_VISIBLE_DEVICES."
+        )
 
 
 def _remark(kind: Kind, text: str) -> Finding:

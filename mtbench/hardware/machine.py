@@ -86,7 +86,7 @@ class Gpu:
             temperature_c=self.read("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(self.read("nvmlDeviceGetPowerUsage"), 1e-3),
             reasons=reasons,
-            processes=self._processes(),
+            processes=self.processes(),
             energy_j=self.energy_j(),
             capped_s=self._slowed_s(self.nvml.NVML_PERF_POLICY_POWER),
             thermal_s=self._slowed_s(self.nvml.NVML_PERF_POLICY_THERMAL),
@@ -111,7 +111,7 @@ class Gpu:
             "max_clock_mhz": self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_SM),
         }
 
-    def _processes(self) -> int | None:
+    def processes(self) -> int | None:
         """Return the number of processes that use the GPU for compute, or None.
 
         Ids are not compared with our own: inside a container the driver may report ids of another namespace. It may

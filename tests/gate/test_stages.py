@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from driver import Driver
 from fake_build import build, calls
 from whole import plan_of
 
@@ -15,7 +16,7 @@ from mtbench.gate import floor, page
 from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import CellFloor, Floor, Gate, GateRequest
-from mtbench.gate.stages import GateRun
+from mtbench.gate.stages import GateRun, refuse_busy_gpu
 from mtbench.runs.planner import begin_run
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
@@ -294,8 +295,26 @@ def test_a_resumed_gate_needs_the_builds_that_it_began_with(tmp_path: Path, plan
     faults = json.loads((head / "faults.json").read_text())
     (head / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
     (base / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
-    with pytest.raises(UserError, match="began with another"):
+    with pytest.raises(UserError, match="began with another base"):
         a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
+    """A calibration in between changes nothing: the word does not depend on when a gate was killed."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    before = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    calibrated(tmp_path, plan, 0.004)
+    after = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    assert after == before
+
+
+def test_a_busy_gpu_is_refused() -> None:
+    """The gate's own process computes nothing there, so whoever does is another."""
+    refuse_busy_gpu(None)
+    refuse_busy_gpu(Driver(nvmlDeviceGetComputeRunningProcesses=[]).gpu)
+    refuse_busy_gpu(Driver(nvmlDeviceGetComputeRunningProcesses=None).gpu)
+    with pytest.raises(UserError, match="another process uses the GPU"):
+        refuse_busy_gpu(Driver().gpu)
 
 
 # --- Floor ------------------------------------------------------------------------------------------------------------
