@@ -1,8 +1,10 @@
 """What `mtbench gate` and its subcommands do with their options, and what they print."""
 
 import os
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from mtbench.gate import history as gate_history
 from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
-from mtbench.gate.stages import GateRun
+from mtbench.gate.stages import FILE, GateRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
@@ -30,6 +32,7 @@ class Opened:
 
     directory: Path
     request: GateRequest
+    new: bool  # nothing was in the directory
 
 
 def begin(directory: Path, *, margin: float, **asked: Any) -> Opened:
@@ -41,23 +44,23 @@ def begin(directory: Path, *, margin: float, **asked: Any) -> Opened:
             f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `-o "
             f"{directory} --resume`."
         )
-    return Opened(directory, GateRequest(margin=margin, **asked))
+    return Opened(directory, GateRequest(margin=margin, **asked), new=True)
 
 
 def reopen(directory: Path) -> Opened:
     """Return the gate in a directory. Raises UserError if there is none."""
     if not (directory / REQUEST).is_file():
         raise UserError(f"{str(directory)!r} holds no gate: it has no {REQUEST}. Start one without --resume.")
-    return Opened(directory, records.read_json(directory / REQUEST, GateRequest, "start anew, without --resume."))
+    request = records.read_json(directory / REQUEST, GateRequest, "start anew, without --resume.")
+    return Opened(directory, request, new=False)
 
 
 def run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Gate:
     """Run what is missing of a gate, and write what it found."""
-    gate_run = _run(opened, note, budget_s)
-    with RunDirectory(opened.directory).locked():
+    with _working(opened, note, budget_s) as gate_run:
         gate = gate_run.run()
         page.write(opened.directory, gate)
-        return gate
+    return gate
 
 
 def tell_github(gate: Gate) -> list[str]:
@@ -72,18 +75,27 @@ def tell_github(gate: Gate) -> list[str]:
 
 def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[Floor, Path]:
     """Run what is missing of a calibration; return the floor and the file that has it."""
-    gate_run = _run(opened, note, budget_s)
     assert opened.request.pairs is not None
-    with RunDirectory(opened.directory).locked():
+    with _working(opened, note, budget_s) as gate_run:
         measured = Calibration(gate_run, opened.request.pairs).measure(note)
     return measured, floor.add(opened.directory.parent, measured)
 
 
-def _run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> GateRun:
+@contextmanager
+def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Iterator[GateRun]:
+    """Yield the gate with its builds, its directory locked. A refusal before anything ran leaves no directory."""
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
-    base, head = resolve(opened.request.base, note), resolve(opened.request.head, note)
-    files.write_json(opened.directory / REQUEST, dump(opened.request))
-    return GateRun(opened.directory, opened.request, base, head, note, deadline)
+    base = resolve(opened.request.base, note)
+    head = base if opened.request.head == opened.request.base else resolve(opened.request.head, note)
+    directory = opened.directory
+    files.write_json(directory / REQUEST, dump(opened.request))
+    try:
+        with RunDirectory(directory).locked():
+            yield GateRun(directory, opened.request, base, head, note, deadline)
+    except UserError:
+        if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):
+            shutil.rmtree(directory)
+        raise
 
 
 def floor_table(measured: Floor) -> Table:

@@ -155,12 +155,14 @@ class GateRun:
 
     def comparable(self) -> Comparable:
         """Return both builds with their plans. Raises UserError if they cannot be compared."""
-        builds = describe(self.base), describe(self.head)
+        base_record = describe(self.base)
+        builds = base_record, (base_record if self.head == self.base else describe(self.head))
         if not self.request.allow_dirty:
             for build in builds:
                 refuse_dirty(build)
         findings = _compare_torch(*builds, allowed=self.request.allow_torch)
-        base, head = self._plan("base", self.base), self._plan("head", self.head)
+        base = self._plan("base", self.base)
+        head = base if self.head == self.base else self._plan("head", self.head)
         _refuse_other_gpu(base, head)
         if base.plan.request.device != "cpu":
             refuse_busy_gpu(machine.gpu())

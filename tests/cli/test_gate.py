@@ -128,9 +128,15 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
     assert "does not exist; give a virtual environment" in mistake("--base", tmp_path / "none")
     assert "--margin 2 is not allowed" in mistake(*envs, "--margin", "2", "-o", out)
     assert "--resume needs the folder" in mistake("--resume")
-    assert "holds no gate" in mistake("-o", out, "--resume")
     assert "stands before `calibrate`" in mistake("--live", "calibrate")
     assert not out.exists()
+    assert "holds no gate" in mistake("-o", out, "--resume")
     gate(*envs, "--counts-only", "-o", out)
     assert "never overwritten" in mistake(*envs, "-o", out)
     assert "--margin cannot change" in mistake("-o", out, "--resume", "--margin", "0.05")
+
+
+def test_a_refused_gate_leaves_no_folder(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """So that the mended command needs no other `-o`."""
+    assert "--allow-torch" in mistake(*made(torch="3"), "-o", tmp_path / "gate")
+    assert not (tmp_path / "gate").exists()
