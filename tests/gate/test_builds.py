@@ -404,7 +404,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_an_installation_that_was_killed_is_made_again_once(
     clone: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,7 +450,7 @@ def test_a_release_is_installed_with_our_torch(index: Path) -> None:
     assert builds._newest("pip:multi-token-bench", "multi-token-bench") == "multi-token-bench==0.3"
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requirement", "says"),
     [
@@ -470,7 +470,7 @@ def test_a_requirement_that_pip_refuses_is_one_line(requirement: str, says: str,
     assert {path.suffix for path in (tmp_path / "cache").glob("mtbench/builds/*")} <= {".lock"}
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_versions_that_contradict_each_other_are_told_of(index: Path, tmp_path: Path) -> None:
     """pip's last error only says where to read about it."""
     (tmp_path / "constraints.txt").write_text("torch==8.8\n")
