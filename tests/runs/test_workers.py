@@ -108,6 +108,7 @@ def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunReques
     assert all(SHARED in cell["flags"] for cell in run.read_json("results.json")["cells"])
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_for_ever_is_replaced(
     request_: RunRequest, alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +204,8 @@ def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_
     assert finish(run) == alone
 
 
-@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("actors", [1, 2])
 def test_a_ray_cluster_gives_the_figures_of_one(actors: int, request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """On a local cluster."""
     assert finish(begun(tmp_path / "run", request_), workers=actors, ray="local") == alone
