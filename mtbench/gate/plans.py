@@ -18,7 +18,7 @@ from mtbench.gate.format import Finding
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import GenerationLine
-from mtbench.runs.plan import Cell, Plan, Script
+from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")
@@ -68,14 +68,12 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
             continue
         _refuse_other_work(cell, cells.pop(cell.cell))
     findings += [
-        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}")
-        for name in cells
-        if name not in {cell.cell for cell in base.plan.cells}
+        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}") for name in cells
     ]
     suites = {suite.suite: suite for suite in head.plan.suites}
     for suite in base.plan.suites:
         other = suites.get(suite.suite)
-        if other is not None and (suite.digest(), suite.max_new_tokens) != (other.digest(), other.max_new_tokens):
+        if other is not None and _prompts(suite) != _prompts(other):
             raise _other_work(f"the prompts of {suite.suite} differ")
     groups = {(g.suite, g.batch_size, g.batching): g for g in head.plan.groups}
     for group in base.plan.groups:
@@ -85,17 +83,26 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
     return findings
 
 
+def _prompts(suite: SuitePlan) -> tuple[str, int]:
+    """Return what is asked of a suite. The prompts of a private one are in no plan, only their hash is."""
+    return suite.withheld or suite.digest(), suite.max_new_tokens
+
+
 def _refuse_other_work(base: Cell, head: Cell) -> None:
+    """Raise UserError for the first part of a cell's work that differs. Two servers have two addresses."""
+    a, b = _work(base), _work(head)
+    for name in {**a, **b}:
+        if name != "options.url" and a.get(name) != b.get(name):
+            raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
+
+
+def _work(cell: Cell) -> dict[str, Any]:
+    """Return the work of a cell by name; of options and checkpoints each by its own name, such as `options.tau`."""
+    work: dict[str, Any] = {}
     for field in CELL_WORK:
-        a, b = getattr(base, field), getattr(head, field)
-        if a == b:
-            continue
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            field, a, b = next(
-                (f"{field}.{key}", a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)
-            )
-        if field != "options.url":
-            raise _other_work(f"{field} of {base.cell} is {a!r} in base and {b!r} in head")
+        value = getattr(cell, field)
+        work |= {f"{field}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {field: value}
+    return work
 
 
 def _other_work(finding: str) -> UserError:
@@ -108,7 +115,7 @@ def sha256(stored: JsonObject) -> str:
     """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
     plan = Plan.model_validate(stored)
     work = {
-        "suites": [[suite.suite, suite.digest(), suite.max_new_tokens] for suite in plan.suites],
+        "suites": [[suite.suite, *_prompts(suite)] for suite in plan.suites],
         "cells": [[cell.cell, *(dump(cell)[field] for field in CELL_WORK)] for cell in plan.cells],
         "groups": [
             [g.suite, g.batch_size, g.batching, *(getattr(g, field) for field in GROUP_WORK)] for g in plan.groups
@@ -119,18 +126,26 @@ def sha256(stored: JsonObject) -> str:
 
 def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = None, rounds: int = 1) -> JsonObject:
     """Return plan.json with these cells only, the first `blocks` of every group (None: all) and so many rounds."""
-    arms = {cell["arm"] for cell in stored["cells"] if cell["cell"] in cells}
+    chosen = [cell for cell in stored["cells"] if cell["cell"] in cells]
+    arms: dict[tuple[Any, ...], list[str]] = {}  # a cell is compared with arms of its own group
+    for cell in chosen:
+        arms.setdefault(_group(cell), []).append(cell["arm"])
     kept = []
-    for cell in stored["cells"]:
-        if cell["cell"] in cells:
-            here = {name: [arm for arm in cell[name] if arm in arms] for name in ("baselines", "engine_baselines")}
-            kept.append({**cell, **here, "held_to": None})
+    for cell in chosen:
+        here = {
+            name: [arm for arm in cell[name] if arm in arms[_group(cell)]] for name in ("baselines", "engine_baselines")
+        }
+        kept.append({**cell, **here, "held_to": None})
     groups = []
     for group in stored["groups"]:
         if names := [name for name in group["cells"] if name in cells]:
             first = group["blocks"][:blocks]
             groups.append({**group, "cells": names, "blocks": first, "rounds": [len(first)] * rounds})
     return {**stored, "cells": kept, "groups": groups}
+
+
+def _group(cell: JsonObject) -> tuple[Any, ...]:
+    return cell["suite"], cell["batch_size"], cell["batching"]
 
 
 def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
