@@ -10,6 +10,8 @@
     memory        factor on the peak memory
     dropped       share of samples that are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
+    dies_waiting  dies while it waits for its first turn
+    prints        characters that `generate` prints
     schema        version that its plans have
     torch         its version of torch
     option        value of the option tau in its plans
@@ -86,6 +88,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         died.touch()
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    print("x" * faults.get("prints", 0), flush=True)
     stored = json.loads((run / "plan.json").read_text())
     chance = random.Random(str(run) if timed else "exact")
     noise = faults.get("noise", 0.0)
@@ -98,10 +101,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         for round_, blocks in enumerate(group["rounds"], start=1):
             for block in range(blocks):
                 if "--turns" in words:
-                    print("ready", flush=True)
-                    sys.stdin.readline()
-                    with (folder.parent / "turns").open("a") as file:
-                        file.write(f"{folder.name} {block}\n")
+                    take_turn(folder, faults, block)
                 for cell in group["cells"]:
                     if cell in failed:
                         continue
@@ -125,6 +125,16 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         for cell in failed:
             append(run / "failures.jsonl", {"cell": cell, "error": "planted"})
         sys.exit(1)
+
+
+def take_turn(folder: Path, faults: dict[str, Any], block: int) -> None:
+    """Wait for the turn, and write down that this block has had it."""
+    print("ready", flush=True)
+    if faults.get("dies_waiting"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+    with (folder.parent / "turns").open("a") as file:
+        file.write(f"{folder.name} {block}\n")
 
 
 def timing(round_: int, block: int, items: int, wall_s: float, dropped: str | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,14 +28,14 @@ class BuildFailed(Exception):
 
 def make_plan(build: Build, arguments: Sequence[str], directory: Path) -> None:
     """Let a build plan a run in `directory`. Raises BuildFailed."""
-    with _started(build, "mtbench plan", ["plan", *arguments, "-o", str(directory)], _log(directory)) as process:
-        process.wait()
+    with _started(build, "mtbench plan", ["plan", *arguments, "-o", str(directory)], _log(directory)):
+        pass
 
 
 def generate(build: Build, run: RunDirectory, *, timed_only: bool) -> None:
     """Let a build decode a plan. A cell that fails is stored in the run; raises BuildFailed if the process fails."""
-    with _generating(build, run, timed_only=timed_only) as process:
-        process.wait()
+    with _generating(build, run, timed_only=timed_only):
+        pass
 
 
 def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], first: int) -> None:
@@ -73,8 +73,9 @@ def _generating(
 def _started(
     build: Build, what: str, arguments: Sequence[str], log: Path, failing: RunDirectory | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of a build; kill it if the block is left by an exception. Raises BuildFailed if it ends wrongly.
+    """Start a process of a build and wait for its end. Raises BuildFailed if it ends wrongly.
 
+    What it prints is read, so that it never waits for a reader. An exception in the block kills it.
     `failing`: a run whose failed cells explain exit code 1.
     """
     with log.open("w") as errors:
@@ -96,7 +97,8 @@ def _started(
         finally:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    with suppress(BrokenPipeError):  # a turn that the process did not live to read
+                        stream.close()
             process.wait()
     explained = code == 1 and failing is not None and failing.read_lines("failures.jsonl", FailureLine)
     if code and not explained:
@@ -110,9 +112,11 @@ def _is_ready(process: subprocess.Popen[str]) -> bool:
 
 
 def _give_turn(process: subprocess.Popen[str]) -> None:
+    """Let the process run a block. If it has died meanwhile, its end is found when its output is read."""
     assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):
+        process.stdin.write("\n")
+        process.stdin.flush()
 
 
 def _drain(stream: IO[str] | None) -> None:

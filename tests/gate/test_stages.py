@@ -133,6 +133,14 @@ def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None
     assert gate(crash="timed once").word == "PASS"
 
 
+def test_a_build_that_dies_while_it_waits_for_its_turn_has_failed(gate: Callable[..., Gate]) -> None:
+    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"live": True}).reason
+
+
+def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> None:
+    assert gate(prints=200_000, asked={"counts_only": True}).word == "PASS"
+
+
 def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
     with pytest.raises(UserError, match="base cannot decode: mtbench generate of base was killed by SIGSEGV"):
         gate(base={"crash": "exact"})
