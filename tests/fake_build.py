@@ -9,6 +9,7 @@
     gone          arms that `plan` refuses, by the start of their name
     memory        factor on the peak memory
     dropped       share of samples that are dropped
+    drops_in      pairs, such as "fresh/0001", in which all samples are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
     dies_waiting  dies while it waits for its first turn
     prints        characters that `generate` prints
@@ -93,6 +94,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     chance = random.Random(str(run) if timed else "exact")
     noise = faults.get("noise", 0.0)
     of_process = 2.718281828 ** chance.gauss(0, noise) * (faults.get("slower", 1.0) if timed else 1.0)
+    lost = [f"{pair}.partial" for pair in faults.get("drops_in", [])]
     failed = [cell for cell in faults.get("fails", []) if any(c["cell"] == cell for c in stored["cells"])]
     for name in ("generations", "timings"):
         (run / name).mkdir()
@@ -106,7 +108,8 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                     if cell in failed:
                         continue
                     wall_s = of_process * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
-                    dropped = "planted" if chance.random() < faults.get("dropped", 0.0) and timed else None
+                    share = 1.0 if "/".join(run.parts[-3:-1]) in lost else faults.get("dropped", 0.0)
+                    dropped = "planted" if chance.random() < share and timed else None
                     append(
                         run / f"timings/{cell}.jsonl",
                         timing(round_, block, len(group["blocks"][block]), wall_s, dropped),

@@ -4,7 +4,7 @@ Each pair of processes gives one number per cell: d = log(head's time / base's t
 tested by a t test with n − 1 degrees of freedom. The tests are made at a few numbers of pairs, the **looks**:
 
     FAIL  a cell, or the mean of all cells, has a lower bound above 0 (one-sided, 1 %, Holm 1979) and an estimate of at
-          least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %)
+          least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %, Holm)
     PASS  every cell has an upper bound below the margin (one-sided, 2.5 %). All must have it, so no adjustment is
           needed (intersection-union test, Berger 1982). A cell that has passed needs no further pairs
     else  more pairs; after the last look INCONCLUSIVE
@@ -116,15 +116,15 @@ def confirmation_pairs(decision: Decision, at: Sequence[int]) -> int:
     return max(decision.tested, at[min(1, len(at) - 1)])
 
 
-def confirmed(decision: Decision, fresh: Differences) -> bool:
-    """Return whether fresh pairs show one of the cells that failed slower, or the mean if only that failed."""
-    failed = [fresh[cell] for cell, word in decision.cells.items() if word == "FAIL"]
-    rows = np.array(failed, float) if failed else np.mean([list(d) for d in fresh.values()], axis=0)[None]
+def confirmed(decision: Decision, fresh: Differences) -> list[str | None]:
+    """Return the cells that failed and that fresh pairs show slower, too; [None] for the mean if only that failed."""
+    failed: list[str | None] = [cell for cell, word in decision.cells.items() if word == "FAIL"]
+    rows = np.array([fresh[cell] for cell in failed if cell is not None] or [mean_of_cells(fresh)], float)
     pairs = rows.shape[1]
     if pairs < 2:
-        return False
+        return []
     p = holm(list(_tail(rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(pairs), pairs)))
-    return min(p) < CONFIRMATION_LEVEL
+    return [cell for cell, p_of_cell in zip(failed or [None], p, strict=True) if p_of_cell < CONFIRMATION_LEVEL]
 
 
 def mean_of_cells(differences: Differences) -> list[float]:
@@ -155,12 +155,12 @@ def time_test(d: Values, at: Sequence[int], margin: float, word: Word, cells: in
         fail_low=math.exp(mean - reach(FAIL_LEVEL * share / hypotheses(cells))),
         pass_high=math.exp(mean + reach(PASS_LEVEL * share)),
         word=word,
-        pairs_needed=_pairs_needed(mean, sd, share, margin, cells) if word == "INCONCLUSIVE" else None,
+        pairs_needed=_pairs_needed(mean, sd, share, margin, cells, pairs + 1) if word == "INCONCLUSIVE" else None,
     )
 
 
-def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int) -> int | None:
-    """Return the pairs at which a cell with this mean and standard deviation is decided, for PASS or FAIL."""
+def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int, least_pairs: int) -> int | None:
+    """Return the pairs, at least `least_pairs`, that decide a cell with this mean and standard deviation."""
     least = math.log1p(margin)
     distance, level = (
         (mean, FAIL_LEVEL * share / hypotheses(cells)) if mean >= least else (least - mean, PASS_LEVEL * share)
@@ -172,7 +172,7 @@ def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: in
     enough = next((n for n in (2**i for i in itertools.count(1)) if n > MOST_NEEDED or decides(n)), MOST_NEEDED)
     if enough > MOST_NEEDED:
         return None
-    return next(n for n in range(max(2, enough // 2), enough + 1) if decides(n))
+    return max(least_pairs, next(n for n in range(max(2, enough // 2), enough + 1) if decides(n)))
 
 
 def _tail(distance: npt.NDArray[np.float64], se: npt.NDArray[np.float64], pairs: int) -> npt.NDArray[np.float64]:

@@ -78,12 +78,15 @@ class TimedStage:
             self.runner.run(folder, len(pairs) + 1, decided.open)
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
-        """Run the pairs that test a FAIL once more."""
-        folder = self.directory / "fresh"
-        while len(pairs := read_pairs(folder)) < wanted and time.monotonic() <= self.deadline:
+        """Run the pairs that test a FAIL once more, until every cell has so many valid times."""
+        folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
+        while True:
+            pairs = read_pairs(folder)
+            complete = all(len(d) >= wanted for d in differences(pairs, cells).values())
+            if complete or len(pairs) >= most or time.monotonic() > self.deadline:
+                return pairs
             self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
             self.runner.run(folder, len(pairs) + 1, cells)
-        return pairs
 
     def _result(
         self,
@@ -120,19 +123,25 @@ class TimedStage:
         failed = [cell for cell in results if cell.test.word == "FAIL"]
         wanted = decision.confirmation_pairs(decided, self.at)
         values = differences(fresh, [cell.cell for cell in failed] or list(decided.cells))
-        complete = all(len(d) >= wanted for d in values.values())
-        confirmed = complete and decision.confirmed(decided, values)
-        if confirmed:
-            said = f"{counted(wanted, 'fresh pair')} confirm it"
-        elif complete:
-            said = f"{counted(wanted, 'fresh pair')} do not confirm it"
-        else:
-            said = f"{len(fresh)} of {counted(wanted, 'fresh pair')} ran that test it once more"
-        level: Level = "fail" if confirmed else "inconclusive"
+        timed = min(map(len, values.values()))
+        confirmed = []
+        if timed >= wanted:
+            confirmed = decision.confirmed(decided, {cell: d[:wanted] for cell, d in values.items()})
         for cell in failed:
+            level, said = _confirmation(cell.cell in confirmed, timed, wanted)
             yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
         if not failed:
+            level, said = _confirmation(None in confirmed, timed, wanted)
             yield _finding("slower", level, f"the mean over all cells is slower; {said}", None)
+
+
+def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
+    """Return the level of a FAIL and what fresh pairs say of it."""
+    if confirmed:
+        return "fail", f"{counted(wanted, 'fresh pair')} confirm it"
+    if timed >= wanted:
+        return "inconclusive", f"{counted(wanted, 'fresh pair')} do not confirm it"
+    return "inconclusive", f"only {timed} of {counted(wanted, 'fresh pair')} tested it once more"
 
 
 def _replayable(cell: Cell) -> bool:

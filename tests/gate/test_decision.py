@@ -124,7 +124,7 @@ def test_the_mean_over_cells_finds_what_no_cell_shows() -> None:
     assert decided.word == "FAIL"
     assert decided.all_cells == "FAIL"
     assert "FAIL" not in decided.cells.values()
-    assert confirmed(decided, d)
+    assert confirmed(decided, d) == [None]
 
 
 def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
@@ -134,6 +134,13 @@ def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
     assert not confirmed(decided, {"cell": [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]})
     assert not confirmed(decided, {"cell": [0.05]})
     assert confirmed(decided, {"cell": [0.05, 0.06, 0.04, 0.05, 0.05, 0.06]})
+
+
+def test_a_cell_is_confirmed_by_its_own_fresh_pairs() -> None:
+    slow, fast = [0.05, 0.06, 0.04, 0.05, 0.055, 0.045], [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]
+    decided = decide({"a": slow, "b": slow}, [6], MARGIN)
+    assert confirmed(decided, {"a": slow, "b": slow}) == ["a", "b"]
+    assert confirmed(decided, {"a": slow, "b": fast}) == ["a"]
 
 
 @given(
@@ -165,7 +172,7 @@ def test_the_shown_bounds_are_those_of_the_test() -> None:
 def test_pairs_needed_decide_if_nothing_changes() -> None:
     """At the named number of pairs the same mean and noise decide; at fewer they do not."""
     rng = np.random.default_rng(2)
-    for shift in (0.0, 0.012, 0.03):
+    for shift in (0.0, 0.012, 0.025):
         unit = rng.standard_normal(6)
         unit = (unit - unit.mean()) / unit.std(ddof=1)
         d = shift + 0.02 * unit
@@ -179,6 +186,12 @@ def test_pairs_needed_decide_if_nothing_changes() -> None:
 
         assert word(needed) != "INCONCLUSIVE"
         assert word(needed - 1) == "INCONCLUSIVE"
+
+
+def test_the_pairs_needed_are_more_than_there_are() -> None:
+    """A budget ended the gate before its first look: the pairs so far would be enough, but a look needs more."""
+    needed = time_test([0.0, 1e-4, -1e-4, 0.0, 1e-4], [6, 12], MARGIN, "INCONCLUSIVE", 1).pairs_needed
+    assert needed == 6
 
 
 def test_no_cells_pass() -> None:

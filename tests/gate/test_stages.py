@@ -93,6 +93,12 @@ def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) 
     assert slow.timed[1].base_over_reference is None or slow.timed[1].base_over_reference > 0
 
 
+def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
+    slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, drops_in=["fresh/0002"])
+    assert slow.word == "FAIL"
+    assert slow.confirmation_pairs == slow.looks[1] + 1
+
+
 def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callable[..., Gate]) -> None:
     noisy = gate(noise=0.08, base={"noise": 0.08}, asked={"pairs": 6})
     assert noisy.word == "INCONCLUSIVE"
