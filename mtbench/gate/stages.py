@@ -165,7 +165,7 @@ class GateRun:
         head = base if self.head == self.base else self._plan("head", self.head)
         _refuse_other_gpu(base, head)
         if base.plan.request.device != "cpu":
-            refuse_busy_gpu(machine.gpu())
+            refuse_busy_gpu(_gpu_of(base))
         findings += [*_compare_packages(*builds), *plans.compare(base, head)]
         key = key_of(base, [cell.cell for cell in _common(base, head)], self.request)
         return Comparable(builds, base, head, key, findings)
@@ -274,19 +274,32 @@ def read_gate(directory: Path) -> Gate:
 
 
 def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
-    """Return what a floor of this machine and plan holds for."""
-    environment, on_gpu = planned.environment, planned.plan.request.device != "cpu"
-    gpu = (environment.get("gpu") or {}) if on_gpu else {}
+    """Return what a floor of this machine and plan holds for.
+
+    The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
+    """
+    environment, host = planned.environment, machine.host()
+    gpu = {}
+    if planned.plan.request.device != "cpu":
+        found = _gpu_of(planned)
+        now = found.describe() if found else {}
+        gpu = (environment.get("gpu") or {}) | {name: value for name, value in now.items() if value is not None}
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
         gpu_uuid=gpu.get("uuid"),
         driver=gpu.get("driver"),
         power_cap_w=gpu.get("power_cap_w"),
-        processor=environment["processor"],
-        kernel=environment["platform"],
+        processor=host["processor"],
+        kernel=host["platform"],
         torch=(environment.get("packages") or {}).get("torch"),
         plan_sha256=plans.sha256(timed),
     )
+
+
+def _gpu_of(planned: Planned) -> machine.Gpu | None:
+    """Return the GPU that a build would decode on, as its plan names it; None if it names none."""
+    gpu = planned.environment.get("gpu")
+    return machine.gpu_by_id(gpu.get("uuid")) if gpu else None
 
 
 def _levels(gate: Gate, level: str) -> list[Finding]:

@@ -17,6 +17,7 @@ from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import CellFloor, Floor, Gate, GateRequest
 from mtbench.gate.stages import GateRun, refuse_busy_gpu
+from mtbench.hardware import machine
 from mtbench.runs.planner import begin_run
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
@@ -311,6 +312,37 @@ def test_a_resumed_gate_needs_the_builds_that_it_began_with(tmp_path: Path, plan
     (base / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
     with pytest.raises(UserError, match="began with another base"):
         a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_a_resumed_gate_needs_the_machine_that_it_began_on(
+    tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans on disk name the machine of the beginning; today's counts."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+    monkeypatch.setattr(machine, "host", lambda: {"platform": "another kernel", "processor": "another"})
+    with pytest.raises(UserError, match="began with another machine or plan"):
+        a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_the_gpu_of_the_plan_is_read(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one of the machine, and its power cap as it is now."""
+    on_gpu = tmp_path / "plan"
+    shutil.copytree(plan, on_gpu)
+    environment = json.loads((on_gpu / "environment.json").read_text())
+    gpu = {"uuid": "GPU-2", "driver": "580", "power_cap_w": 700.0}
+    (on_gpu / "environment.json").write_text(json.dumps({**environment, "gpu": gpu}))
+    read = []
+
+    def gpu_by_id(uuid: str) -> Any:
+        read.append(uuid)
+        return Driver(nvmlDeviceGetComputeRunningProcesses=[], nvmlDeviceGetEnforcedPowerLimit=300_000).gpu
+
+    monkeypatch.setattr(machine, "gpu_by_id", gpu_by_id)
+    env = build(tmp_path / "base", on_gpu)
+    key = a_gate(tmp_path / "gate", env, env).comparable().key
+    assert set(read) == {"GPU-2"}
+    assert (key.gpu_uuid, key.power_cap_w) == ("GPU-2", 300)
 
 
 def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
