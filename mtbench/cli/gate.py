@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from mtbench.cli import session
 from mtbench.cli.request_options import ResumeOption, given_arguments, seconds, was_given, with_options
 from mtbench.cli.session import out, say, warn
 from mtbench.errors import UserError
@@ -154,20 +153,17 @@ def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
     from mtbench.cli import gating
 
     if not ctx.params["resume"]:
-        opened = gating.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
-    else:
-        given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
-        if not was_given(ctx, "directory"):
-            raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
-        if given:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-            raise UserError(
-                f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
-                f"{directory} --resume`."
-            )
-        opened = gating.reopen(directory)
-    session.started.append(directory)
-    return opened
+        return gating.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+    if not was_given(ctx, "directory"):
+        raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
+    given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise UserError(
+            f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
+            f"{directory} --resume`."
+        )
+    return gating.reopen(directory)
 
 
 def _name(ctx: typer.Context) -> str:

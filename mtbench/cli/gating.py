@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mtbench import files, records
+from mtbench.cli import session
 from mtbench.errors import UserError
 from mtbench.gate import exports, floor, page
 from mtbench.gate import history as gate_history
@@ -21,7 +22,7 @@ from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
 from mtbench.gate.stages import FILE, GateRun
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import LOCK, RunDirectory
 
 REQUEST = "request.json"
 
@@ -39,12 +40,16 @@ def begin(directory: Path, *, margin: float, **asked: Any) -> Opened:
     """Return a new gate. Raises UserError if something is in the directory, or for a margin that is not allowed."""
     if not 0 < margin < 1:
         raise UserError(f"--margin {margin:g} is not allowed; 0.02 is a slowdown of 2 %.")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    _refuse_filled(directory)
+    return Opened(directory, GateRequest(margin=margin, **asked), new=True)
+
+
+def _refuse_filled(directory: Path) -> None:
+    if directory.exists() and (not directory.is_dir() or any(file.name != LOCK for file in directory.iterdir())):
         raise UserError(
             f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `-o "
             f"{directory} --resume`."
         )
-    return Opened(directory, GateRequest(margin=margin, **asked), new=True)
 
 
 def reopen(directory: Path) -> Opened:
@@ -88,14 +93,19 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
     base = resolve(opened.request.base, note)
     head = base if opened.request.head == opened.request.base else resolve(opened.request.head, note)
     directory = opened.directory
-    files.write_json(directory / REQUEST, dump(opened.request))
-    try:
-        with RunDirectory(directory).locked():
+    with files.write_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(directory).locked():
+        if opened.new:
+            _refuse_filled(directory)  # another command may have filled it while the builds were installed
+            files.write_json(directory / REQUEST, dump(opened.request))
+        session.started.append(directory)
+        try:
             yield GateRun(directory, opened.request, base, head, note, deadline)
-    except UserError:
-        if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):
-            shutil.rmtree(directory)
-        raise
+        except UserError:
+            if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):
+                shutil.rmtree(directory)
+            raise
 
 
 def floor_table(measured: Floor) -> Table:
@@ -139,9 +149,9 @@ def _false_alarms(found: gate_history.History) -> str:
 
 
 def _drift(found: gate_history.History) -> list[str]:
-    """Return by cell how base's time changed since the first gate on the same machine."""
+    """Return by cell how base's time changed since the first gate on the same machine and plan."""
     return [
         f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates"
-        for cell, ratios in found.drift().items()
+        for (_, cell), ratios in found.drift().items()
         if len(ratios) > 1
     ]

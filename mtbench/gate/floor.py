@@ -4,6 +4,7 @@ A floor holds for one machine, one torch and one plan, for 30 days. It sets how 
 slowdown it can find. It is never part of the test itself.
 """
 
+import calendar
 import time
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def add(folder: Path, floor: Floor) -> Path:
 
 def age_s(floor: Floor) -> float:
     """Return the seconds since the floor was measured."""
-    return time.time() - (time.mktime(time.strptime(floor.measured, TIME)) - time.timezone)
+    return time.time() - calendar.timegm(time.strptime(floor.measured, TIME))
 
 
 def _changes(before: Key, now: Key) -> list[str]:

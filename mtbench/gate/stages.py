@@ -46,6 +46,7 @@ from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
+NOT_FINISHED = "The gate is not finished."  # the reason of a gate that was killed
 GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
 
 
@@ -113,7 +114,7 @@ class GateRun:
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
-            reason="The gate is not finished.",
+            reason=NOT_FINISHED,
             started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
             request=self.request,
             base=compared.builds[0],

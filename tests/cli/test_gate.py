@@ -10,8 +10,9 @@ from fake_build import build, calls
 from typer.testing import CliRunner, Result
 from whole import plan_of
 
-from mtbench.cli import main
+from mtbench.cli import gating, main, session
 from mtbench.errors import UserError
+from mtbench.gate.stages import NOT_FINISHED
 from mtbench.runs.planner import begin_run
 
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
@@ -119,6 +120,59 @@ def test_history_tells_the_share_of_false_alarms(made: Callable[..., list[str]],
     assert "FAIL in 0.0%" in result.stdout
     assert "of the 2 gates" in result.stdout
     assert "no gate" in mistake("history", tmp_path / "base")
+
+
+def test_history_leaves_out_gates_that_are_not_finished(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """They would make the share of false alarms smaller than it is."""
+    envs = made()
+    gate("--base", envs[1], "--head", envs[1], *OPTIONS, "--counts-only", "-o", tmp_path / "runs" / "a")
+    killed = tmp_path / "runs" / "b" / "gate.json"
+    killed.parent.mkdir()
+    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
+    killed.write_text(json.dumps({**stored, "word": "INCONCLUSIVE", "reason": NOT_FINISHED}))
+    assert "of the 1 gates" in gate("history", tmp_path / "runs").stdout
+
+
+def test_history_compares_times_of_one_machine_and_plan(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A gate on another machine begins a history of its own."""
+    gate(*made(base={"noise": 0.001}, noise=0.001), "-o", tmp_path / "runs" / "a")
+    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
+    for name, kernel, times in (("b", "another", 3.0), ("c", stored["key"]["kernel"], 2.0)):
+        later = {**stored, "started": "2999-01-01T00:00:00Z", "key": {**stored["key"], "kernel": kernel}}
+        later["timed"] = [{**cell, "base_s": [times * s for s in cell["base_s"]]} for cell in stored["timed"]]
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "gate.json").write_text(json.dumps(later))
+    shown = " ".join(gate("history", tmp_path / "runs").stdout.split())
+    assert shown.count("base's time") == 2
+    assert shown.count(f"+100.0 % since {stored['started']}, over 2 gates") == 2
+
+
+def test_a_folder_that_another_command_fills_meanwhile_stays(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Both began in the same folder, and one of them was faster."""
+    envs = made()
+    asked = {"base": envs[1], "head": envs[3], "plan_arguments": OPTIONS, "blocks": 4, "pairs": None, "seed": 0}
+    asked |= dict.fromkeys(("live", "counts_only", "allow_changed", "allow_torch", "allow_dirty"), False)
+    slow = gating.begin(tmp_path / "gate", margin=0.02, **asked)
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "request.json").write_text("of the other")
+    with pytest.raises(UserError, match="never overwritten"):
+        gating.run(slow, print, None)
+    assert (tmp_path / "gate" / "request.json").read_text() == "of the other"
+
+
+@pytest.mark.parametrize("words", [["gate"], ["gate", "calibrate"]])
+def test_an_interrupted_gate_says_how_to_resume(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: object) -> None:
+        session.started.append(Path("runs/gate-1"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main, "app", interrupted)
+    monkeypatch.setattr("sys.argv", ["mtbench", *words, "--pairs", "3"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert f"resume with `mtbench {' '.join(words)} -o runs/gate-1 --resume`" in capsys.readouterr().err
 
 
 def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) -> None:
