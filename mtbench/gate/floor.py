@@ -29,7 +29,7 @@ def find(floors: list[Floor], key: Key, *, live: bool) -> tuple[Floor | None, st
     of_kind = [floor for floor in floors if floor.live == live]
     for floor in of_kind:
         if floor.key == key:
-            return (floor, None) if age_s(floor) <= HOLDS_S else (None, f"the floor of {floor.measured} is too old")
+            return (floor, None) if is_recent(floor) else (None, f"the floor of {floor.measured} is too old")
     if not of_kind:
         return None, None
     nearest = min(of_kind, key=lambda floor: len(_changes(floor.key, key)))
@@ -44,9 +44,9 @@ def add(folder: Path, floor: Floor) -> Path:
     return file
 
 
-def age_s(floor: Floor) -> float:
-    """Return the seconds since the floor was measured."""
-    return time.time() - calendar.timegm(time.strptime(floor.measured, TIME))
+def is_recent(floor: Floor) -> bool:
+    """Return whether a floor was measured within the last 30 days."""
+    return time.time() - calendar.timegm(time.strptime(floor.measured, TIME)) <= HOLDS_S
 
 
 def _changes(before: Key, now: Key) -> list[str]:
