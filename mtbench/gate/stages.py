@@ -280,7 +280,7 @@ def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
     The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
     """
     environment, host = planned.environment, machine.host()
-    gpu = {}
+    gpu: JsonObject = {}
     if planned.plan.request.device != "cpu":
         found = _gpu_of(planned)
         now = found.describe() if found else {}
