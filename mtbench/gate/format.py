@@ -116,7 +116,7 @@ class GateRequest(Record):
     allow_changed: bool = Field(description="true: head may emit other tokens")
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
     allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
-    seed: Count = Field(description="seed of the order of the processes")
+    seed: int = Field(description="seed of the order of the processes")
 
 
 class Finding(Record):

@@ -98,17 +98,19 @@ class GateRun:
         Raises UserError if the margin is below the floor, or if the gate began with other builds or on another machine.
         """
         began = read_gate(self.directory) if (self.directory / FILE).is_file() else None
-        findings = list(compared.findings)
+        findings = [finding for finding in compared.findings if finding.stage == "comparable"]
         if began is None:
             found, why_none = floor.find(floor.read(self.directory.parent), compared.key, live=self.request.live)
-        else:
-            self._refuse_other_beginning(began, compared)
-            found, why_none = began.floor, None
-        if not self.request.counts_only:
-            self._refuse_small_margin(found)
-            if found is None:
+            if found is None and not self.request.counts_only:
                 why_none = why_none or "this machine is not calibrated for this plan"
                 findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
+        else:
+            self._refuse_other_beginning(began, compared)
+            found = began.floor
+            findings = [finding for finding in began.findings if finding.stage == "comparable"]
+        findings += [finding for finding in compared.findings if finding.stage != "comparable"]
+        if not self.request.counts_only:
+            self._refuse_small_margin(found)
         worst = None if found is None else max(cell.pair_sd for cell in found.cells)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
         return Gate(

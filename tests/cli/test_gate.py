@@ -77,6 +77,12 @@ def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], 
     assert "--time-budget" not in asked
 
 
+def test_a_seed_may_be_negative(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """As everywhere in mtbench."""
+    result = gate(*made()[:4], "--method", "ar", "--seed", "-1", "--counts-only", "-o", tmp_path / "gate")
+    assert result.exit_code == 0, result.output
+
+
 def test_github_gets_a_summary_and_marks(
     made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

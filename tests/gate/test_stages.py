@@ -354,6 +354,20 @@ def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
     assert after == before
 
 
+def test_a_resumed_gate_keeps_its_findings(tmp_path: Path, plan: Path) -> None:
+    """What was said of the floor at the beginning stays, and findings are in the order of the stages."""
+    measured = calibrated(tmp_path, plan, 0.004)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    floor.add(tmp_path / "runs", measured.changed(key=measured.key.changed(torch="9")))
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
+    before = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    assert [finding.stage for finding in before.findings] == ["comparable", "exact"]
+    assert "torch 9" in before.findings[0].text
+    page.write(tmp_path / "runs" / "gate", before)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    assert a_gate(tmp_path / "runs" / "gate", base, head).run() == before
+
+
 def test_a_busy_gpu_is_refused() -> None:
     """The gate's own process computes nothing there, so whoever does is another."""
     refuse_busy_gpu(None)
