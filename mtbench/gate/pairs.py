@@ -53,12 +53,15 @@ class PairRunner:
     note: Callable[[str], None]
 
     def run(self, folder: Path, number: int, cells: Sequence[str]) -> None:
-        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base."""
+        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base.
+
+        The second time base begins: if it fails as well, the machine may be at fault, and head is not blamed.
+        """
         partial = folder / f"{number:04}.partial"
         for attempt in range(1, ATTEMPTS + 1):
             shutil.rmtree(partial, ignore_errors=True)
             try:
-                self._run(partial, cells, self._first(folder.name, number))
+                self._run(partial, cells, self._first(folder.name, number) if attempt == 1 else 0)
             except BuildFailed as failure:
                 if attempt < ATTEMPTS:
                     self.note(f"{failure}; the pair is run again")

@@ -148,6 +148,13 @@ def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> 
     assert gate(prints=200_000, asked={"counts_only": True}).word == "PASS"
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_head_is_not_blamed_for_what_kills_both(gate: Callable[..., Gate], seed: int) -> None:
+    """Whichever build begins."""
+    with pytest.raises(UserError, match="base cannot decode"):
+        gate(base={"crash": "timed"}, crash="timed", asked={"seed": seed})
+
+
 def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
     with pytest.raises(UserError, match="base cannot decode: mtbench generate of base was killed by SIGSEGV"):
         gate(base={"crash": "exact"})
