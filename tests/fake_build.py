@@ -15,6 +15,7 @@
     prints        characters that `generate` prints
     schema        version that its plans have
     torch         its version of torch
+    commit        that it was installed from
     option        value of the option tau in its plans
 Every call is appended to `calls` in the folder, with the run directory.
 """
@@ -50,7 +51,8 @@ def calls(folder: Path) -> list[list[str]]:
 def main(folder: Path, words: list[str]) -> None:
     faults = json.loads((folder / "faults.json").read_text())
     if words[0].endswith("build_probe.py"):
-        answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder), "commit": None}
+        answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder)}
+        answer["commit"] = faults.get("commit")
         print(json.dumps({**answer, "packages": {"torch": faults.get("torch", TORCH)}}))
         return
     with (folder / "calls").open("a") as file:

@@ -165,7 +165,7 @@ def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, 
     )
     for words, of in by_name:
         a, repeated, b = of(base), of(again), of(head)
-        if a is None or b is None:
+        if not a or b is None:
             continue
         if repeated is not None and abs(repeated / a - 1) > MEMORY_TOLERANCE:
             yield "unstable", "note", f"base disagrees with itself in {words}: {_mib(a)}, then {_mib(repeated)}"

@@ -37,7 +37,7 @@ class TimedStage:
 
     def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
         """Run pairs until a look decides; return the gate with the times and their findings."""
-        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or _replayable(cell)]
+        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or is_replayable(cell)]
         findings = [
             _finding("not timed", "note", "other tokens, and its commits cannot be replayed", cell.cell)
             for cell in cells
@@ -144,7 +144,7 @@ def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]
     return "inconclusive", f"only {timed} of {counted(wanted, 'fresh pair')} tested it once more"
 
 
-def _replayable(cell: Cell) -> bool:
+def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
     known = cell.method in list(METHODS) and not METHODS[cell.method].outside
     return known and method_of(cell).variants[-1].block == 1

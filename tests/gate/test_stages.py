@@ -12,13 +12,15 @@ from fake_build import build, calls
 from whole import plan_of
 
 from mtbench.errors import UserError
-from mtbench.gate import floor, page
+from mtbench.gate import decision, floor, page
 from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import CellFloor, Floor, Gate, GateRequest
 from mtbench.gate.stages import GateRun, refuse_busy_gpu
+from mtbench.gate.timed import is_replayable
 from mtbench.hardware import machine
-from mtbench.runs.planner import begin_run
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import begin_run, make_plan
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
 ARGUMENTS = ["--method", "ar", "--method", "mars"]
@@ -91,7 +93,8 @@ def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) 
         assert cell.test.ratio == pytest.approx(1.05, abs=0.01)
         assert cell.attribution is not None
         assert cell.attribution.total == pytest.approx(0.05, abs=0.01)
-    assert slow.timed[1].base_over_reference is None or slow.timed[1].base_over_reference > 0
+    assert slow.timed[1].base_over_reference == pytest.approx(1, abs=0.01)
+    assert slow.timed[1].head_over_reference == pytest.approx(1, abs=0.01)
 
 
 def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
@@ -211,6 +214,26 @@ def test_another_torch_is_refused_unless_it_is_what_changed(gate: Callable[..., 
     allowed = gate(torch="2.1", asked={"allow_torch": True})
     assert allowed.word == "PASS"
     assert any("torch 2.0 → 2.1" in finding.text for finding in allowed.findings)
+
+
+def test_changes_that_are_in_no_commit_are_refused(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--allow-dirty"):
+        gate(commit="abc-dirty")
+    for name in ("base", "head"):
+        shutil.rmtree(tmp_path / name)
+    assert gate(commit="abc-dirty", asked={"allow_dirty": True, "counts_only": True}).word == "PASS"
+
+
+def test_another_gpu_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """Or another driver or power cap: the plan of each build names its own."""
+    for name, cap in (("one", 700.0), ("two", 300.0)):
+        shutil.copytree(plan, tmp_path / name)
+        file = tmp_path / name / "environment.json"
+        gpu = {"uuid": "GPU-1", "driver": "580", "power_cap_w": cap}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "gpu": gpu}))
+    builds = build(tmp_path / "base", tmp_path / "one"), build(tmp_path / "head", tmp_path / "two")
+    with pytest.raises(UserError, match=r"power cap in W is 700\.0 for base and 300\.0 for head"):
+        a_gate(tmp_path / "gate", *builds).run()
 
 
 def test_another_plan_is_refused_with_the_field(gate: Callable[..., Gate]) -> None:
@@ -350,6 +373,9 @@ def test_the_gpu_of_the_plan_is_read(tmp_path: Path, plan: Path, monkeypatch: py
     key = a_gate(tmp_path / "gate", env, env).comparable().key
     assert set(read) == {"GPU-2"}
     assert (key.gpu_uuid, key.power_cap_w) == ("GPU-2", 300)
+    monkeypatch.setattr(machine, "gpu_by_id", lambda _: Driver().gpu)
+    with pytest.raises(UserError, match="another process uses the GPU"):
+        a_gate(tmp_path / "gate", env, env).comparable()
 
 
 def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
@@ -402,7 +428,14 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
     judged = gate(noise=0.004, base={"noise": 0.004})
     assert judged.floor == measured
     assert judged.looks[-1] < 40
+    assert judged.looks == list(decision.looks(max(cell.pair_sd for cell in measured.cells), 0.02))
     assert not any("not calibrated" in finding.text for finding in judged.findings)
+
+
+def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    calibrated(tmp_path, plan, 0.002)
+    noisy = gate(noise=0.03, base={"noise": 0.03})
+    assert {f.cell for f in noisy.findings if f.kind == "environment" and "scatter" in f.text} == {AR, MARS}
 
 
 def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
@@ -456,6 +489,14 @@ def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Ga
         assert scripts[AR] is None
         assert scripts[MARS]["scripts"] == [[2, 1]] * 4
         assert scripts[MARS]["lengths"] == [3] * 4
+
+
+def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> None:
+    """A method with blocks decides places in any order, and an external engine takes no script."""
+    request = RunRequest(limit=2, batch_size=(1,), method=("ar", "mars", "block-diffusion", "openai"))
+    cells = {cell.method: cell for cell in make_plan(request).cells}
+    replayed = {name: is_replayable(cell) for name, cell in cells.items()}
+    assert replayed == {"ar": True, "mars": True, "block-diffusion": False, "openai": False}
 
 
 def test_the_pages_are_written(gate: Callable[..., Gate], tmp_path: Path) -> None:
