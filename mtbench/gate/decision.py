@@ -68,15 +68,16 @@ class Decision(NamedTuple):
         return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
 
 
-def decide(differences: Differences, at: Sequence[int], margin: float) -> Decision:
+def decide(differences: Differences, at: Sequence[int], margin: float, means: Values | None = None) -> Decision:
     """Make every look of `at` for which there are enough pairs; stop where one decides.
 
-    A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while
-    every cell has its values.
+    A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while no
+    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs.
     """
     cells: dict[str, Word] = dict.fromkeys(differences, "INCONCLUSIVE")
     all_cells: Word = "INCONCLUSIVE"
     least, tested = math.log1p(margin), 0
+    of_pairs = np.array(mean_of_cells(differences) if means is None else means, float)
     if not differences:
         return Decision("PASS", {}, "PASS", 0, None)
     for look in at:
@@ -85,10 +86,10 @@ def decide(differences: Differences, at: Sequence[int], margin: float) -> Decisi
             return Decision("INCONCLUSIVE", cells, all_cells, tested, look)
         tested = look
         d = np.array([differences[cell][:look] for cell in running], float)  # (cells, pairs)
-        together = len(running) == len(cells) > 1
-        rows = np.vstack((d, d.mean(axis=0))) if together else d
+        together = len(running) == len(cells) > 1 and len(of_pairs) >= look
+        rows = np.vstack((d, of_pairs[:look])) if together else d
         mean, se = rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(look)
-        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # cells that have passed
+        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # what is not tested at this look
         slower = holm([*_tail(mean, se, look), *absent])[: len(rows)]
         failing = (np.array(slower) < FAIL_LEVEL / len(at)) & (mean >= least)
         if failing.any():
@@ -116,10 +117,14 @@ def confirmation_pairs(decision: Decision, at: Sequence[int]) -> int:
     return max(decision.tested, at[min(1, len(at) - 1)])
 
 
-def confirmed(decision: Decision, fresh: Differences) -> list[str | None]:
-    """Return the cells that failed and that fresh pairs show slower, too; [None] for the mean if only that failed."""
+def confirmed(decision: Decision, fresh: Differences, means: Values | None = None) -> list[str | None]:
+    """Return the cells that failed and that fresh pairs show slower, too; [None] for the mean if only that failed.
+
+    `means`: see `decide`.
+    """
     failed: list[str | None] = [cell for cell, word in decision.cells.items() if word == "FAIL"]
-    rows = np.array([fresh[cell] for cell in failed if cell is not None] or [mean_of_cells(fresh)], float)
+    of_pairs = mean_of_cells(fresh) if means is None else means
+    rows = np.array([fresh[cell] for cell in failed if cell is not None] or [of_pairs], float)
     pairs = rows.shape[1]
     if pairs < 2:
         return []
@@ -128,7 +133,7 @@ def confirmed(decision: Decision, fresh: Differences) -> list[str | None]:
 
 
 def mean_of_cells(differences: Differences) -> list[float]:
-    """Return the mean over cells of each pair that has all cells."""
+    """Return the mean over cells of each pair, up to the last that has all cells. No cell lacks an earlier pair."""
     return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
 
 

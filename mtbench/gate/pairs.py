@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from mtbench.errors import UserError
 from mtbench.gate import plans, timing
@@ -40,6 +41,12 @@ def read_pairs(folder: Path) -> list[PairTimes]:
 def differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> dict[str, list[float]]:
     """Return log(head's time / base's time) by cell, in the order of the pairs in which the cell has valid times."""
     return {cell: [pair.cells[cell].difference for pair in pairs if cell in pair.cells] for cell in cells}
+
+
+def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[float]:
+    """Return the mean over cells of log(head's time / base's time), by pair, where all cells have valid times."""
+    whole = [pair for pair in pairs if all(cell in pair.cells for cell in cells)]
+    return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
 
 
 @dataclass(frozen=True, slots=True)

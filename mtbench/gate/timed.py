@@ -14,7 +14,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.gate import decision, timing
 from mtbench.gate.decision import Decision
 from mtbench.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
-from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
+from mtbench.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.gate.processes import BuildFailed
 from mtbench.gate.tables import changed_by
 from mtbench.report.formatting import counted
@@ -62,7 +62,7 @@ class TimedStage:
             confirmation_pairs=len(fresh),
             findings=[*gate.findings, *findings],
             timed=results,
-            all_cells=self._mean(values, decided, gate.request.margin) if len(names) > 1 else None,
+            all_cells=self._mean(pairs, names, decided, gate.request.margin) if len(names) > 1 else None,
         )
 
     def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
@@ -70,7 +70,8 @@ class TimedStage:
         folder, most = self.directory / "pairs", round(SPARE_PAIRS * self.at[-1])
         while True:
             pairs = read_pairs(folder)
-            decided = decision.decide(differences(pairs, cells), self.at, margin)
+            values, means = differences(pairs, cells), mean_differences(pairs, cells)
+            decided = decision.decide(values, self.at, margin, means)
             if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
                 return decided
             here = f"pair {len(pairs) + 1}, next look at {decided.next_look}, last at {self.at[-1]}"
@@ -78,11 +79,11 @@ class TimedStage:
             self.runner.run(folder, len(pairs) + 1, decided.open)
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
-        """Run the pairs that test a FAIL once more, until every cell has so many valid times."""
+        """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
         folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
         while True:
             pairs = read_pairs(folder)
-            complete = all(len(d) >= wanted for d in differences(pairs, cells).values())
+            complete = len(mean_differences(pairs, cells)) >= wanted
             if complete or len(pairs) >= most or time.monotonic() > self.deadline:
                 return pairs
             self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
@@ -112,9 +113,8 @@ class TimedStage:
             head_over_reference=head_over,
         )
 
-    def _mean(self, values: Mapping[str, Sequence[float]], decided: Decision, margin: float) -> TimeTest:
-        mean = decision.mean_of_cells(values)
-        return decision.time_test(mean, self.at, margin, decided.all_cells, len(values))
+    def _mean(self, pairs: Sequence[PairTimes], cells: Sequence[str], decided: Decision, margin: float) -> TimeTest:
+        return decision.time_test(mean_differences(pairs, cells), self.at, margin, decided.all_cells, len(cells))
 
     def _of_failure(
         self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
@@ -122,11 +122,12 @@ class TimedStage:
         """Yield the findings of a FAIL: fresh pairs confirm it, do not, or are missing."""
         failed = [cell for cell in results if cell.test.word == "FAIL"]
         wanted = decision.confirmation_pairs(decided, self.at)
-        values = differences(fresh, [cell.cell for cell in failed] or list(decided.cells))
-        timed = min(map(len, values.values()))
+        values, means = differences(fresh, [cell.cell for cell in failed]), mean_differences(fresh, list(decided.cells))
+        timed = min(map(len, values.values()), default=len(means))
         confirmed = []
         if timed >= wanted:
-            confirmed = decision.confirmed(decided, {cell: d[:wanted] for cell, d in values.items()})
+            fresh_d = {cell: d[:wanted] for cell, d in values.items()}
+            confirmed = decision.confirmed(decided, fresh_d, means[:wanted])
         for cell in failed:
             level, said = _confirmation(cell.cell in confirmed, timed, wanted)
             yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)

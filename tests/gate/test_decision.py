@@ -127,6 +127,15 @@ def test_the_mean_over_cells_finds_what_no_cell_shows() -> None:
     assert confirmed(decided, d) == [None]
 
 
+def test_the_mean_is_over_cells_of_the_same_pair() -> None:
+    """Cell b has no valid time in the first pair. Side by side, values of other pairs would hide what all share."""
+    shared = np.tile([0.06, -0.01], 7)
+    d = {"a": shared[:12], "b": shared[1:13]}
+    assert decide(d, [12], MARGIN).all_cells == "FAIL"
+    assert decide(d, [12], MARGIN, means=shared[1:13]).all_cells != "FAIL"
+    assert decide(d, [12], MARGIN, means=shared[:11]).all_cells == "INCONCLUSIVE"
+
+
 def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
     decided = decide({"cell": [0.05, 0.051, 0.052, 0.053, 0.054, 0.055]}, [6, 10], MARGIN)
     assert decided.word == "FAIL"
