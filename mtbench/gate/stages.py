@@ -200,6 +200,7 @@ class GateRun:
 
     def _plans_arm(self, build: Build, arm: str) -> bool:
         trial = self.directory / "plans" / "trial"
+        shutil.rmtree(trial, ignore_errors=True)  # a killed gate leaves it, and no build plans into it again
         try:
             make_plan(build, [*_without_arms(self.request.plan_arguments), *_naming([arm])], trial)
         except BuildFailed:
@@ -230,7 +231,10 @@ class GateRun:
         findings, decoded, changed = list(gate.findings), [], {}
         for cell in cells:
             outcome = exact.compare(
-                cell.cell, *(exact.read(run, cell.cell) for run in runs), allow_changed=self.request.allow_changed
+                cell.cell,
+                *(exact.read(run, cell.cell) for run in runs),
+                allow_changed=self.request.allow_changed,
+                items=plans.items_of(base.plan, cell),
             )
             findings += outcome.findings
             if outcome.decoded:
