@@ -5,7 +5,7 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from mtbench.gate.format import Gate
-from mtbench.gate.stages import FILE, read_gate
+from mtbench.gate.stages import FILE, UNFINISHED, read_gate
 from mtbench.statistics import Proportion, wilson
 
 
@@ -17,7 +17,7 @@ class History(NamedTuple):
     @property
     def false_alarms(self) -> Proportion:
         """The share of FAIL among gates of one build with itself: the real error level of FAIL."""
-        words = [gate.word for _, gate in self.gates if gate.same_build]
+        words = [gate.word for _, gate in self.gates if gate.same_build and gate.reason != UNFINISHED]
         return wilson(words.count("FAIL"), len(words))
 
     def drift(self) -> dict[str, list[tuple[str, float]]]:
@@ -26,7 +26,7 @@ class History(NamedTuple):
         found: dict[str, list[tuple[str, float]]] = {}
         for _, gate in self.gates:
             for cell in gate.timed:
-                if cell.base_s:
+                if cell.base_s and min(cell.base_s) > 0:
                     base_s = geometric_mean(cell.base_s)
                     start = first.setdefault((gate.key.model_dump_json(), cell.cell), base_s)
                     found.setdefault(cell.cell, []).append((gate.started, base_s / start))

@@ -46,6 +46,7 @@ from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
+UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word
 GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
 
 
@@ -108,12 +109,12 @@ class GateRun:
             if found is None:
                 why_none = why_none or "this machine is not calibrated for this plan"
                 findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
-        worst = None if found is None else max(cell.pair_sd for cell in found.cells)
+        worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
-            reason="The gate is not finished.",
+            reason=UNFINISHED,
             started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
             request=self.request,
             base=compared.builds[0],
