@@ -17,6 +17,9 @@
     torch         its version of torch
     commit        that it was installed from
     option        value of the option tau in its plans
+    plan_code     Python that `plan` runs at its end, with `out`, its run directory
+    code          Python that `generate` runs at its start, with `run`, its run directory, and `timed`
+    turn_code     Python that `generate` runs at its turn, with `block`
 Every call is appended to `calls` in the folder, with the run directory.
 """
 
@@ -81,10 +84,12 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     out.mkdir(parents=True)
     (out / "plan.json").write_text(json.dumps(stored))
     (out / "environment.json").write_text((source / "environment.json").read_text())
+    exec(faults.get("plan_code", ""), {"out": out})
 
 
 def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     run, timed = Path(words[0]), "--timed-only" in words
+    exec(faults.get("code", ""), {"run": run, "timed": timed})
     stage, died = "timed" if timed else "exact", folder / "died"
     crash = faults.get("crash")
     if crash == stage or (crash == f"{stage} once" and not died.exists()):
@@ -93,7 +98,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     print("x" * faults.get("prints", 0), flush=True)
     stored = json.loads((run / "plan.json").read_text())
-    chance = random.Random(str(run) if timed else "exact")
+    chance = random.Random("/".join(run.parts[-3:]) if timed else "exact")
     noise = faults.get("noise", 0.0)
     of_process = 2.718281828 ** chance.gauss(0, noise) * (faults.get("slower", 1.0) if timed else 1.0)
     lost = [f"{pair}.partial" for pair in faults.get("drops_in", [])]
@@ -135,6 +140,7 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
 def take_turn(folder: Path, faults: dict[str, Any], block: int) -> None:
     """Wait for the turn, and write down that this block has had it."""
     print("ready", flush=True)
+    exec(faults.get("turn_code", ""), {"block": block})
     if faults.get("dies_waiting"):
         os.kill(os.getpid(), signal.SIGKILL)
     sys.stdin.readline()

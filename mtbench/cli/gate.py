@@ -17,6 +17,7 @@ from mtbench.errors import UserError
 app = typer.Typer(help="Compare two builds of mtbench: same tokens, same work, as fast?")
 
 DEFAULT_LIMIT = 100  # items of a suite
+MOST_PAIRS = 1000
 NOT_PASSED_ON = ("time_budget", "accuracy_margin")  # of the options of `mtbench plan`
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
@@ -24,7 +25,10 @@ HeadOption = Annotated[str | None, Option("--head", help="Build to judge; defaul
 MarginOption = Annotated[float, Option("--margin", help="Slowdown that matters, as a share.")]
 BlocksOption = Annotated[int, Option("--blocks", min=1, help="Blocks of each group that are timed.")]
 PairsOption = Annotated[
-    int | None, Option("--pairs", min=2, help="Most pairs of processes; default: by the calibrated noise, at most 40.")
+    int | None,
+    Option(
+        "--pairs", min=2, max=MOST_PAIRS, help="Most pairs of processes; default: by the calibrated noise, at most 40."
+    ),
 ]
 LiveOption = Annotated[
     bool, Option("--live", help="Both processes of a pair are alive and take turns, block by block: less noise.")
@@ -77,6 +81,7 @@ def gate(
     opened = _opened(
         ctx,
         directory or _folder("gate"),
+        gating.GATE,
         base=base,
         head=head,
         margin=margin,
@@ -103,7 +108,7 @@ def calibrate(
     ctx: typer.Context,
     base: Annotated[str | None, Option("--base", help=f"Build: {ENV}; default: this environment.")] = None,
     blocks: BlocksOption = 8,
-    pairs: Annotated[int, Option("--pairs", min=3, help="Pairs of processes.")] = 10,
+    pairs: Annotated[int, Option("--pairs", min=3, max=MOST_PAIRS, help="Pairs of processes.")] = 10,
     live: LiveOption = False,
     allow_dirty: DirtyOption = False,
     directory: CalibrationOutOption = None,
@@ -121,6 +126,7 @@ def calibrate(
     opened = _opened(
         ctx,
         directory or _folder("calibration"),
+        gating.CALIBRATION,
         **build,
         blocks=blocks,
         pairs=pairs,
@@ -148,22 +154,24 @@ def _folder(kind: str) -> Path:
     return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
+def _opened(ctx: typer.Context, directory: Path, file: str, **asked: Any) -> Any:
     """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
     from mtbench.cli import gating
 
     if not ctx.params["resume"]:
-        return gating.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
-    if not was_given(ctx, "directory"):
-        raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
-    given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
-    if given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-        raise UserError(
-            f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
-            f"{directory} --resume`."
-        )
-    return gating.reopen(directory)
+        opened = gating.begin(directory, file, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+    else:
+        given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
+        if not was_given(ctx, "directory"):
+            raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
+        if given:
+            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+            raise UserError(
+                f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
+                f"{directory} --resume`."
+            )
+        opened = gating.reopen(directory, file)
+    return opened
 
 
 def _name(ctx: typer.Context) -> str:

@@ -27,6 +27,7 @@ from mtbench.statistics import holm
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
 FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
+FARTHEST = 1000.0  # such distances; more would be over a million pairs
 MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
 
 Values = Sequence[float] | npt.NDArray[np.float64]
@@ -38,7 +39,10 @@ def looks(pair_sd: float | None, margin: float, most: int | None = None) -> tupl
 
     The last is ⌈(5.5 · pair_sd / margin)²⌉ + 6, at most `most`. Without a calibrated `pair_sd` it is `most`, or 40.
     """
-    last = MOST_PAIRS if pair_sd is None else math.ceil((REACH * pair_sd / math.log1p(margin)) ** 2) + FIRST_LOOK
+    last = MOST_PAIRS
+    if pair_sd is not None:
+        distance = min(REACH * pair_sd / math.log1p(margin), FARTHEST)
+        last = math.ceil(distance**2) + FIRST_LOOK
     if most is not None:
         last = most if pair_sd is None else min(last, most)
     last = max(last, 2)

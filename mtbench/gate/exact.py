@@ -4,7 +4,7 @@ Base decodes the plan twice and head once. A cell whose answers differ between b
 only, since other tokens by chance take other work by chance. If only its work differs, its answers are compared.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -62,8 +62,13 @@ class ExactCell:
     decoded: bool = True  # by both builds
 
 
-def compare(cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool) -> ExactCell:
-    """Compare head's run of a cell with base's, except for what differs between base's two runs."""
+def compare(
+    cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool, items: Collection[str] = ()
+) -> ExactCell:
+    """Compare head's run of a cell with base's, except for what differs between base's two runs.
+
+    `items`: all that the plan asks for.
+    """
 
     def finding(kind: Kind, level: Level, text: str) -> Finding:
         return Finding(stage="exact", kind=kind, level=level, cell=cell, text=text)
@@ -71,6 +76,9 @@ def compare(cell: str, base: Read, again: Read, head: Read, *, allow_changed: bo
     failure = _failure(base.error or again.error, head.error)
     if failure is not None:
         return ExactCell([finding("failed", *failure)], decoded=False)
+    if absent := set(items) - (base.answers.keys() & again.answers.keys()):
+        text = f"base has no answer to {counted(len(absent), 'item')}, {min(absent)} among them"
+        return ExactCell([finding("failed", "inconclusive", text)], decoded=False)
     missing = base.answers.keys() - head.answers.keys()
     if missing:
         text = f"head has no answer to {counted(len(missing), 'item')}, {min(missing)} among them"
@@ -165,7 +173,7 @@ def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, 
     )
     for words, of in by_name:
         a, repeated, b = of(base), of(again), of(head)
-        if not a or b is None:
+        if not a or b is None:  # nothing to divide by
             continue
         if repeated is not None and abs(repeated / a - 1) > MEMORY_TOLERANCE:
             yield "unstable", "note", f"base disagrees with itself in {words}: {_mib(a)}, then {_mib(repeated)}"

@@ -4,6 +4,7 @@ A pair is a folder with the run directories `base` and `head`. It gets its name,
 ended: what a kill leaves behind is run again.
 """
 
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from mtbench import files
 from mtbench.errors import UserError
 from mtbench.gate import plans, timing
 from mtbench.gate.builds import Build
@@ -35,7 +37,12 @@ class PairTimes:
 
 def read_pairs(folder: Path) -> list[PairTimes]:
     """Return the complete pairs of a folder in order."""
-    return [_read_pair(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]"))]
+    return [_read_pair(folder / f"{number:04}") for number in range(1, missing_pair(folder))]
+
+
+def missing_pair(folder: Path) -> int:
+    """Return the number of the first pair that is missing. Pairs behind it, as after a deletion, are run again."""
+    return next(number for number in itertools.count(1) if not (folder / f"{number:04}").is_dir())
 
 
 def differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> dict[str, list[float]]:
@@ -77,7 +84,10 @@ class PairRunner:
                     raise UserError(f"base cannot decode: {failure}.") from None
                 raise
             break
-        partial.rename(folder / f"{number:04}")
+        whole = folder / f"{number:04}"
+        shutil.rmtree(whole, ignore_errors=True)  # one behind a pair that was deleted
+        with files.write_errors(whole):
+            partial.rename(whole)
 
     def _first(self, folder: str, number: int) -> int:
         """Return which build begins a pair, 0 for base. The order is ABBA with a random start, against drift."""

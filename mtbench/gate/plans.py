@@ -10,18 +10,48 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, RootModel
+
 from mtbench.decoding.external import Outside
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.gate.builds import Build
 from mtbench.gate.format import Finding
-from mtbench.records import dump
+from mtbench.records import NonNegative, dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import GenerationLine
 from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")
+
+
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class AnyObject(RootModel[dict[str, Any]]):
+    """A JSON object of any kind."""
+
+
+class Gpu(BaseModel):
+    """What a floor holds for of the GPU in environment.json."""
+
+    model_config = LOOSE
+
+    uuid: str | None = None
+    driver: str | None = None
+    power_cap_w: NonNegative | None = None
+
+
+class Machine(BaseModel):
+    """What a floor holds for of environment.json, whose other keys differ between versions."""
+
+    model_config = LOOSE
+
+    processor: str
+    platform: str
+    gpu: Gpu | None = None
+    packages: dict[str, str | None] | None = None
 
 
 class Planned(NamedTuple):
@@ -34,8 +64,12 @@ class Planned(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
-        plan = RunDirectory(directory).read("plan.json", Plan)
-        stored, environment = (json.loads((directory / name).read_text()) for name in ("plan.json", "environment.json"))
+        run = RunDirectory(directory)
+        plan = run.read("plan.json", Plan)
+        stored, environment = (run.read(name, AnyObject).root for name in ("plan.json", "environment.json"))
+        run.read("environment.json", Machine)
+        if not plan.cells:
+            raise UserError("it has no cell; name arms by `--method` that the suite can run.")
         return cls(plan, stored, environment)
 
     def asking(self, build: Build) -> "Planned":
@@ -86,6 +120,15 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
 def _prompts(suite: SuitePlan) -> tuple[str, int]:
     """Return what is asked of a suite. The prompts of a private one are in no plan, only their hash is."""
     return suite.withheld or suite.digest(), suite.max_new_tokens
+
+
+def items_of(plan: Plan, cell: Cell) -> set[str]:
+    """Return the items that a cell decodes. Raises UserError if the plan contradicts itself."""
+    try:
+        items = plan.suite(cell.suite).items
+        return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
+    except (IndexError, StopIteration):
+        raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
 
 
 def _refuse_other_work(base: Cell, head: Cell) -> None:

@@ -46,7 +46,7 @@ from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
-NOT_FINISHED = "The gate is not finished."  # the reason of a gate that was killed
+UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word
 GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
 
 
@@ -111,12 +111,12 @@ class GateRun:
         findings += [finding for finding in compared.findings if finding.stage != "comparable"]
         if not self.request.counts_only:
             self._refuse_small_margin(found)
-        worst = None if found is None else max(cell.pair_sd for cell in found.cells)
+        worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
-            reason=NOT_FINISHED,
+            reason=UNFINISHED,
             started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
             request=self.request,
             base=compared.builds[0],
@@ -203,6 +203,7 @@ class GateRun:
 
     def _plans_arm(self, build: Build, arm: str) -> bool:
         trial = self.directory / "plans" / "trial"
+        shutil.rmtree(trial, ignore_errors=True)  # a killed gate leaves it, and no build plans into it again
         try:
             make_plan(build, [*_without_arms(self.request.plan_arguments), *_naming([arm])], trial)
         except BuildFailed:
@@ -233,7 +234,10 @@ class GateRun:
         findings, decoded, changed = list(gate.findings), [], {}
         for cell in cells:
             outcome = exact.compare(
-                cell.cell, *(exact.read(run, cell.cell) for run in runs), allow_changed=self.request.allow_changed
+                cell.cell,
+                *(exact.read(run, cell.cell) for run in runs),
+                allow_changed=self.request.allow_changed,
+                items=plans.items_of(base.plan, cell),
             )
             findings += outcome.findings
             if outcome.decoded:

@@ -9,53 +9,24 @@ from typing import Any
 import pytest
 from driver import Driver
 from fake_build import build, calls
+from fake_gate import AR, ARGUMENTS, MARS, a_gate
 from whole import plan_of
 
 from mtbench.errors import UserError
 from mtbench.gate import decision, floor, page
-from mtbench.gate.builds import resolve
 from mtbench.gate.calibrate import Calibration
-from mtbench.gate.format import CellFloor, Floor, Gate, GateRequest
-from mtbench.gate.stages import GateRun, refuse_busy_gpu
+from mtbench.gate.format import CellFloor, Floor, Gate
+from mtbench.gate.stages import refuse_busy_gpu
 from mtbench.gate.timed import is_replayable
 from mtbench.hardware import machine
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import begin_run, make_plan
-
-AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
-ARGUMENTS = ["--method", "ar", "--method", "mars"]
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with the plan that every made-up build makes: two cells, four blocks."""
     return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
-
-
-def request(base: Path, head: Path, **asked: Any) -> GateRequest:
-    values: dict[str, Any] = {
-        "base": str(base),
-        "head": str(head),
-        "plan_arguments": ARGUMENTS,
-        "margin": 0.02,
-        "blocks": 4,
-        "pairs": None,
-        "live": False,
-        "counts_only": False,
-        "allow_changed": False,
-        "allow_torch": False,
-        "allow_dirty": False,
-        "seed": 0,
-    }
-    return GateRequest(**values | asked)
-
-
-def a_gate(
-    directory: Path, base: Path, head: Path, note: Callable[[str], None] = lambda _: None, **asked: Any
-) -> GateRun:
-    asked_for = request(base, head, **asked)
-    builds = [resolve(env, note) for env in (asked_for.base, asked_for.head)]
-    return GateRun(directory, asked_for, builds[0], builds[1], note)
 
 
 @pytest.fixture
