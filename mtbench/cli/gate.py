@@ -27,7 +27,11 @@ BlocksOption = Annotated[int, Option("--blocks", min=1, help="Blocks of each gro
 PairsOption = Annotated[
     int | None,
     Option(
-        "--pairs", min=2, max=MOST_PAIRS, help="Most pairs of processes; default: by the calibrated noise, at most 40."
+        "--pairs",
+        min=2,
+        max=MOST_PAIRS,
+        help="Pairs of processes at the last look; default: by the calibrated noise, at most 40. Fresh pairs that test "
+        "a FAIL once more come on top.",
     ),
 ]
 LiveOption = Annotated[

@@ -34,18 +34,15 @@ Values = Sequence[float] | npt.NDArray[np.float64]
 Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of each pair in which it ran
 
 
-def looks(pair_sd: float | None, margin: float, most: int | None = None) -> tuple[int, ...]:
-    """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs.
+def looks(pair_sd: float | None, margin: float, last: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs to `last`.
 
-    The last is ⌈(5.5 · pair_sd / margin)²⌉ + 6, at most `most`. Without a calibrated `pair_sd` it is `most`, or 40.
+    By default the last is ⌈(5.5 · pair_sd / margin)²⌉ + 6; without a calibrated `pair_sd` it is 40.
     """
-    last = MOST_PAIRS
-    if pair_sd is not None:
+    if last is None and pair_sd is not None:
         distance = min(REACH * pair_sd / math.log1p(margin), FARTHEST)
         last = math.ceil(distance**2) + FIRST_LOOK
-    if most is not None:
-        last = most if pair_sd is None else min(last, most)
-    last = max(last, 2)
+    last = max(2, MOST_PAIRS if last is None else last)
     first = min(FIRST_LOOK, last)
     count = min(MOST_LOOKS, max(2, last // 4))
     steps = (round(first * (last / first) ** (i / (count - 1))) for i in range(count))

@@ -100,7 +100,7 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
             text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
             findings.append(Finding(stage="exact", kind="vanished", level="fail", cell=cell.cell, text=text))
             continue
-        _refuse_other_work(cell, cells.pop(cell.cell))
+        findings += _compare_work(cell, cells.pop(cell.cell))
     findings += [
         Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}") for name in cells
     ]
@@ -131,12 +131,21 @@ def items_of(plan: Plan, cell: Cell) -> set[str]:
         raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
 
 
-def _refuse_other_work(base: Cell, head: Cell) -> None:
-    """Raise UserError for the first part of a cell's work that differs. Two servers have two addresses."""
+def _compare_work(base: Cell, head: Cell) -> list[Finding]:
+    """Return a remark for every option that only one build knows: what it changes, the stage `exact` finds.
+
+    Raises UserError for the first other part of a cell's work that differs. Two servers have two addresses.
+    """
     a, b = _work(base), _work(head)
+    findings = []
     for name in {**a, **b}:
-        if name != "options.url" and a.get(name) != b.get(name):
+        if name.startswith("options.") and (name not in a or name not in b):
+            side, value = ("head", b[name]) if name in b else ("base", a[name])
+            text = f"{name} is known in {side} only, where it is {value!r}"
+            findings.append(Finding(stage="comparable", kind="new", level="note", cell=base.cell, text=text))
+        elif name != "options.url" and a.get(name) != b.get(name):
             raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
+    return findings
 
 
 def _work(cell: Cell) -> dict[str, Any]:

@@ -83,6 +83,8 @@ class GateRun:
         """
         compared = self.comparable()
         gate = self._begun(compared)
+        if gate.word != "INCONCLUSIVE":
+            return gate
         files.write_json(self.directory / FILE, dump(gate))
         gate, cells = self._exact(gate, compared)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
@@ -93,7 +95,7 @@ class GateRun:
         return conclude(gate)
 
     def _begun(self, compared: Comparable) -> Gate:
-        """Return the gate before its first process decodes. A resumed gate keeps its floor and its looks.
+        """Return the gate before its first process decodes. A resumed gate keeps its floor and looks, and any word.
 
         Raises UserError if the margin is below the floor, or if the gate began with other builds or on another machine.
         """
@@ -106,6 +108,8 @@ class GateRun:
                 findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
         else:
             self._refuse_other_beginning(began, compared)
+            if began.word != "INCONCLUSIVE":
+                return began
             found = began.floor
             findings = [finding for finding in began.findings if finding.stage == "comparable"]
         findings += [finding for finding in compared.findings if finding.stage != "comparable"]
@@ -147,11 +151,13 @@ class GateRun:
                 )
 
     def _refuse_small_margin(self, found: Floor | None) -> None:
-        if found is not None and self.request.margin < found.smallest_detectable:
+        """Raise UserError if the default number of pairs is too small for the margin."""
+        if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
+            quieter = "" if self.request.live else "--live, "
             raise UserError(
                 f"--margin {self.request.margin:g} is below the smallest slowdown that this machine shows in "
-                f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, --live, or "
-                "--counts-only."
+                f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, more --pairs, "
+                f"{quieter}or --counts-only."
             )
 
     # Stage comparable

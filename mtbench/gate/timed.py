@@ -166,18 +166,18 @@ def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
-    """Yield the cells that have no valid time in over a fifth of the pairs in which they ran."""
+    """Yield the cells that have no valid time in some of the pairs in which they ran; up to a fifth is a note."""
     for cell in cells:
         faults = [pair.void[cell] for pair in pairs if cell in pair.void]
         ran = len(faults) + sum(cell in pair.cells for pair in pairs)
-        if len(faults) <= VOID_SHARE * ran:
-            continue
         of_head = [head for base, head in faults if head and not base]
-        if len(of_head) > VOID_SHARE * ran:
-            yield _finding("void", "fail", f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
-        else:
+        if of_head:
+            level: Level = "fail" if len(of_head) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
+        elif faults:
             why = next(fault for fault in faults[0] if fault)
-            yield _finding("void", "inconclusive", f"void in {len(faults)} of {ran} pairs: {why}", cell)
+            level = "inconclusive" if len(faults) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
 
 
 def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:

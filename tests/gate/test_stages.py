@@ -412,8 +412,31 @@ def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp
 def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     measured = calibrated(tmp_path, plan, 0.05)
     assert measured.smallest_detectable > 0.02
-    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*--counts-only"):
+    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*more --pairs.*--counts-only"):
         gate()
+
+
+def test_more_pairs_find_less(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """A number of pairs that was asked for is taken, whatever the floor."""
+    calibrated(tmp_path, plan, 0.05)
+    assert gate(asked={"pairs": 60, "margin": 0.019}).looks[-1] == 60
+
+
+def test_a_finished_gate_says_what_it_said(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """A crash of head is on no disk; the word is."""
+    failed = gate(crash="exact")
+    (tmp_path / "head" / "faults.json").write_text((tmp_path / "base" / "faults.json").read_text())
+    page.write(tmp_path / "runs" / "gate", failed)
+    assert a_gate(tmp_path / "runs" / "gate", tmp_path / "base", tmp_path / "head").run() == failed
+
+
+def test_an_option_that_head_adds_is_a_remark(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """The usual change of a method: a new option with a default. Whether it changes anything, the stage exact finds."""
+    code = "import json; p = out / 'plan.json'; s = json.loads(p.read_text()); "
+    code += "[c['options'].update(fresh=1) for c in s['cells']]; p.write_text(json.dumps(s))"
+    added = gate(plan_code=code)
+    assert added.word == "PASS"
+    assert any("options.fresh is known in head only, where it is 1" in f.text for f in added.findings)
 
 
 def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan: Path) -> None:
