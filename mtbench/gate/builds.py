@@ -29,8 +29,6 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-
 from mtbench import files
 from mtbench.cache import cache_home
 from mtbench.errors import UserError
@@ -112,14 +110,15 @@ def describe(build: Build) -> BuildRecord:
         raise _no_answer(build, done)
     try:
         answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
-    except ValidationError:
+        commit = _commit(answer)
+    except (OSError, ValueError):  # another answer, or one with paths that cannot be
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
     return BuildRecord(
         env=build.env,
         label=build.label,
         python=str(build.python),
         mtbench=answer.mtbench,
-        git=_commit(answer),
+        git=commit,
         packages=answer.packages,
     )
 

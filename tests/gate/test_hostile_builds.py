@@ -1,5 +1,6 @@
 """Builds that misbehave: each ends in a word or in one line of error, and leaves no process behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -181,3 +182,23 @@ def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest
         return True
 
     assert within(20, refused)
+
+
+@pytest.mark.parametrize("path", ["\0", "/" + "x" * 5000, "BINARY"])
+def test_an_answer_with_impossible_paths(tmp_path: Path, path: str) -> None:
+    (tmp_path / "mtbench-build").write_bytes(b"\xff")
+    place = str(tmp_path) if path == "BINARY" else path
+    answer = {"mtbench": "1", "folder": place, "prefix": place, "commit": None, "packages": {}}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ncat '{tmp_path}/answer'\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match="did not say what is installed"):
+        resolve(str(tmp_path / "env"), print)
+
+
+def test_a_process_that_removes_its_folder(gate: Callable[..., Gate]) -> None:
+    code = "import os, shutil; shutil.rmtree(run); os._exit(0)"
+    with pytest.raises(UserError, match=r"cannot write .*exact/head: No such file"):
+        gate(code=code, asked={"counts_only": True})
