@@ -188,7 +188,7 @@ def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest
 def test_an_answer_with_impossible_paths(tmp_path: Path, path: str) -> None:
     (tmp_path / "mtbench-build").write_bytes(b"\xff")
     place = str(tmp_path) if path == "BINARY" else path
-    answer = {"mtbench": "1", "folder": place, "prefix": place, "commit": None, "packages": {}}
+    answer: dict[str, Any] = {"mtbench": "1", "folder": place, "prefix": place, "commit": None, "packages": {}}
     (tmp_path / "answer").write_text(json.dumps(answer))
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
