@@ -1,6 +1,7 @@
 """What `mtbench compare` does: open the runs, compare each with the first, print the tables."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,9 +47,9 @@ def compare(directories: Sequence[Path], json_to: Path | None) -> None:
 def _refuse_too_few_or_twice(directories: Sequence[Path]) -> None:
     if len(directories) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
-    seen: dict[Path, Path] = {}
+    seen: dict[str, Path] = {}
     for directory in directories:
-        other = seen.setdefault(directory.resolve(), directory)
+        other = seen.setdefault(os.path.realpath(directory), directory)
         if other is not directory:
             raise UserError(f"{str(directory)!r} is the same directory as {str(other)!r}; give two different runs.")
 

@@ -4,7 +4,6 @@ A process of a build leads a process group. The group ends with it, or with the 
 beside the next one, whose times it would spoil.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -13,17 +12,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, printable
+from mtbench.gate import launch
 from mtbench.gate.builds import Build, environment_of
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine
 
 READY = b"ready"  # that `mtbench generate --turns` prints before every block
 LONGEST_LINE = 1000  # bytes of standard output that are read at once
-KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 LONGEST_ERROR = 300  # characters of a build's message that are repeated
 
 
@@ -94,19 +92,19 @@ def _started(
     `failing`: a run whose failed cells explain exit code 1. `turns`: its standard input and output are pipes. Raises
     BuildFailed if it ends wrongly.
     """
+    launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
     pipe = subprocess.PIPE if turns else subprocess.DEVNULL
     with files.write_errors(log):
         errors = log.open("wb")
     with errors:
         try:
             process = subprocess.Popen(
-                build.command(*arguments),
+                [*launcher, *build.command(*arguments)],
                 env=environment_of(build),
                 stdin=pipe,
                 stdout=pipe,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
             )
         except OSError as error:
             raise UserError(f"{what} of {build.label} cannot be started: {error.strerror or error}.") from None
@@ -126,15 +124,6 @@ def _started(
     explained = code == 1 and failing is not None and failing.read_lines("failures.jsonl", FailureLine)
     if code and not explained:
         raise BuildFailed(build, what, code, log)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill this new process when the gate dies, even by SIGKILL. Linux only."""
-    if sys.platform == "linux":
-        _prctl(KILLED_WITH_PARENT, signal.SIGKILL)
-
-
-_prctl: Any = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def _end_children(process: subprocess.Popen[bytes]) -> None:

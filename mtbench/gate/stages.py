@@ -263,7 +263,8 @@ class GateRun:
             shutil.rmtree(partial, ignore_errors=True)
             stored: JsonObject = plans.only(planned.stored, cells)
             generate(build, plans.write(partial, planned, stored), timed_only=False)
-            partial.rename(directory)
+            with files.write_errors(directory):
+                partial.rename(directory)
         return RunDirectory(directory)
 
 

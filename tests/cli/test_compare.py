@@ -200,3 +200,10 @@ def test_names_of_strangers_do_not_control_the_terminal(runs: list[Path], tmp_pa
     shown = compare([runs[0], failed], columns=300).stdout
     assert "[bold]four" in shown
     assert "[red]\\x1b[2J" in shown
+
+
+def test_names_that_cannot_be(runs: list[Path], tmp_path: Path) -> None:
+    """Too long, or a link to itself."""
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("x" * 300, tmp_path / "loop"):
+        assert "is no directory" in mistake(runs[0], name)

@@ -15,7 +15,8 @@ from whole import plan_of
 
 from mtbench.cli import gating, main
 from mtbench.errors import UserError
-from mtbench.gate import builds, floor
+from mtbench.gate import floor
+from mtbench.gate.builds import resolve
 from mtbench.gate.stages import UNFINISHED
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import begin_run
@@ -160,7 +161,7 @@ def test_a_gate_that_began_meanwhile_keeps_its_folder(
     made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two gates with one -o: the second one found the folder empty, then installed its builds for minutes."""
-    words, resolve = made(), builds.resolve
+    words = made()
 
     def slow(*asked: Any) -> Any:
         monkeypatch.setattr(gating, "resolve", resolve)

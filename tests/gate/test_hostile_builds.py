@@ -1,5 +1,9 @@
 """Builds that misbehave: each ends in a word or in one line of error, and leaves no process behind."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +16,8 @@ from fake_gate import AR, a_gate
 from whole import plan_of
 
 from mtbench.errors import UserError
+from mtbench.gate import builds
+from mtbench.gate.builds import resolve
 from mtbench.gate.format import Gate
 from mtbench.runs.planner import begin_run
 
@@ -26,8 +32,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gate(tmp_path: Path, plan: Path) -> Callable[..., Gate]:
     def run(base: dict[str, Any] | None = None, asked: dict[str, Any] | None = None, **faults: Any) -> Gate:
-        builds = build(tmp_path / "base", plan, **base or {}), build(tmp_path / "head", plan, **faults)
-        return a_gate(tmp_path / "runs" / "gate", *builds, **asked or {}).run()
+        envs = build(tmp_path / "base", plan, **base or {}), build(tmp_path / "head", plan, **faults)
+        return a_gate(tmp_path / "runs" / "gate", *envs, **asked or {}).run()
 
     return run
 
@@ -118,15 +124,81 @@ def test_cells_without_bytes(gate: Callable[..., Gate]) -> None:
 
 
 def test_a_pair_that_is_deleted_is_run_again(tmp_path: Path, plan: Path) -> None:
-    builds = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
-    whole = a_gate(tmp_path / "gate", *builds).run()
+    envs = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    whole = a_gate(tmp_path / "gate", *envs).run()
     (tmp_path / "gate/pairs/0003").rename(tmp_path / "elsewhere")
-    assert a_gate(tmp_path / "gate", *builds).run().changed(started=whole.started) == whole
+    assert a_gate(tmp_path / "gate", *envs).run().changed(started=whole.started) == whole
 
 
 def test_the_trial_of_an_arm_that_a_kill_left(tmp_path: Path, plan: Path) -> None:
     """It is made anew: otherwise the build refuses the folder, and the arm counts as vanished."""
     (tmp_path / "gate/plans/trial").mkdir(parents=True)
-    builds = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
-    gate = a_gate(tmp_path / "gate", *builds, counts_only=True).run()
+    envs = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
+    gate = a_gate(tmp_path / "gate", *envs, counts_only=True).run()
     assert gate.compared == [AR]
+
+
+def test_an_interrupt_while_a_process_starts_is_kept(tmp_path: Path, plan: Path) -> None:
+    """A fork with hooks would lose it: Python ignores an exception in a hook, and the gate would go on to its end."""
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+    own = build(tmp_path / "base", plan)
+    a_gate(tmp_path / "gate", own, own, counts_only=True).run()
+    assert not forks
+
+
+def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
+    """Otherwise it would compute beside the resumed gate."""
+    note = f"import os, time\nopen({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    env = build(tmp_path / "base", plan, plan_code=note)
+    own = resolve(str(env), lambda _: None)
+    code = (
+        "from pathlib import Path; from mtbench.gate.builds import Build; from mtbench.gate import processes;"
+        f"processes.make_plan(Build('a', 'a', Path({str(own.python)!r})), [], Path({str(tmp_path / 'out')!r}))"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for _ in range(600):
+            if (tmp_path / "process").exists() and (tmp_path / "process").read_text():
+                break
+            time.sleep(0.05)
+    finally:
+        killed.kill()
+        killed.wait()
+    time.sleep(0.2)
+    assert not is_alive(int((tmp_path / "process").read_text()))
+
+
+def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builds, "LARGEST", 1 << 16)
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nyes\n")
+    python.chmod(0o755)
+
+    def refused() -> bool:
+        with pytest.raises(UserError, match="did not say"):
+            resolve(str(tmp_path / "env"), print)
+        return True
+
+    assert within(20, refused)
+
+
+@pytest.mark.parametrize("path", ["\0", "/" + "x" * 5000, "BINARY"])
+def test_an_answer_with_impossible_paths(tmp_path: Path, path: str) -> None:
+    (tmp_path / "mtbench-build").write_bytes(b"\xff")
+    place = str(tmp_path) if path == "BINARY" else path
+    answer: dict[str, Any] = {"mtbench": "1", "folder": place, "prefix": place, "commit": None, "packages": {}}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ncat '{tmp_path}/answer'\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match="did not say what is installed"):
+        resolve(str(tmp_path / "env"), print)
+
+
+def test_a_process_that_removes_its_folder(gate: Callable[..., Gate]) -> None:
+    code = "import os, shutil; shutil.rmtree(run); os._exit(0)"
+    with pytest.raises(UserError, match=r"cannot write .*exact/head: No such file"):
+        gate(code=code, asked={"counts_only": True})
