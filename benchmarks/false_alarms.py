@@ -40,7 +40,7 @@ def main() -> None:
             if decided.word == "FAIL":
                 wanted = decision.confirmation_pairs(decided, at)
                 fresh = {cell: d[:wanted] for cell, d in _drawn(processes, cells, chance).items()}
-                words["confirmed"] += decision.confirmed(decided, fresh)
+                words["confirmed"] += bool(decision.confirmed(decided, fresh))
         alarms = wilson(words["confirmed"], arguments.trials)
         print(
             f"{name} {at}: {dict(words)}; false alarms {alarms.value:.2%} [{alarms.ci_low:.2%}, {alarms.ci_high:.2%}]"

@@ -9,10 +9,17 @@
     gone          arms that `plan` refuses, by the start of their name
     memory        factor on the peak memory
     dropped       share of samples that are dropped
+    drops_in      pairs, such as "fresh/0001", in which all samples are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
+    dies_waiting  dies while it waits for its first turn
+    prints        characters that `generate` prints
     schema        version that its plans have
     torch         its version of torch
+    commit        that it was installed from
     option        value of the option tau in its plans
+    plan_code     Python that `plan` runs at its end, with `out`, its run directory
+    code          Python that `generate` runs at its start, with `run`, its run directory, and `timed`
+    turn_code     Python that `generate` runs at its turn, with `block`
 Every call is appended to `calls` in the folder, with the run directory.
 """
 
@@ -47,7 +54,8 @@ def calls(folder: Path) -> list[list[str]]:
 def main(folder: Path, words: list[str]) -> None:
     faults = json.loads((folder / "faults.json").read_text())
     if words[0].endswith("build_probe.py"):
-        answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder), "commit": None}
+        answer = {"mtbench": "0.1.0", "folder": str(folder), "prefix": str(folder)}
+        answer["commit"] = faults.get("commit")
         print(json.dumps({**answer, "packages": {"torch": faults.get("torch", TORCH)}}))
         return
     with (folder / "calls").open("a") as file:
@@ -76,20 +84,24 @@ def plan(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     out.mkdir(parents=True)
     (out / "plan.json").write_text(json.dumps(stored))
     (out / "environment.json").write_text((source / "environment.json").read_text())
+    exec(faults.get("plan_code", ""), {"out": out})
 
 
 def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
     run, timed = Path(words[0]), "--timed-only" in words
+    exec(faults.get("code", ""), {"run": run, "timed": timed})
     stage, died = "timed" if timed else "exact", folder / "died"
     crash = faults.get("crash")
     if crash == stage or (crash == f"{stage} once" and not died.exists()):
         died.touch()
         print("Fatal error: planted", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+    print("x" * faults.get("prints", 0), flush=True)
     stored = json.loads((run / "plan.json").read_text())
-    chance = random.Random(str(run) if timed else "exact")
+    chance = random.Random("/".join(run.parts[-3:]) if timed else "exact")
     noise = faults.get("noise", 0.0)
     of_process = 2.718281828 ** chance.gauss(0, noise) * (faults.get("slower", 1.0) if timed else 1.0)
+    lost = [f"{pair}.partial" for pair in faults.get("drops_in", [])]
     failed = [cell for cell in faults.get("fails", []) if any(c["cell"] == cell for c in stored["cells"])]
     for name in ("generations", "timings"):
         (run / name).mkdir()
@@ -98,15 +110,13 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         for round_, blocks in enumerate(group["rounds"], start=1):
             for block in range(blocks):
                 if "--turns" in words:
-                    print("ready", flush=True)
-                    sys.stdin.readline()
-                    with (folder.parent / "turns").open("a") as file:
-                        file.write(f"{folder.name} {block}\n")
+                    take_turn(folder, faults, block)
                 for cell in group["cells"]:
                     if cell in failed:
                         continue
                     wall_s = of_process * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
-                    dropped = "planted" if chance.random() < faults.get("dropped", 0.0) and timed else None
+                    share = 1.0 if "/".join(run.parts[-3:-1]) in lost else faults.get("dropped", 0.0)
+                    dropped = "planted" if chance.random() < share and timed else None
                     append(
                         run / f"timings/{cell}.jsonl",
                         timing(round_, block, len(group["blocks"][block]), wall_s, dropped),
@@ -125,6 +135,17 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         for cell in failed:
             append(run / "failures.jsonl", {"cell": cell, "error": "planted"})
         sys.exit(1)
+
+
+def take_turn(folder: Path, faults: dict[str, Any], block: int) -> None:
+    """Wait for the turn, and write down that this block has had it."""
+    print("ready", flush=True)
+    exec(faults.get("turn_code", ""), {"block": block})
+    if faults.get("dies_waiting"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.readline()
+    with (folder.parent / "turns").open("a") as file:
+        file.write(f"{folder.name} {block}\n")
 
 
 def timing(round_: int, block: int, items: int, wall_s: float, dropped: str | None) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """What `mtbench compare` does: open the runs, compare each with the first, print the tables."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtbench import records
 from mtbench.cli.session import err, out, say
 from mtbench.errors import UserError
 from mtbench.files import write_errors
-from mtbench.gate.format import Floor, FloorFile
+from mtbench.gate import floor
+from mtbench.gate.format import Floor
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_blocks
 from mtbench.results.across_runs import compare_runs
@@ -17,8 +18,6 @@ from mtbench.results.aggregate import Stored, read_stored, statuses
 from mtbench.results.comparison_format import SCHEMA_VERSION, ComparedRun, Comparison, RunComparison
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Machine
-
-FLOOR = "floor.json"  # beside the runs; `mtbench gate calibrate` writes it
 
 
 def compare(directories: Sequence[Path], json_to: Path | None) -> None:
@@ -48,9 +47,9 @@ def compare(directories: Sequence[Path], json_to: Path | None) -> None:
 def _refuse_too_few_or_twice(directories: Sequence[Path]) -> None:
     if len(directories) < 2:
         raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
-    seen: dict[Path, Path] = {}
+    seen: dict[str, Path] = {}
     for directory in directories:
-        other = seen.setdefault(directory.resolve(), directory)
+        other = seen.setdefault(os.path.realpath(directory), directory)
         if other is not directory:
             raise UserError(f"{str(directory)!r} is the same directory as {str(other)!r}; give two different runs.")
 
@@ -91,20 +90,22 @@ def _compared(base: Stored, head: Stored) -> RunComparison:
 def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
     """Return by cell the noise of this machine's latest floors, from the folder of the first run.
 
-    Any plan with such a cell will do: what differs between processes depends little on the number of blocks.
+    Any plan with such a cell will do: what differs between processes depends little on the number of blocks. Processes
+    that took turns (`--live`) differ by less than two sessions, so their floors do not count.
     """
-    file = base.run.path.resolve().parent / FLOOR
-    if not file.is_file():
-        return {}
-    stored = records.read_json(file, FloorFile, "delete it, or calibrate again with `mtbench gate calibrate`.")
-    fitting = [floor for floor in stored.floors if all(_is_of(floor, m) for m in (*base.machines, *head.machines))]
-    latest = sorted(fitting, key=lambda floor: floor.measured)
-    return {cell.cell: cell.pair_sd for floor in latest for cell in floor.cells}
+    machines = (*base.machines, *head.machines)
+    fitting = [
+        measured
+        for measured in floor.read(base.run.path.resolve().parent)
+        if not measured.live and floor.is_recent(measured) and all(_is_of(measured, m) for m in machines)
+    ]
+    latest = sorted(fitting, key=lambda measured: measured.measured)
+    return {cell.cell: cell.pair_sd for measured in latest for cell in measured.cells}
 
 
-def _is_of(floor: Floor, machine: Machine) -> bool:
+def _is_of(measured: Floor, machine: Machine) -> bool:
     """Return whether a floor was measured on a machine, as far as a run says. It does not say which GPU of a kind."""
-    key, gpu = floor.key, machine.gpu
+    key, gpu = measured.key, machine.gpu
     torch = (machine.packages or {}).get("torch")
     known = (gpu and gpu.driver, gpu and gpu.power_cap_w) if key.gpu_uuid else (None, None)
     return (machine.processor, machine.platform, torch, *known) == (

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from mtbench.cli import session
 from mtbench.cli.request_options import ResumeOption, given_arguments, seconds, was_given, with_options
 from mtbench.cli.session import out, say, warn
 from mtbench.errors import UserError
@@ -18,6 +17,7 @@ from mtbench.errors import UserError
 app = typer.Typer(help="Compare two builds of mtbench: same tokens, same work, as fast?")
 
 DEFAULT_LIMIT = 100  # items of a suite
+MOST_PAIRS = 1000
 NOT_PASSED_ON = ("time_budget", "accuracy_margin")  # of the options of `mtbench plan`
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
@@ -25,7 +25,14 @@ HeadOption = Annotated[str | None, Option("--head", help="Build to judge; defaul
 MarginOption = Annotated[float, Option("--margin", help="Slowdown that matters, as a share.")]
 BlocksOption = Annotated[int, Option("--blocks", min=1, help="Blocks of each group that are timed.")]
 PairsOption = Annotated[
-    int | None, Option("--pairs", min=2, help="Most pairs of processes; default: by the calibrated noise, at most 40.")
+    int | None,
+    Option(
+        "--pairs",
+        min=2,
+        max=MOST_PAIRS,
+        help="Pairs of processes at the last look; default: by the calibrated noise, at most 40. Fresh pairs that test "
+        "a FAIL once more come on top.",
+    ),
 ]
 LiveOption = Annotated[
     bool, Option("--live", help="Both processes of a pair are alive and take turns, block by block: less noise.")
@@ -78,6 +85,7 @@ def gate(
     opened = _opened(
         ctx,
         directory or _folder("gate"),
+        gating.GATE,
         base=base,
         head=head,
         margin=margin,
@@ -104,7 +112,7 @@ def calibrate(
     ctx: typer.Context,
     base: Annotated[str | None, Option("--base", help=f"Build: {ENV}; default: this environment.")] = None,
     blocks: BlocksOption = 8,
-    pairs: Annotated[int, Option("--pairs", min=3, help="Pairs of processes.")] = 10,
+    pairs: Annotated[int, Option("--pairs", min=3, max=MOST_PAIRS, help="Pairs of processes.")] = 10,
     live: LiveOption = False,
     allow_dirty: DirtyOption = False,
     directory: CalibrationOutOption = None,
@@ -122,6 +130,7 @@ def calibrate(
     opened = _opened(
         ctx,
         directory or _folder("calibration"),
+        gating.CALIBRATION,
         **build,
         blocks=blocks,
         pairs=pairs,
@@ -149,12 +158,12 @@ def _folder(kind: str) -> Path:
     return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
+def _opened(ctx: typer.Context, directory: Path, file: str, **asked: Any) -> Any:
     """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
     from mtbench.cli import gating
 
     if not ctx.params["resume"]:
-        opened = gating.begin(directory, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+        opened = gating.begin(directory, file, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
     else:
         given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
         if not was_given(ctx, "directory"):
@@ -165,8 +174,7 @@ def _opened(ctx: typer.Context, directory: Path, **asked: Any) -> Any:
                 f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
                 f"{directory} --resume`."
             )
-        opened = gating.reopen(directory)
-    session.started.append(directory)
+        opened = gating.reopen(directory, file)
     return opened
 
 

@@ -4,15 +4,17 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from mtbench import files, records
+from mtbench.cli import session
 from mtbench.errors import UserError
 from mtbench.gate import exports, floor, page
 from mtbench.gate import history as gate_history
@@ -21,9 +23,10 @@ from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
 from mtbench.gate.stages import FILE, GateRun
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import LOCK, RunDirectory
 
-REQUEST = "request.json"
+GATE, CALIBRATION = "request.json", "calibration.json"  # what was asked; the name says which of the two it is
+COMMANDS = {GATE: "mtbench gate", CALIBRATION: "mtbench gate calibrate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +34,46 @@ class Opened:
     """A gate or a calibration in its directory."""
 
     directory: Path
+    file: str  # that holds the request: GATE or CALIBRATION
     request: GateRequest
     new: bool  # nothing was in the directory
 
 
-def begin(directory: Path, *, margin: float, **asked: Any) -> Opened:
-    """Return a new gate. Raises UserError if something is in the directory, or for a margin that is not allowed."""
+def begin(directory: Path, file: str, *, margin: float, **asked: Any) -> Opened:
+    """Return a new gate. Raises UserError if something is in the directory, or for a value that is not allowed."""
     if not 0 < margin < 1:
         raise UserError(f"--margin {margin:g} is not allowed; 0.02 is a slowdown of 2 %.")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    _refuse_used(directory)
+    fields = {"margin": margin, **asked}
+    request = records.validate(fields, GateRequest, "the options", f"see `{COMMANDS[file]} --help`.")
+    return Opened(directory, file, request, new=True)
+
+
+def reopen(directory: Path, file: str) -> Opened:
+    """Return the gate or the calibration in a directory. Raises UserError if there is none, or one of the other."""
+    for other in COMMANDS.keys() - {file}:
+        if os.path.isfile(directory / other):
+            raise UserError(
+                f"{str(directory)!r} was begun by `{COMMANDS[other]}`; go on with `{COMMANDS[other]} -o {directory} "
+                "--resume`."
+            )
+    if not os.path.isfile(directory / file):
+        raise UserError(f"{str(directory)!r} holds no gate: it has no {file}. Start one without --resume.")
+    request = records.read_json(directory / file, GateRequest, "start anew, without --resume.")
+    if file == CALIBRATION and request.pairs is None:
+        raise UserError(f"{directory / file}: pairs is null: a number is needed; start anew, without --resume.")
+    return Opened(directory, file, request, new=False)
+
+
+def _refuse_used(directory: Path) -> None:
+    """Raise UserError if something is in the directory, beside a lock."""
+    with files.write_errors(directory, "choose another `-o DIR`."):
+        used = directory.exists() and (not directory.is_dir() or any(f.name != LOCK for f in directory.iterdir()))
+    if used:
         raise UserError(
             f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `-o "
             f"{directory} --resume`."
         )
-    return Opened(directory, GateRequest(margin=margin, **asked), new=True)
-
-
-def reopen(directory: Path) -> Opened:
-    """Return the gate in a directory. Raises UserError if there is none."""
-    if not (directory / REQUEST).is_file():
-        raise UserError(f"{str(directory)!r} holds no gate: it has no {REQUEST}. Start one without --resume.")
-    request = records.read_json(directory / REQUEST, GateRequest, "start anew, without --resume.")
-    return Opened(directory, request, new=False)
 
 
 def run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Gate:
@@ -76,6 +97,7 @@ def tell_github(gate: Gate) -> list[str]:
 def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[Floor, Path]:
     """Run what is missing of a calibration; return the floor and the file that has it."""
     assert opened.request.pairs is not None
+    floor.read(opened.directory.parent)  # a floor.json that cannot be kept is refused before hours of pairs
     with _working(opened, note, budget_s) as gate_run:
         measured = Calibration(gate_run, opened.request.pairs).measure(note)
     return measured, floor.add(opened.directory.parent, measured)
@@ -83,19 +105,41 @@ def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | Non
 
 @contextmanager
 def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Iterator[GateRun]:
-    """Yield the gate with its builds, its directory locked. A refusal before anything ran leaves no directory."""
+    """Yield the gate with its builds, its directory locked. A refusal before anything ran leaves nothing behind.
+
+    Another gate may have begun in the directory while the builds were installed: only who has the lock writes.
+    """
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     base = resolve(opened.request.base, note)
     head = base if opened.request.head == opened.request.base else resolve(opened.request.head, note)
     directory = opened.directory
-    files.write_json(directory / REQUEST, dump(opened.request))
-    try:
-        with RunDirectory(directory).locked():
+    made = not os.path.lexists(directory)
+    with files.write_errors(directory, "choose another `-o DIR`."):
+        directory.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(directory).locked():
+        if opened.new:
+            _refuse_used(directory)
+        session.started.append(directory)
+        try:
+            files.write_json(directory / opened.file, dump(opened.request))
             yield GateRun(directory, opened.request, base, head, note, deadline)
-    except UserError:
-        if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):
-            shutil.rmtree(directory)
-        raise
+        except UserError:
+            if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):
+                session.started.clear()
+                _remove(directory, itself=made)
+            raise
+
+
+def _remove(directory: Path, *, itself: bool) -> None:
+    """Remove what is in a directory, and the directory if `itself` is given."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if itself:
+        with suppress(OSError):  # something new is in it
+            directory.rmdir()
 
 
 def floor_table(measured: Floor) -> Table:
@@ -120,13 +164,14 @@ def history(folder: Path) -> Sequence[Any]:
     """Return what the gates of a folder said. Raises UserError if it has none."""
     found = gate_history.read(folder)
     if not found.gates:
-        raise UserError(f"{str(folder)!r} has no gate; run `mtbench gate --base ENV`, or name another folder.")
+        raise UserError(f"{str(folder)!r} has no finished gate; run `mtbench gate --base ENV`, or name another folder.")
     table = Table(box=SIMPLE_HEAD)
     for heading in ("began", "base", "head", "word", "pairs", "folder"):
         table.add_column(heading, overflow="fold", justify="right" if heading == "pairs" else "left")
     for path, gate in found.gates:
         head = "the same" if gate.same_build else gate.head.label
-        table.add_row(gate.started, gate.base.label, head, gate.word, str(gate.pairs), str(path))
+        row = gate.started, gate.base.label, head, gate.word, str(gate.pairs), str(path)
+        table.add_row(*map(escape, row))  # texts of strangers may hold marks of rich
     return [table, _false_alarms(found), *_drift(found)]
 
 
@@ -139,9 +184,9 @@ def _false_alarms(found: gate_history.History) -> str:
 
 
 def _drift(found: gate_history.History) -> list[str]:
-    """Return by cell how base's time changed since the first gate on the same machine."""
+    """Return by cell how base's time changed since the first gate on the same machine and plan."""
     return [
-        f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates"
-        for cell, ratios in found.drift().items()
+        escape(f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates")
+        for (_, cell), ratios in found.drift().items()
         if len(ratios) > 1
     ]

@@ -26,9 +26,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
-
-from pydantic import ValidationError
 
 from mtbench import files
 from mtbench.cache import cache_home
@@ -42,6 +41,9 @@ Note = Callable[[str], None]
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
 CHOICES = "give a virtual environment, a Python executable, git:REV, pip:REQUIREMENT or url:ADDRESS"
+LARGEST = 1 << 26  # bytes that an environment may print while it answers
+LOOK_S = 0.5  # between two looks at the size of an output
+READ = 1 << 24  # bytes of the end of an output that are read
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them a build would import packages of the caller
 MARKER = "mtbench-build"  # file in an environment that we made and that is whole: its commit, or nothing
 SHORT = 7  # digits of a commit in a label
@@ -108,14 +110,15 @@ def describe(build: Build) -> BuildRecord:
         raise _no_answer(build, done)
     try:
         answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
-    except ValidationError:
+        commit = _commit(answer)
+    except (OSError, ValueError):  # another answer, or one with paths that cannot be
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
     return BuildRecord(
         env=build.env,
         label=build.label,
         python=str(build.python),
         mtbench=answer.mtbench,
-        git=_commit(answer),
+        git=commit,
         packages=answer.packages,
     )
 
@@ -335,27 +338,55 @@ def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
 
 
 def _run(
-    command: Sequence[str], variables: dict[str, str], *, timeout_s: float | None = None, keep: tuple[int, ...] = ()
+    command: Sequence[str],
+    variables: dict[str, str],
+    *,
+    timeout_s: float | None = None,
+    keep: tuple[int, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Its children end with it if the time is over or this process is interrupted."""
-    with subprocess.Popen(
-        command,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        pass_fds=keep,
-    ) as process:
+    """Run a command to its end. Its children end with it if the time is over or this process is interrupted.
+
+    With a time limit, raises TimeoutExpired if the time is over or the output has over LARGEST bytes.
+    """
+    with (
+        tempfile.TemporaryFile() as out,  # no pipes: a child that outlives the process would keep them open
+        tempfile.TemporaryFile() as err,
+        subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            pass_fds=keep,
+        ) as process,
+    ):
         try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
+            _wait(process, (out, err), timeout_s)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             raise
+        stdout, stderr = (_end_of(file).decode(errors="replace") for file in (out, err))
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _wait(process: subprocess.Popen[bytes], outputs: Sequence[IO[bytes]], timeout_s: float | None) -> None:
+    """Wait until a process ends. With a time limit, raises TimeoutExpired beyond it or beyond LARGEST bytes."""
+    ends = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            process.wait(None if ends is None else max(0.0, min(LOOK_S, ends - time.monotonic())))
+            return
+        except subprocess.TimeoutExpired:
+            late = ends is None or time.monotonic() >= ends
+            if late or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
+                raise
+
+
+def _end_of(file: IO[bytes]) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - READ))
+    return file.read()
 
 
 def _git(folder: Path, *arguments: str, error: str) -> str:

@@ -11,8 +11,6 @@ from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
 from mtbench.gate.processes import BuildFailed
 from mtbench.gate.stages import GateRun
 
-PAIRS_NEEDED = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:

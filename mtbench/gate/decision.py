@@ -4,7 +4,7 @@ Each pair of processes gives one number per cell: d = log(head's time / base's t
 tested by a t test with n − 1 degrees of freedom. The tests are made at a few numbers of pairs, the **looks**:
 
     FAIL  a cell, or the mean of all cells, has a lower bound above 0 (one-sided, 1 %, Holm 1979) and an estimate of at
-          least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %)
+          least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %, Holm)
     PASS  every cell has an upper bound below the margin (one-sided, 2.5 %). All must have it, so no adjustment is
           needed (intersection-union test, Berger 1982). A cell that has passed needs no further pairs
     else  more pairs; after the last look INCONCLUSIVE
@@ -27,21 +27,22 @@ from mtbench.statistics import holm
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
 FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
+FARTHEST = 1000.0  # such distances; more would be over a million pairs
 MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
 
 Values = Sequence[float] | npt.NDArray[np.float64]
 Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of each pair in which it ran
 
 
-def looks(pair_sd: float | None, margin: float, most: int | None = None) -> tuple[int, ...]:
-    """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs.
+def looks(pair_sd: float | None, margin: float, last: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of pairs at which the times are tested: at most five, geometric, from 6 pairs to `last`.
 
-    The last is ⌈(5.5 · pair_sd / margin)²⌉ + 6, at most `most`. Without a calibrated `pair_sd` it is `most`, or 40.
+    By default the last is ⌈(5.5 · pair_sd / margin)²⌉ + 6; without a calibrated `pair_sd` it is 40.
     """
-    last = MOST_PAIRS if pair_sd is None else math.ceil((REACH * pair_sd / math.log1p(margin)) ** 2) + FIRST_LOOK
-    if most is not None:
-        last = most if pair_sd is None else min(last, most)
-    last = max(last, 2)
+    if last is None and pair_sd is not None:
+        distance = min(REACH * pair_sd / math.log1p(margin), FARTHEST)
+        last = math.ceil(distance**2) + FIRST_LOOK
+    last = max(2, MOST_PAIRS if last is None else last)
     first = min(FIRST_LOOK, last)
     count = min(MOST_LOOKS, max(2, last // 4))
     steps = (round(first * (last / first) ** (i / (count - 1))) for i in range(count))
@@ -68,15 +69,16 @@ class Decision(NamedTuple):
         return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
 
 
-def decide(differences: Differences, at: Sequence[int], margin: float) -> Decision:
+def decide(differences: Differences, at: Sequence[int], margin: float, means: Values | None = None) -> Decision:
     """Make every look of `at` for which there are enough pairs; stop where one decides.
 
-    A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while
-    every cell has its values.
+    A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while no
+    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs.
     """
     cells: dict[str, Word] = dict.fromkeys(differences, "INCONCLUSIVE")
     all_cells: Word = "INCONCLUSIVE"
     least, tested = math.log1p(margin), 0
+    of_pairs = np.array(mean_of_cells(differences) if means is None else means, float)
     if not differences:
         return Decision("PASS", {}, "PASS", 0, None)
     for look in at:
@@ -85,10 +87,10 @@ def decide(differences: Differences, at: Sequence[int], margin: float) -> Decisi
             return Decision("INCONCLUSIVE", cells, all_cells, tested, look)
         tested = look
         d = np.array([differences[cell][:look] for cell in running], float)  # (cells, pairs)
-        together = len(running) == len(cells) > 1
-        rows = np.vstack((d, d.mean(axis=0))) if together else d
+        together = len(running) == len(cells) > 1 and len(of_pairs) >= look
+        rows = np.vstack((d, of_pairs[:look])) if together else d
         mean, se = rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(look)
-        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # cells that have passed
+        absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # what is not tested at this look
         slower = holm([*_tail(mean, se, look), *absent])[: len(rows)]
         failing = (np.array(slower) < FAIL_LEVEL / len(at)) & (mean >= least)
         if failing.any():
@@ -116,19 +118,23 @@ def confirmation_pairs(decision: Decision, at: Sequence[int]) -> int:
     return max(decision.tested, at[min(1, len(at) - 1)])
 
 
-def confirmed(decision: Decision, fresh: Differences) -> bool:
-    """Return whether fresh pairs show one of the cells that failed slower, or the mean if only that failed."""
-    failed = [fresh[cell] for cell, word in decision.cells.items() if word == "FAIL"]
-    rows = np.array(failed, float) if failed else np.mean([list(d) for d in fresh.values()], axis=0)[None]
+def confirmed(decision: Decision, fresh: Differences, means: Values | None = None) -> list[str | None]:
+    """Return the cells that failed and that fresh pairs show slower, too; [None] for the mean if only that failed.
+
+    `means`: see `decide`.
+    """
+    failed: list[str | None] = [cell for cell, word in decision.cells.items() if word == "FAIL"]
+    of_pairs = mean_of_cells(fresh) if means is None else means
+    rows = np.array([fresh[cell] for cell in failed if cell is not None] or [of_pairs], float)
     pairs = rows.shape[1]
     if pairs < 2:
-        return False
+        return []
     p = holm(list(_tail(rows.mean(axis=1), rows.std(axis=1, ddof=1) / math.sqrt(pairs), pairs)))
-    return min(p) < CONFIRMATION_LEVEL
+    return [cell for cell, p_of_cell in zip(failed or [None], p, strict=True) if p_of_cell < CONFIRMATION_LEVEL]
 
 
 def mean_of_cells(differences: Differences) -> list[float]:
-    """Return the mean over cells of each pair that has all cells."""
+    """Return the mean over cells of each pair, up to the last that has all cells. No cell lacks an earlier pair."""
     return [float(np.mean(values)) for values in zip(*differences.values(), strict=False)]
 
 
@@ -155,12 +161,12 @@ def time_test(d: Values, at: Sequence[int], margin: float, word: Word, cells: in
         fail_low=math.exp(mean - reach(FAIL_LEVEL * share / hypotheses(cells))),
         pass_high=math.exp(mean + reach(PASS_LEVEL * share)),
         word=word,
-        pairs_needed=_pairs_needed(mean, sd, share, margin, cells) if word == "INCONCLUSIVE" else None,
+        pairs_needed=_pairs_needed(mean, sd, share, margin, cells, pairs + 1) if word == "INCONCLUSIVE" else None,
     )
 
 
-def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int) -> int | None:
-    """Return the pairs at which a cell with this mean and standard deviation is decided, for PASS or FAIL."""
+def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: int, least_pairs: int) -> int | None:
+    """Return the pairs, at least `least_pairs`, that decide a cell with this mean and standard deviation."""
     least = math.log1p(margin)
     distance, level = (
         (mean, FAIL_LEVEL * share / hypotheses(cells)) if mean >= least else (least - mean, PASS_LEVEL * share)
@@ -172,7 +178,7 @@ def _pairs_needed(mean: float, sd: float, share: float, margin: float, cells: in
     enough = next((n for n in (2**i for i in itertools.count(1)) if n > MOST_NEEDED or decides(n)), MOST_NEEDED)
     if enough > MOST_NEEDED:
         return None
-    return next(n for n in range(max(2, enough // 2), enough + 1) if decides(n))
+    return max(least_pairs, next(n for n in range(max(2, enough // 2), enough + 1) if decides(n)))
 
 
 def _tail(distance: npt.NDArray[np.float64], se: npt.NDArray[np.float64], pairs: int) -> npt.NDArray[np.float64]:

@@ -1,9 +1,10 @@
 """Stage `exact`: two builds emit the same tokens from the same work. No time is read and no chance is involved.
 
-Base decodes the plan twice and head once. What differs between base's two runs is not compared, and is named.
+Base decodes the plan twice and head once. A cell whose answers differ between base's two runs is compared in memory
+only, since other tokens by chance take other work by chance. If only its work differs, its answers are compared.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ STEPS: Mapping[str, str] = {  # fields that say how the same tokens were committ
     "commits": "tokens committed by each forward",
     "surplus": "tokens accepted behind the end",
 }
-BATCH_WORK = "batch_forwards"
 
 
 class Read(NamedTuple):
@@ -62,8 +62,13 @@ class ExactCell:
     decoded: bool = True  # by both builds
 
 
-def compare(cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool) -> ExactCell:
-    """Compare head's run of a cell with base's, except for what differs between base's two runs."""
+def compare(
+    cell: str, base: Read, again: Read, head: Read, *, allow_changed: bool, items: Collection[str] = ()
+) -> ExactCell:
+    """Compare head's run of a cell with base's, except for what differs between base's two runs.
+
+    `items`: all that the plan asks for.
+    """
 
     def finding(kind: Kind, level: Level, text: str) -> Finding:
         return Finding(stage="exact", kind=kind, level=level, cell=cell, text=text)
@@ -71,31 +76,41 @@ def compare(cell: str, base: Read, again: Read, head: Read, *, allow_changed: bo
     failure = _failure(base.error or again.error, head.error)
     if failure is not None:
         return ExactCell([finding("failed", *failure)], decoded=False)
+    if absent := set(items) - (base.answers.keys() & again.answers.keys()):
+        text = f"base has no answer to {counted(len(absent), 'item')}, {min(absent)} among them"
+        return ExactCell([finding("failed", "inconclusive", text)], decoded=False)
     missing = base.answers.keys() - head.answers.keys()
     if missing:
         text = f"head has no answer to {counted(len(missing), 'item')}, {min(missing)} among them"
         return ExactCell([finding("failed", "fail", text)], decoded=False)
     findings = []
-    unstable = {name for name in (*ANSWER, *WORK, *STEPS) if _differing(name, base.answers, again.answers)}
-    if _more_batches(base.blocks, again.blocks) is not None:
-        unstable.add(BATCH_WORK)
+    unstable = _unstable(base, again)
     if unstable:
-        words = {**ANSWER, **WORK, **STEPS, BATCH_WORK: "forward passes of a batch"}
-        named = ", ".join(words[name] for name in words if name in unstable)
-        findings.append(
-            finding("unstable", "note", f"base disagrees with itself in: {named}; head is not compared in these")
-        )
-    changed = [name for name in ANSWER if name not in unstable and _differing(name, base.answers, head.answers)]
+        text = f"base disagrees with itself in: {', '.join(unstable.values())}; head is not compared in "
+        text += "tokens and work" if unstable.keys() & ANSWER.keys() else "work"
+        findings.append(finding("unstable", "note", text))
     differing = _differing("token_ids", base.answers, head.answers)
+    changed = [name for name in ANSWER if _differing(name, base.answers, head.answers)]
+    if unstable.keys() & ANSWER.keys():
+        changed = []
     for name in changed:
         items = _differing(name, base.answers, head.answers)
         share = f"{len(items)} of {counted(len(base.answers), 'item')}"
         text = f"head has other {ANSWER[name]} in {share}, first in {items[0]}"
         findings.append(finding("changed", "note" if allow_changed else "fail", text))
-    if not changed:
-        findings += [finding(*found) for found in _work(base, head, unstable)]
+    if not changed and not unstable:
+        findings += [finding(*found) for found in _work(base, head)]
     findings += [finding(*found) for found in _memory(base, again, head)]
     return ExactCell(findings, bool(changed), len(differing), len(base.answers))
+
+
+def _unstable(base: Read, again: Read) -> dict[str, str]:
+    """Return the fields in which base's two runs differ, in words."""
+    fields = {**ANSWER, **WORK, **STEPS}
+    unstable = {name: words for name, words in fields.items() if _differing(name, base.answers, again.answers)}
+    if _batch_changes(base.blocks, again.blocks):
+        unstable["batch_forwards"] = "forward passes of a batch"
+    return unstable
 
 
 def _failure(base: str | None, head: str | None) -> tuple[Level, str] | None:
@@ -114,34 +129,37 @@ def _differing(name: str, base: Mapping[str, GenerationLine], other: Mapping[str
     return [item for item in base if item in other and getattr(base[item], name) != getattr(other[item], name)]
 
 
-def _more_batches(base: Mapping[int, TimingLine], other: Mapping[int, TimingLine]) -> int | None:
-    """Return how many more forward passes the batches take; None if every block takes as many."""
+def _batch_changes(base: Mapping[int, TimingLine], other: Mapping[int, TimingLine]) -> list[int]:
+    """Return how many more forward passes each block takes, without the blocks that take as many."""
     pairs = [(base[block].batch_forwards or 0, other[block].batch_forwards or 0) for block in base if block in other]
-    return None if all(a == b for a, b in pairs) else sum(b - a for a, b in pairs)
+    return [b - a for a, b in pairs if a != b]
 
 
-def _work(base: Read, head: Read, unstable: set[str]) -> Iterator[tuple[Kind, Level, str]]:
-    """Yield how head's work differs where its tokens are the same."""
+def _work(base: Read, head: Read) -> Iterator[tuple[Kind, Level, str]]:
+    """Yield how head's work differs where its tokens are the same. More of it in one item or block is more work."""
     more: list[str] = []
     less: list[str] = []
     for name, words in WORK.items():
-        items = [] if name in unstable else _differing(name, base.answers, head.answers)
+        items = _differing(name, base.answers, head.answers)
         if items:
-            totals = [sum(getattr(run.answers[item], name) or 0 for item in base.answers) for run in (base, head)]
-            grows = any(
-                (getattr(head.answers[item], name) or 0) > (getattr(base.answers[item], name) or 0) for item in items
+            before, after = (
+                {item: getattr(run.answers[item], name) or 0 for item in base.answers} for run in (base, head)
             )
-            (more if grows else less).append(f"{words} {totals[0]:,} → {totals[1]:,}")
-    batches = None if BATCH_WORK in unstable else _more_batches(base.blocks, head.blocks)
-    if batches is not None and not more and not less:
-        (more if batches >= 0 else less).append(f"forward passes of batches {batches:+,}")
+            growing = sum(after[item] > before[item] for item in items)
+            where = f", more in {counted(growing, 'item')}" if growing else ""
+            (more if growing else less).append(f"{words} {sum(before.values()):,} → {sum(after.values()):,}{where}")
+    batches = _batch_changes(base.blocks, head.blocks)
+    growing = sum(change > 0 for change in batches)
+    if growing or (batches and not more and not less):
+        where = f", more in {counted(growing, 'block')}" if growing else ""
+        (more if growing else less).append(f"forward passes of batches {sum(batches):+,}{where}")
     if more:
         yield "more work", "fail", f"the same tokens from more work: {', '.join([*more, *less])}"
     elif less:
         yield "less work", "note", f"the same tokens from less work: {', '.join(less)}"
     else:
         for name, words in STEPS.items():
-            items = [] if name in unstable else _differing(name, base.answers, head.answers)
+            items = _differing(name, base.answers, head.answers)
             if items:
                 where = counted(len(items), "item")
                 yield "changed", "note", f"the same tokens and as much work, but other {words} in {where}"
@@ -155,7 +173,7 @@ def _memory(base: Read, again: Read, head: Read) -> Iterator[tuple[Kind, Level, 
     )
     for words, of in by_name:
         a, repeated, b = of(base), of(again), of(head)
-        if a is None or b is None:
+        if not a or b is None:  # nothing to divide by
             continue
         if repeated is not None and abs(repeated / a - 1) > MEMORY_TOLERANCE:
             yield "unstable", "note", f"base disagrees with itself in {words}: {_mib(a)}, then {_mib(repeated)}"

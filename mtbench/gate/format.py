@@ -110,13 +110,13 @@ class GateRequest(Record):
     plan_arguments: list[str] = Field(description="options of `mtbench plan`, as both builds get them")
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
     blocks: Size = Field(description="blocks of each group that are timed")
-    pairs: Size | None = Field(description="most pairs; null: by the calibrated noise, at most 40")
+    pairs: Size | None = Field(description="pairs at the last look; null: by the calibrated noise, at most 40")
     live: bool = Field(description="true: the processes of a pair take turns, block by block")
     counts_only: bool = Field(description="true: nothing is timed")
     allow_changed: bool = Field(description="true: head may emit other tokens")
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
     allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
-    seed: Count = Field(description="seed of the order of the processes")
+    seed: int = Field(description="seed of the order of the processes")
 
 
 class Finding(Record):

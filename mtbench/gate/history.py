@@ -5,7 +5,7 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from mtbench.gate.format import Gate
-from mtbench.gate.stages import FILE, read_gate
+from mtbench.gate.stages import FILE, UNFINISHED, read_gate
 from mtbench.statistics import Proportion, wilson
 
 
@@ -17,23 +17,25 @@ class History(NamedTuple):
     @property
     def false_alarms(self) -> Proportion:
         """The share of FAIL among gates of one build with itself: the real error level of FAIL."""
-        words = [gate.word for _, gate in self.gates if gate.same_build]
+        words = [gate.word for _, gate in self.gates if gate.same_build and gate.reason != UNFINISHED]
         return wilson(words.count("FAIL"), len(words))
 
-    def drift(self) -> dict[str, list[tuple[str, float]]]:
-        """Return by cell when each gate began and base's time in it over that in the first gate of the same machine."""
-        first: dict[tuple[str, str], float] = {}
-        found: dict[str, list[tuple[str, float]]] = {}
+    def drift(self) -> dict[tuple[str, str], list[tuple[str, float]]]:
+        """Return by machine with plan, and by cell, when each gate began and base's time over that in the first gate.
+
+        Base may be another build each time, so the change may be the builds'.
+        """
+        times: dict[tuple[str, str], list[tuple[str, float]]] = {}
         for _, gate in self.gates:
             for cell in gate.timed:
-                if cell.base_s:
-                    base_s = geometric_mean(cell.base_s)
-                    start = first.setdefault((gate.key.model_dump_json(), cell.cell), base_s)
-                    found.setdefault(cell.cell, []).append((gate.started, base_s / start))
-        return found
+                if cell.base_s and min(cell.base_s) > 0:
+                    place = (gate.key.model_dump_json(), cell.cell)
+                    times.setdefault(place, []).append((gate.started, geometric_mean(cell.base_s)))
+        return {place: [(began, base_s / of[0][1]) for began, base_s in of] for place, of in times.items()}
 
 
 def read(folder: Path) -> History:
-    """Return the gates in `folder` and its folders. Raises UserError for a malformed gate.json."""
+    """Return the finished gates in `folder` and its folders. Raises UserError for a malformed gate.json."""
     gates = [(path.parent, read_gate(path.parent)) for path in sorted(folder.rglob(FILE))]
-    return History(sorted(gates, key=lambda entry: entry[1].started))
+    finished = [entry for entry in gates if entry[1].reason != UNFINISHED]
+    return History(sorted(finished, key=lambda entry: entry[1].started))

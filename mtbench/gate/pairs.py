@@ -4,12 +4,15 @@ A pair is a folder with the run directories `base` and `head`. It gets its name,
 ended: what a kill leaves behind is run again.
 """
 
+import itertools
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from mtbench import files
 from mtbench.errors import UserError
 from mtbench.gate import plans, timing
 from mtbench.gate.builds import Build
@@ -34,12 +37,23 @@ class PairTimes:
 
 def read_pairs(folder: Path) -> list[PairTimes]:
     """Return the complete pairs of a folder in order."""
-    return [_read_pair(path) for path in sorted(folder.glob("[0-9][0-9][0-9][0-9]"))]
+    return [_read_pair(folder / f"{number:04}") for number in range(1, missing_pair(folder))]
+
+
+def missing_pair(folder: Path) -> int:
+    """Return the number of the first pair that is missing. Pairs behind it, as after a deletion, are run again."""
+    return next(number for number in itertools.count(1) if not (folder / f"{number:04}").is_dir())
 
 
 def differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> dict[str, list[float]]:
     """Return log(head's time / base's time) by cell, in the order of the pairs in which the cell has valid times."""
     return {cell: [pair.cells[cell].difference for pair in pairs if cell in pair.cells] for cell in cells}
+
+
+def mean_differences(pairs: Sequence[PairTimes], cells: Sequence[str]) -> list[float]:
+    """Return the mean over cells of log(head's time / base's time), by pair, where all cells have valid times."""
+    whole = [pair for pair in pairs if all(cell in pair.cells for cell in cells)]
+    return [fmean(pair.cells[cell].difference for cell in cells) for pair in whole] if cells else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +67,15 @@ class PairRunner:
     note: Callable[[str], None]
 
     def run(self, folder: Path, number: int, cells: Sequence[str]) -> None:
-        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base."""
+        """Run a pair, once more if a process ends wrongly. Raises BuildFailed for head, UserError for base.
+
+        The second time base begins: if it fails as well, the machine may be at fault, and head is not blamed.
+        """
         partial = folder / f"{number:04}.partial"
         for attempt in range(1, ATTEMPTS + 1):
             shutil.rmtree(partial, ignore_errors=True)
             try:
-                self._run(partial, cells, self._first(folder.name, number))
+                self._run(partial, cells, self._first(folder.name, number) if attempt == 1 else 0)
             except BuildFailed as failure:
                 if attempt < ATTEMPTS:
                     self.note(f"{failure}; the pair is run again")
@@ -67,7 +84,10 @@ class PairRunner:
                     raise UserError(f"base cannot decode: {failure}.") from None
                 raise
             break
-        partial.rename(folder / f"{number:04}")
+        whole = folder / f"{number:04}"
+        shutil.rmtree(whole, ignore_errors=True)  # one behind a pair that was deleted
+        with files.write_errors(whole):
+            partial.rename(whole)
 
     def _first(self, folder: str, number: int) -> int:
         """Return which build begins a pair, 0 for base. The order is ABBA with a random start, against drift."""

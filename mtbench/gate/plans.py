@@ -10,18 +10,48 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel, ConfigDict, RootModel
+
 from mtbench.decoding.external import Outside
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.gate.builds import Build
 from mtbench.gate.format import Finding
-from mtbench.records import dump
+from mtbench.records import NonNegative, dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import GenerationLine
-from mtbench.runs.plan import Cell, Plan, Script
+from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
 
 CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
 GROUP_WORK = ("blocks", "rounds")
+
+
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class AnyObject(RootModel[dict[str, Any]]):
+    """A JSON object of any kind."""
+
+
+class Gpu(BaseModel):
+    """What a floor holds for of the GPU in environment.json."""
+
+    model_config = LOOSE
+
+    uuid: str | None = None
+    driver: str | None = None
+    power_cap_w: NonNegative | None = None
+
+
+class Machine(BaseModel):
+    """What a floor holds for of environment.json, whose other keys differ between versions."""
+
+    model_config = LOOSE
+
+    processor: str
+    platform: str
+    gpu: Gpu | None = None
+    packages: dict[str, str | None] | None = None
 
 
 class Planned(NamedTuple):
@@ -34,8 +64,12 @@ class Planned(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "Planned":
         """Read the plan in a run directory. Raises UserError if it cannot be read."""
-        plan = RunDirectory(directory).read("plan.json", Plan)
-        stored, environment = (json.loads((directory / name).read_text()) for name in ("plan.json", "environment.json"))
+        run = RunDirectory(directory)
+        plan = run.read("plan.json", Plan)
+        stored, environment = (run.read(name, AnyObject).root for name in ("plan.json", "environment.json"))
+        run.read("environment.json", Machine)
+        if not plan.cells:
+            raise UserError("it has no cell; name arms by `--method` that the suite can run.")
         return cls(plan, stored, environment)
 
     def asking(self, build: Build) -> "Planned":
@@ -66,16 +100,14 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
             text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
             findings.append(Finding(stage="exact", kind="vanished", level="fail", cell=cell.cell, text=text))
             continue
-        _refuse_other_work(cell, cells.pop(cell.cell))
+        findings += _compare_work(cell, cells.pop(cell.cell))
     findings += [
-        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}")
-        for name in cells
-        if name not in {cell.cell for cell in base.plan.cells}
+        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}") for name in cells
     ]
     suites = {suite.suite: suite for suite in head.plan.suites}
     for suite in base.plan.suites:
         other = suites.get(suite.suite)
-        if other is not None and (suite.digest(), suite.max_new_tokens) != (other.digest(), other.max_new_tokens):
+        if other is not None and _prompts(suite) != _prompts(other):
             raise _other_work(f"the prompts of {suite.suite} differ")
     groups = {(g.suite, g.batch_size, g.batching): g for g in head.plan.groups}
     for group in base.plan.groups:
@@ -85,17 +117,44 @@ def compare(base: Planned, head: Planned) -> list[Finding]:
     return findings
 
 
-def _refuse_other_work(base: Cell, head: Cell) -> None:
+def _prompts(suite: SuitePlan) -> tuple[str, int]:
+    """Return what is asked of a suite. The prompts of a private one are in no plan, only their hash is."""
+    return suite.withheld or suite.digest(), suite.max_new_tokens
+
+
+def items_of(plan: Plan, cell: Cell) -> set[str]:
+    """Return the items that a cell decodes. Raises UserError if the plan contradicts itself."""
+    try:
+        items = plan.suite(cell.suite).items
+        return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
+    except (IndexError, StopIteration):
+        raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
+
+
+def _compare_work(base: Cell, head: Cell) -> list[Finding]:
+    """Return a remark for every option that only one build knows: what it changes, the stage `exact` finds.
+
+    Raises UserError for the first other part of a cell's work that differs. Two servers have two addresses.
+    """
+    a, b = _work(base), _work(head)
+    findings = []
+    for name in {**a, **b}:
+        if name.startswith("options.") and (name not in a or name not in b):
+            side, value = ("head", b[name]) if name in b else ("base", a[name])
+            text = f"{name} is known in {side} only, where it is {value!r}"
+            findings.append(Finding(stage="comparable", kind="new", level="note", cell=base.cell, text=text))
+        elif name != "options.url" and a.get(name) != b.get(name):
+            raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
+    return findings
+
+
+def _work(cell: Cell) -> dict[str, Any]:
+    """Return the work of a cell by name; of options and checkpoints each by its own name, such as `options.tau`."""
+    work: dict[str, Any] = {}
     for field in CELL_WORK:
-        a, b = getattr(base, field), getattr(head, field)
-        if a == b:
-            continue
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            field, a, b = next(
-                (f"{field}.{key}", a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)
-            )
-        if field != "options.url":
-            raise _other_work(f"{field} of {base.cell} is {a!r} in base and {b!r} in head")
+        value = getattr(cell, field)
+        work |= {f"{field}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {field: value}
+    return work
 
 
 def _other_work(finding: str) -> UserError:
@@ -108,7 +167,7 @@ def sha256(stored: JsonObject) -> str:
     """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
     plan = Plan.model_validate(stored)
     work = {
-        "suites": [[suite.suite, suite.digest(), suite.max_new_tokens] for suite in plan.suites],
+        "suites": [[suite.suite, *_prompts(suite)] for suite in plan.suites],
         "cells": [[cell.cell, *(dump(cell)[field] for field in CELL_WORK)] for cell in plan.cells],
         "groups": [
             [g.suite, g.batch_size, g.batching, *(getattr(g, field) for field in GROUP_WORK)] for g in plan.groups
@@ -119,18 +178,26 @@ def sha256(stored: JsonObject) -> str:
 
 def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = None, rounds: int = 1) -> JsonObject:
     """Return plan.json with these cells only, the first `blocks` of every group (None: all) and so many rounds."""
-    arms = {cell["arm"] for cell in stored["cells"] if cell["cell"] in cells}
+    chosen = [cell for cell in stored["cells"] if cell["cell"] in cells]
+    arms: dict[tuple[Any, ...], list[str]] = {}  # a cell is compared with arms of its own group
+    for cell in chosen:
+        arms.setdefault(_group(cell), []).append(cell["arm"])
     kept = []
-    for cell in stored["cells"]:
-        if cell["cell"] in cells:
-            here = {name: [arm for arm in cell[name] if arm in arms] for name in ("baselines", "engine_baselines")}
-            kept.append({**cell, **here, "held_to": None})
+    for cell in chosen:
+        here = {
+            name: [arm for arm in cell[name] if arm in arms[_group(cell)]] for name in ("baselines", "engine_baselines")
+        }
+        kept.append({**cell, **here, "held_to": None})
     groups = []
     for group in stored["groups"]:
         if names := [name for name in group["cells"] if name in cells]:
             first = group["blocks"][:blocks]
             groups.append({**group, "cells": names, "blocks": first, "rounds": [len(first)] * rounds})
     return {**stored, "cells": kept, "groups": groups}
+
+
+def _group(cell: JsonObject) -> tuple[Any, ...]:
+    return cell["suite"], cell["batch_size"], cell["batching"]
 
 
 def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:

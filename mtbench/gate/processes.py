@@ -1,18 +1,27 @@
-"""Run `mtbench plan` and `mtbench generate` of a build as processes of their own. Their files are the result."""
+"""Run `mtbench plan` and `mtbench generate` of a build as processes of their own. Their files are the result.
 
+A process of a build leads a process group. The group ends with it, or with the gate: no process of a build runs on
+beside the next one, whose times it would spoil.
+"""
+
+import os
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
-from mtbench.errors import printable
+from mtbench import files
+from mtbench.errors import UserError, printable
+from mtbench.gate import launch
 from mtbench.gate.builds import Build, environment_of
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine
 
-READY = "ready"  # that `mtbench generate --turns` prints before every block
+READY = b"ready"  # that `mtbench generate --turns` prints before every block
+LONGEST_LINE = 1000  # bytes of standard output that are read at once
 LONGEST_ERROR = 300  # characters of a build's message that are repeated
 
 
@@ -28,14 +37,14 @@ class BuildFailed(Exception):
 
 def make_plan(build: Build, arguments: Sequence[str], directory: Path) -> None:
     """Let a build plan a run in `directory`. Raises BuildFailed."""
-    with _started(build, "mtbench plan", ["plan", *arguments, "-o", str(directory)], _log(directory)) as process:
-        process.wait()
+    with _started(build, "mtbench plan", ["plan", *arguments, "-o", str(directory)], _log(directory)):
+        pass
 
 
 def generate(build: Build, run: RunDirectory, *, timed_only: bool) -> None:
     """Let a build decode a plan. A cell that fails is stored in the run; raises BuildFailed if the process fails."""
-    with _generating(build, run, timed_only=timed_only) as process:
-        process.wait()
+    with _generating(build, run, timed_only=timed_only):
+        pass
 
 
 def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], first: int) -> None:
@@ -60,69 +69,93 @@ def generate_in_turns(builds: Sequence[Build], runs: Sequence[RunDirectory], fir
 @contextmanager
 def _generating(
     build: Build, run: RunDirectory, *, timed_only: bool, turns: bool = False
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[subprocess.Popen[bytes]]:
     arguments = ["generate", str(run.path)]
     arguments += ["--timed-only"] if timed_only else ["--peak-memory"]
     arguments += ["--turns"] if turns else []
     arguments += ["--server", build.url] if build.url else []
-    with _started(build, "mtbench generate", arguments, _log(run.path), failing=run) as process:
+    with _started(build, "mtbench generate", arguments, _log(run.path), failing=run, turns=turns) as process:
         yield process
 
 
 @contextmanager
 def _started(
-    build: Build, what: str, arguments: Sequence[str], log: Path, failing: RunDirectory | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """Start a process of a build; kill it if the block is left by an exception. Raises BuildFailed if it ends wrongly.
+    build: Build,
+    what: str,
+    arguments: Sequence[str],
+    log: Path,
+    failing: RunDirectory | None = None,
+    turns: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process of a build; wait for it at the end of the block, or kill it if an exception leaves the block.
 
-    `failing`: a run whose failed cells explain exit code 1.
+    `failing`: a run whose failed cells explain exit code 1. `turns`: its standard input and output are pipes. Raises
+    BuildFailed if it ends wrongly.
     """
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            build.command(*arguments),
-            env=environment_of(build),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
+    launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
+    pipe = subprocess.PIPE if turns else subprocess.DEVNULL
+    with files.write_errors(log):
+        errors = log.open("wb")
+    with errors:
         try:
+            process = subprocess.Popen(
+                [*launcher, *build.command(*arguments)],
+                env=environment_of(build),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(f"{what} of {build.label} cannot be started: {error.strerror or error}.") from None
+        watch = threading.Thread(target=_end_children, args=(process,), daemon=True)
+        try:
+            watch.start()
             yield process
-            _drain(process.stdout)
-            code = process.wait()
-        except BaseException:
-            process.kill()
-            raise
+            watch.join()
         finally:
+            _kill(process)
+            watch.join()
+            code = process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
-            process.wait()
+                    with suppress(BrokenPipeError):  # a turn that the process did not live to read
+                        stream.close()
     explained = code == 1 and failing is not None and failing.read_lines("failures.jsonl", FailureLine)
     if code and not explained:
         raise BuildFailed(build, what, code, log)
 
 
-def _is_ready(process: subprocess.Popen[str]) -> bool:
+def _end_children(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, then kill what it left alive. It is not reaped: its id stays its own."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group of a process that is not reaped."""
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS says so of a group of zombies
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _is_ready(process: subprocess.Popen[bytes]) -> bool:
     """Wait until the process asks for its turn; return False if it ends instead."""
-    assert process.stdout is not None
-    return any(line.strip() == READY for line in iter(process.stdout.readline, ""))
+    stream = process.stdout
+    assert stream is not None
+    return any(line.strip() == READY for line in iter(lambda: stream.readline(LONGEST_LINE), b""))
 
 
-def _give_turn(process: subprocess.Popen[str]) -> None:
+def _give_turn(process: subprocess.Popen[bytes]) -> None:
+    """Let the process go on. One that has ended needs no turn; its exit code says why."""
     assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def _drain(stream: IO[str] | None) -> None:
-    for _ in stream or ():
-        pass
+    with suppress(BrokenPipeError):
+        os.write(process.stdin.fileno(), b"\n")
 
 
 def _log(directory: Path) -> Path:
     """Return where the standard error of a process goes: beside its run directory."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
+    with files.write_errors(directory.parent):
+        directory.parent.mkdir(parents=True, exist_ok=True)
     return directory.parent / f"{directory.name}.log"
 
 

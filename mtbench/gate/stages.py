@@ -46,6 +46,7 @@ from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 
 FILE = "gate.json"
+UNFINISHED = "The gate is not finished."  # reason of a gate until it has a word
 GPU_IN_COMMON = {"uuid": "id", "driver": "driver", "power_cap_w": "power cap in W"}
 
 
@@ -82,6 +83,8 @@ class GateRun:
         """
         compared = self.comparable()
         gate = self._begun(compared)
+        if gate.word != "INCONCLUSIVE":
+            return gate
         files.write_json(self.directory / FILE, dump(gate))
         gate, cells = self._exact(gate, compared)
         if cells and not self.request.counts_only and not _levels(gate, "fail"):
@@ -92,28 +95,32 @@ class GateRun:
         return conclude(gate)
 
     def _begun(self, compared: Comparable) -> Gate:
-        """Return the gate before its first process decodes. A resumed gate keeps its floor and its looks.
+        """Return the gate before its first process decodes. A resumed gate keeps its floor and looks, and any word.
 
         Raises UserError if the margin is below the floor, or if the gate began with other builds or on another machine.
         """
         began = read_gate(self.directory) if (self.directory / FILE).is_file() else None
-        findings = list(compared.findings)
+        findings = [finding for finding in compared.findings if finding.stage == "comparable"]
         if began is None:
             found, why_none = floor.find(floor.read(self.directory.parent), compared.key, live=self.request.live)
-        else:
-            self._refuse_other_beginning(began, compared)
-            found, why_none = began.floor, None
-        if not self.request.counts_only:
-            self._refuse_small_margin(found)
-            if found is None:
+            if found is None and not self.request.counts_only:
                 why_none = why_none or "this machine is not calibrated for this plan"
                 findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
-        worst = None if found is None else max(cell.pair_sd for cell in found.cells)
+        else:
+            self._refuse_other_beginning(began, compared)
+            if began.word != "INCONCLUSIVE":
+                return began
+            found = began.floor
+            findings = [finding for finding in began.findings if finding.stage == "comparable"]
+        findings += [finding for finding in compared.findings if finding.stage != "comparable"]
+        if not self.request.counts_only:
+            self._refuse_small_margin(found)
+        worst = None if found is None else max((cell.pair_sd for cell in found.cells), default=None)
         looks = decision.looks(worst, self.request.margin, self.request.pairs)
         return Gate(
             schema_version=SCHEMA_VERSION,
             word="INCONCLUSIVE",
-            reason="The gate is not finished.",
+            reason=UNFINISHED,
             started=time.strftime(floor.TIME, time.gmtime()) if began is None else began.started,
             request=self.request,
             base=compared.builds[0],
@@ -144,11 +151,13 @@ class GateRun:
                 )
 
     def _refuse_small_margin(self, found: Floor | None) -> None:
-        if found is not None and self.request.margin < found.smallest_detectable:
+        """Raise UserError if the default number of pairs is too small for the margin."""
+        if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
+            quieter = "" if self.request.live else "--live, "
             raise UserError(
                 f"--margin {self.request.margin:g} is below the smallest slowdown that this machine shows in "
-                f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, --live, or "
-                "--counts-only."
+                f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, more --pairs, "
+                f"{quieter}or --counts-only."
             )
 
     # Stage comparable
@@ -165,7 +174,7 @@ class GateRun:
         head = base if self.head == self.base else self._plan("head", self.head)
         _refuse_other_gpu(base, head)
         if base.plan.request.device != "cpu":
-            refuse_busy_gpu(machine.gpu())
+            refuse_busy_gpu(_gpu_of(base))
         findings += [*_compare_packages(*builds), *plans.compare(base, head)]
         key = key_of(base, [cell.cell for cell in _common(base, head)], self.request)
         return Comparable(builds, base, head, key, findings)
@@ -200,6 +209,7 @@ class GateRun:
 
     def _plans_arm(self, build: Build, arm: str) -> bool:
         trial = self.directory / "plans" / "trial"
+        shutil.rmtree(trial, ignore_errors=True)  # a killed gate leaves it, and no build plans into it again
         try:
             make_plan(build, [*_without_arms(self.request.plan_arguments), *_naming([arm])], trial)
         except BuildFailed:
@@ -230,7 +240,10 @@ class GateRun:
         findings, decoded, changed = list(gate.findings), [], {}
         for cell in cells:
             outcome = exact.compare(
-                cell.cell, *(exact.read(run, cell.cell) for run in runs), allow_changed=self.request.allow_changed
+                cell.cell,
+                *(exact.read(run, cell.cell) for run in runs),
+                allow_changed=self.request.allow_changed,
+                items=plans.items_of(base.plan, cell),
             )
             findings += outcome.findings
             if outcome.decoded:
@@ -250,7 +263,8 @@ class GateRun:
             shutil.rmtree(partial, ignore_errors=True)
             stored: JsonObject = plans.only(planned.stored, cells)
             generate(build, plans.write(partial, planned, stored), timed_only=False)
-            partial.rename(directory)
+            with files.write_errors(directory):
+                partial.rename(directory)
         return RunDirectory(directory)
 
 
@@ -274,19 +288,32 @@ def read_gate(directory: Path) -> Gate:
 
 
 def key_of(planned: Planned, cells: Sequence[str], request: GateRequest) -> Key:
-    """Return what a floor of this machine and plan holds for."""
-    environment, on_gpu = planned.environment, planned.plan.request.device != "cpu"
-    gpu = (environment.get("gpu") or {}) if on_gpu else {}
+    """Return what a floor of this machine and plan holds for.
+
+    The machine is read now: a plan on disk may have been made before the driver, the power cap or the kernel changed.
+    """
+    environment, host = planned.environment, machine.host()
+    gpu: JsonObject = {}
+    if planned.plan.request.device != "cpu":
+        found = _gpu_of(planned)
+        now = found.describe() if found else {}
+        gpu = (environment.get("gpu") or {}) | {name: value for name, value in now.items() if value is not None}
     timed = plans.only(planned.stored, cells, blocks=request.blocks, rounds=planned.plan.request.rounds)
     return Key(
         gpu_uuid=gpu.get("uuid"),
         driver=gpu.get("driver"),
         power_cap_w=gpu.get("power_cap_w"),
-        processor=environment["processor"],
-        kernel=environment["platform"],
+        processor=host["processor"],
+        kernel=host["platform"],
         torch=(environment.get("packages") or {}).get("torch"),
         plan_sha256=plans.sha256(timed),
     )
+
+
+def _gpu_of(planned: Planned) -> machine.Gpu | None:
+    """Return the GPU that a build would decode on, as its plan names it; None if it names none."""
+    gpu = planned.environment.get("gpu")
+    return machine.gpu_by_id(gpu.get("uuid")) if gpu else None
 
 
 def _levels(gate: Gate, level: str) -> list[Finding]:

@@ -338,9 +338,9 @@ def reading(gate: Gate) -> list[tuple[str, str]]:
 
 NOTES = {
     "Pairs": (
-        "A pair is one process of each build, in random order. Two processes of one build differ by more than the "
-        "blocks inside a process, so the pair is the unit of every interval. The time of a cell in a process is the "
-        "sum over blocks of the median over rounds."
+        "A pair is one process of each build. Base begins in one half of the pairs and head in the other, in the order "
+        "ABBA. Two processes of one build differ by more than the blocks inside a process, so the pair is the unit of "
+        "every interval. The time of a cell in a process is the sum over blocks of the median over rounds."
     ),
     "Percent": (
         "Head's time over base's, less 1. +3.1% [2.2, 4.0] means that head takes 3.1% longer, with a 95% interval from "

@@ -14,7 +14,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.gate import decision, timing
 from mtbench.gate.decision import Decision
 from mtbench.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
-from mtbench.gate.pairs import PairRunner, PairTimes, differences, read_pairs
+from mtbench.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.gate.processes import BuildFailed
 from mtbench.gate.tables import changed_by
 from mtbench.report.formatting import counted
@@ -37,7 +37,7 @@ class TimedStage:
 
     def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
         """Run pairs until a look decides; return the gate with the times and their findings."""
-        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or _replayable(cell)]
+        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or is_replayable(cell)]
         findings = [
             _finding("not timed", "note", "other tokens, and its commits cannot be replayed", cell.cell)
             for cell in cells
@@ -62,7 +62,7 @@ class TimedStage:
             confirmation_pairs=len(fresh),
             findings=[*gate.findings, *findings],
             timed=results,
-            all_cells=self._mean(values, decided, gate.request.margin) if len(names) > 1 else None,
+            all_cells=self._mean(pairs, names, decided, gate.request.margin) if len(names) > 1 else None,
         )
 
     def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
@@ -70,7 +70,8 @@ class TimedStage:
         folder, most = self.directory / "pairs", round(SPARE_PAIRS * self.at[-1])
         while True:
             pairs = read_pairs(folder)
-            decided = decision.decide(differences(pairs, cells), self.at, margin)
+            values, means = differences(pairs, cells), mean_differences(pairs, cells)
+            decided = decision.decide(values, self.at, margin, means)
             if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
                 return decided
             here = f"pair {len(pairs) + 1}, next look at {decided.next_look}, last at {self.at[-1]}"
@@ -78,12 +79,15 @@ class TimedStage:
             self.runner.run(folder, len(pairs) + 1, decided.open)
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
-        """Run the pairs that test a FAIL once more."""
-        folder = self.directory / "fresh"
-        while len(pairs := read_pairs(folder)) < wanted and time.monotonic() <= self.deadline:
+        """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
+        folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
+        while True:
+            pairs = read_pairs(folder)
+            complete = len(mean_differences(pairs, cells)) >= wanted
+            if complete or len(pairs) >= most or time.monotonic() > self.deadline:
+                return pairs
             self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
             self.runner.run(folder, len(pairs) + 1, cells)
-        return pairs
 
     def _result(
         self,
@@ -109,9 +113,8 @@ class TimedStage:
             head_over_reference=head_over,
         )
 
-    def _mean(self, values: Mapping[str, Sequence[float]], decided: Decision, margin: float) -> TimeTest:
-        mean = decision.mean_of_cells(values)
-        return decision.time_test(mean, self.at, margin, decided.all_cells, len(values))
+    def _mean(self, pairs: Sequence[PairTimes], cells: Sequence[str], decided: Decision, margin: float) -> TimeTest:
+        return decision.time_test(mean_differences(pairs, cells), self.at, margin, decided.all_cells, len(cells))
 
     def _of_failure(
         self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
@@ -119,23 +122,30 @@ class TimedStage:
         """Yield the findings of a FAIL: fresh pairs confirm it, do not, or are missing."""
         failed = [cell for cell in results if cell.test.word == "FAIL"]
         wanted = decision.confirmation_pairs(decided, self.at)
-        values = differences(fresh, [cell.cell for cell in failed] or list(decided.cells))
-        complete = all(len(d) >= wanted for d in values.values())
-        confirmed = complete and decision.confirmed(decided, values)
-        if confirmed:
-            said = f"{counted(wanted, 'fresh pair')} confirm it"
-        elif complete:
-            said = f"{counted(wanted, 'fresh pair')} do not confirm it"
-        else:
-            said = f"{len(fresh)} of {counted(wanted, 'fresh pair')} ran that test it once more"
-        level: Level = "fail" if confirmed else "inconclusive"
+        values, means = differences(fresh, [cell.cell for cell in failed]), mean_differences(fresh, list(decided.cells))
+        timed = min(map(len, values.values()), default=len(means))
+        confirmed = []
+        if timed >= wanted:
+            fresh_d = {cell: d[:wanted] for cell, d in values.items()}
+            confirmed = decision.confirmed(decided, fresh_d, means[:wanted])
         for cell in failed:
+            level, said = _confirmation(cell.cell in confirmed, timed, wanted)
             yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
         if not failed:
+            level, said = _confirmation(None in confirmed, timed, wanted)
             yield _finding("slower", level, f"the mean over all cells is slower; {said}", None)
 
 
-def _replayable(cell: Cell) -> bool:
+def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
+    """Return the level of a FAIL and what fresh pairs say of it."""
+    if confirmed:
+        return "fail", f"{counted(wanted, 'fresh pair')} confirm it"
+    if timed >= wanted:
+        return "inconclusive", f"{counted(wanted, 'fresh pair')} do not confirm it"
+    return "inconclusive", f"only {timed} of {counted(wanted, 'fresh pair')} tested it once more"
+
+
+def is_replayable(cell: Cell) -> bool:
     """Return whether both builds can be made to repeat given commits in a cell."""
     known = cell.method in list(METHODS) and not METHODS[cell.method].outside
     return known and method_of(cell).variants[-1].block == 1
@@ -156,18 +166,18 @@ def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes
 
 
 def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
-    """Yield the cells that have no valid time in over a fifth of the pairs in which they ran."""
+    """Yield the cells that have no valid time in some of the pairs in which they ran; up to a fifth is a note."""
     for cell in cells:
         faults = [pair.void[cell] for pair in pairs if cell in pair.void]
         ran = len(faults) + sum(cell in pair.cells for pair in pairs)
-        if len(faults) <= VOID_SHARE * ran:
-            continue
         of_head = [head for base, head in faults if head and not base]
-        if len(of_head) > VOID_SHARE * ran:
-            yield _finding("void", "fail", f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
-        else:
+        if of_head:
+            level: Level = "fail" if len(of_head) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
+        elif faults:
             why = next(fault for fault in faults[0] if fault)
-            yield _finding("void", "inconclusive", f"void in {len(faults)} of {ran} pairs: {why}", cell)
+            level = "inconclusive" if len(faults) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
 
 
 def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:

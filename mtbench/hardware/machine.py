@@ -31,11 +31,15 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "git": git_commit(Path(mtbench.__file__).parent),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "platform": platform.platform(),
-        "processor": _processor(),
+        **host(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpu": None if found is None else found.describe(),
     }
+
+
+def host() -> dict[str, str]:
+    """Return the operating system with its kernel, and the name of the processor."""
+    return {"platform": platform.platform(), "processor": _processor()}
 
 
 # Bits of NVML's reasons for a reduced clock, nvmlClocksEventReason…
@@ -186,12 +190,15 @@ def gpu() -> Gpu | None:
     torch = sys.modules.get("torch")
     if _nvml() is None or (torch is not None and not torch.cuda.is_available()):
         return None
-    return _gpu(None if torch is None else f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    return gpu_by_id(None if torch is None else f"GPU-{torch.cuda.get_device_properties(0).uuid}")
 
 
 @cache
-def _gpu(uuid: str | None) -> Gpu | None:
-    """Return a GPU by its id. (An index would differ: NVML counts all GPUs, torch only the visible ones.)"""
+def gpu_by_id(uuid: str | None) -> Gpu | None:
+    """Return a GPU by its id, without an id the first one; None if there is no such GPU.
+
+    (An index would differ: NVML counts all GPUs, torch only the visible ones.)
+    """
     nvml = _nvml()
     handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None
     if handle is None and (uuid is None or _ask(nvml, "nvmlDeviceGetCount") == 1):

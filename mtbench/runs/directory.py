@@ -84,7 +84,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         """A run that has a plan; raises UserError if there is none, or if the directory holds links."""
-        if not path.is_dir():
+        if not os.path.isdir(path):  # unlike Path.is_dir, never an error: the name may be too long
             raise UserError(
                 f"{str(path)!r} is no directory; give one of a run, or make one with `mtbench plan -o DIR`."
             )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from schemas import validator
 from typer.testing import CliRunner, Result
 
 from mtbench.cli import main
-from mtbench.cli.comparison import FLOOR
 from mtbench.cli.session import err, out
 from mtbench.errors import UserError
+from mtbench.gate.floor import FILE as FLOOR
+from mtbench.gate.floor import TIME
 
 ANSWERS = [answer("a" * (n + 2), 2, float(n % 3 > 0)) for n in range(14)]
 OTHERS = [answer("b" * (n + 2), 1, 1.0) for n in range(14)]
@@ -108,15 +110,15 @@ def test_the_json_is_as_its_schema_says(runs: list[Path], tmp_path: Path, target
     assert "arithmetic, batch size 2" in shown
 
 
-def floor(runs: list[Path], **key: Any) -> None:
-    """Write floor.json beside the runs."""
+def floor(runs: list[Path], *, live: bool = False, days: float = 2, **key: Any) -> None:
+    """Write floor.json beside the runs, with a floor that is so many days old."""
     digest = json.loads(compare([*runs[:2], "--json", "-"]).stdout)["runs"][0]["plan_sha256"]
     machine = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "made up", "kernel": "Linux"}
     sds = {"pair_sd": 0.01, "pair_sd_high": 0.013, "block_sd": None, "outliers": 0.0, "drift_per_pair": None}
     entry = {
         "key": machine | {"torch": "2.13.0", "plan_sha256": digest} | key,
-        "measured": "2026-11-20T00:00:00Z",
-        "live": False,
+        "measured": time.strftime(TIME, time.gmtime(time.time() - days * 24 * 3600)),
+        "live": live,
         "pairs": 10,
         "smallest_detectable": 0.02,
         "cells": [{"cell": AR, **sds}],
@@ -133,8 +135,15 @@ def alike(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "known"),
-    [({}, True), ({"torch": "2.9.0"}, False), ({"plan_sha256": "0" * 64}, True), ({"processor": "other"}, False)],
-    ids=["same", "torch", "plan", "processor"],
+    [
+        ({}, True),
+        ({"torch": "2.9.0"}, False),
+        ({"plan_sha256": "0" * 64}, True),
+        ({"processor": "other"}, False),
+        ({"live": True}, False),
+        ({"days": 31}, False),
+    ],
+    ids=["same", "torch", "plan", "processor", "turns", "old"],
 )
 def test_the_noise_of_sessions_is_shown_where_it_was_calibrated(
     runs: list[Path], key: dict[str, Any], known: bool
@@ -191,3 +200,10 @@ def test_names_of_strangers_do_not_control_the_terminal(runs: list[Path], tmp_pa
     shown = compare([runs[0], failed], columns=300).stdout
     assert "[bold]four" in shown
     assert "[red]\\x1b[2J" in shown
+
+
+def test_names_that_cannot_be(runs: list[Path], tmp_path: Path) -> None:
+    """Too long, or a link to itself."""
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("x" * 300, tmp_path / "loop"):
+        assert "is no directory" in mistake(runs[0], name)

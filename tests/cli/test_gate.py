@@ -1,17 +1,24 @@
 """`mtbench gate` on the command line: words, exit codes, files, mistakes in one line, `--resume`, `history`."""
 
 import json
+import shutil
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import made_gates
 import pytest
 from fake_build import build, calls
 from typer.testing import CliRunner, Result
 from whole import plan_of
 
-from mtbench.cli import main
+from mtbench.cli import gating, main
 from mtbench.errors import UserError
+from mtbench.gate import floor
+from mtbench.gate.builds import resolve
+from mtbench.gate.stages import UNFINISHED
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import begin_run
 
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
@@ -118,7 +125,7 @@ def test_history_tells_the_share_of_false_alarms(made: Callable[..., list[str]],
     assert result.exit_code == 0, result.output
     assert "FAIL in 0.0%" in result.stdout
     assert "of the 2 gates" in result.stdout
-    assert "no gate" in mistake("history", tmp_path / "base")
+    assert "no finished gate" in mistake("history", tmp_path / "base")
 
 
 def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -140,3 +147,137 @@ def test_a_refused_gate_leaves_no_folder(made: Callable[..., list[str]], tmp_pat
     """So that the mended command needs no other `-o`."""
     assert "--allow-torch" in mistake(*made(torch="3"), "-o", tmp_path / "gate")
     assert not (tmp_path / "gate").exists()
+
+
+def test_a_refused_gate_leaves_a_folder_as_it_was(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """One that was there before, here behind a link, is empty again."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to("mine")
+    assert "--allow-torch" in mistake(*made(torch="3"), "-o", tmp_path / "link")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_gate_that_began_meanwhile_keeps_its_folder(
+    made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two gates with one -o: the second one found the folder empty, then installed its builds for minutes."""
+    words = made()
+
+    def slow(*asked: Any) -> Any:
+        monkeypatch.setattr(gating, "resolve", resolve)
+        assert gate(*words, "--counts-only", "-o", tmp_path / "gate").exit_code == 0
+        return resolve(*asked)
+
+    monkeypatch.setattr(gating, "resolve", slow)
+    assert "never overwritten" in mistake(*words, "-o", tmp_path / "gate")
+    assert (tmp_path / "gate" / "gate.json").is_file()
+    with RunDirectory(tmp_path / "gate").locked():
+        pass
+
+
+@pytest.mark.parametrize("options", [["-o", "x" * 300], ["--margin", "nan"]])
+def test_values_out_of_range_are_refused(made: Callable[..., list[str]], options: Sequence[str]) -> None:
+    assert options[1][:200] in mistake(*made(), *options)
+
+
+def test_more_pairs_than_anybody_waits_for(made: Callable[..., list[str]]) -> None:
+    result = gate(*made(), "--pairs", "9" * 400)
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_resume_needs_the_command_that_began(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A calibration has no word, and the pairs of a gate are no calibration."""
+    words = made()
+    gate(*words, "--counts-only", "-o", tmp_path / "gate")
+    gate("calibrate", *words[:2], *OPTIONS, "--pairs", 3, "-o", tmp_path / "calibration")
+    assert "`mtbench gate -o" in mistake("calibrate", "-o", tmp_path / "gate", "--resume")
+    assert "`mtbench gate calibrate -o" in mistake("-o", tmp_path / "calibration", "--resume")
+
+
+def test_an_interrupted_gate_names_its_own_command(
+    made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate(*made(), "--counts-only", "-o", tmp_path / "gate")
+    for words, command in ((["gate"], "gate"), (["gate", "calibrate"], "gate calibrate")):
+        monkeypatch.setattr("sys.argv", ["mtbench", *words, "-o", "x"])
+        assert f"`mtbench {command} -o {tmp_path / 'gate'} --resume`" in main._how_to_resume()
+
+
+def test_history_of_strange_texts(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Marks of rich are text. A gate without a word is in no share."""
+    envs = made()
+    gate("--base", envs[1], "--head", envs[1], *OPTIONS, "--counts-only", "-o", tmp_path / "runs" / "a")
+    file = tmp_path / "runs" / "a" / "gate.json"
+    stored = json.loads(file.read_text())
+    stored["base"]["label"] = "[/x]\x1b[2J"
+    file.write_text(json.dumps(stored))
+    result = gate("history", tmp_path / "runs")
+    assert result.exit_code == 0, result.output
+    assert "[/x]" in result.stdout
+    assert "\x1b" not in result.stdout
+    file.write_text(json.dumps({**stored, "reason": "The gate is not finished.", "word": "INCONCLUSIVE"}))
+    assert "has no finished gate" in mistake("history", tmp_path / "runs")
+
+
+def test_a_broken_floor_is_refused_before_a_calibration(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """And not after hours of pairs. Every fault is one line that names the file."""
+    base = made()[:2]
+    gate("calibrate", *base, *OPTIONS, "--pairs", 3, "-o", tmp_path / "c")
+    stored = json.loads((tmp_path / "floor.json").read_text())
+    entry = stored["floors"][0]
+    for broken in ("{", {**stored, "schema_version": 9}, {**stored, "floors": [{**entry, "measured": "yesterday"}]}):
+        (tmp_path / "floor.json").write_text(broken if isinstance(broken, str) else json.dumps(broken))
+        pairs = len(calls(tmp_path / "base"))
+        assert "floor.json" in mistake("calibrate", *base, *OPTIONS, "--pairs", 3, "-o", tmp_path / "d")
+        assert len(calls(tmp_path / "base")) == pairs
+    no_cells, noise = {**entry, "cells": []}, {**entry["cells"][0], "pair_sd": 1e300}
+    for odd in (no_cells, {**entry, "cells": [noise], "smallest_detectable": 0.0}):
+        (tmp_path / "floor.json").write_text(json.dumps({**stored, "floors": [odd]}))
+        result = gate(*base, "--head", base[1], *OPTIONS, "--blocks", 8, "--pairs", 2, "-o", tmp_path / odd["measured"])
+        assert result.exit_code in (0, 3), result.output
+        shutil.rmtree(tmp_path / odd["measured"])
+
+
+def test_two_calibrations_write_one_floor(tmp_path: Path) -> None:
+    """None is lost: who reads and writes the file keeps the other waiting."""
+    with floor._alone(tmp_path):
+        other = threading.Thread(target=floor.add, args=(tmp_path, made_gates.floor()))
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        assert not (tmp_path / "floor.json").exists()
+    other.join()
+    assert len(floor.read(tmp_path)) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["floor.json"]
+
+
+def test_a_seed_may_be_negative(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """As everywhere in mtbench."""
+    result = gate(*made()[:4], "--method", "ar", "--seed", "-1", "--counts-only", "-o", tmp_path / "gate")
+    assert result.exit_code == 0, result.output
+
+
+def test_history_leaves_out_gates_that_are_not_finished(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """They would make the share of false alarms smaller than it is."""
+    envs = made()
+    gate("--base", envs[1], "--head", envs[1], *OPTIONS, "--counts-only", "-o", tmp_path / "runs" / "a")
+    killed = tmp_path / "runs" / "b" / "gate.json"
+    killed.parent.mkdir()
+    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
+    killed.write_text(json.dumps({**stored, "word": "INCONCLUSIVE", "reason": UNFINISHED}))
+    assert "of the 1 gates" in gate("history", tmp_path / "runs").stdout
+
+
+def test_history_compares_times_of_one_machine_and_plan(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A gate on another machine begins a history of its own."""
+    gate(*made(base={"noise": 0.001}, noise=0.001), "-o", tmp_path / "runs" / "a")
+    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
+    for name, kernel, times in (("b", "another", 3.0), ("c", stored["key"]["kernel"], 2.0)):
+        later = {**stored, "started": "2999-01-01T00:00:00Z", "key": {**stored["key"], "kernel": kernel}}
+        later["timed"] = [{**cell, "base_s": [times * s for s in cell["base_s"]]} for cell in stored["timed"]]
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "gate.json").write_text(json.dumps(later))
+    shown = " ".join(gate("history", tmp_path / "runs").stdout.split())
+    assert shown.count("base's time") == 2
+    assert shown.count(f"+100.0 % since {stored['started']}, over 2 gates") == 2

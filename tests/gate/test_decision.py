@@ -53,7 +53,7 @@ def test_error_rates_over_many_trials(process_sd: float, cells: int) -> None:
 
 
 def test_looks_grow_with_the_noise_and_end_at_the_cap() -> None:
-    """At most five looks, from 6 pairs to ⌈(5.5 s / log 1.02)²⌉ + 6, at most `most`; 40 without a floor."""
+    """At most five looks, from 6 pairs to ⌈(5.5 s / log 1.02)²⌉ + 6; 40 without a floor; or as asked."""
     for sd in (0.0, 0.002, 0.007, 0.014, 0.021, 0.04):
         at = looks(sd, MARGIN)
         assert at[0] == 6
@@ -63,7 +63,7 @@ def test_looks_grow_with_the_noise_and_end_at_the_cap() -> None:
     assert looks(None, MARGIN)[-1] == 40
     assert looks(None, MARGIN, 12)[-1] == 12
     assert looks(0.04, MARGIN, 12)[-1] == 12
-    assert looks(0.002, MARGIN, 12)[-1] < 12
+    assert looks(0.002, MARGIN, 12)[-1] == 12
     assert looks(None, MARGIN, 3) == (3,)
 
 
@@ -124,7 +124,16 @@ def test_the_mean_over_cells_finds_what_no_cell_shows() -> None:
     assert decided.word == "FAIL"
     assert decided.all_cells == "FAIL"
     assert "FAIL" not in decided.cells.values()
-    assert confirmed(decided, d)
+    assert confirmed(decided, d) == [None]
+
+
+def test_the_mean_is_over_cells_of_the_same_pair() -> None:
+    """Cell b has no valid time in the first pair. Side by side, values of other pairs would hide what all share."""
+    shared = np.tile([0.06, -0.01], 7)
+    d = {"a": shared[:12], "b": shared[1:13]}
+    assert decide(d, [12], MARGIN).all_cells == "FAIL"
+    assert decide(d, [12], MARGIN, means=shared[1:13]).all_cells != "FAIL"
+    assert decide(d, [12], MARGIN, means=shared[:11]).all_cells == "INCONCLUSIVE"
 
 
 def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
@@ -134,6 +143,13 @@ def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
     assert not confirmed(decided, {"cell": [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]})
     assert not confirmed(decided, {"cell": [0.05]})
     assert confirmed(decided, {"cell": [0.05, 0.06, 0.04, 0.05, 0.05, 0.06]})
+
+
+def test_a_cell_is_confirmed_by_its_own_fresh_pairs() -> None:
+    slow, fast = [0.05, 0.06, 0.04, 0.05, 0.055, 0.045], [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]
+    decided = decide({"a": slow, "b": slow}, [6], MARGIN)
+    assert confirmed(decided, {"a": slow, "b": slow}) == ["a", "b"]
+    assert confirmed(decided, {"a": slow, "b": fast}) == ["a"]
 
 
 @given(
@@ -165,7 +181,7 @@ def test_the_shown_bounds_are_those_of_the_test() -> None:
 def test_pairs_needed_decide_if_nothing_changes() -> None:
     """At the named number of pairs the same mean and noise decide; at fewer they do not."""
     rng = np.random.default_rng(2)
-    for shift in (0.0, 0.012, 0.03):
+    for shift in (0.0, 0.012, 0.025):
         unit = rng.standard_normal(6)
         unit = (unit - unit.mean()) / unit.std(ddof=1)
         d = shift + 0.02 * unit
@@ -179,6 +195,12 @@ def test_pairs_needed_decide_if_nothing_changes() -> None:
 
         assert word(needed) != "INCONCLUSIVE"
         assert word(needed - 1) == "INCONCLUSIVE"
+
+
+def test_the_pairs_needed_are_more_than_there_are() -> None:
+    """A budget ended the gate before its first look: the pairs so far would be enough, but a look needs more."""
+    needed = time_test([0.0, 1e-4, -1e-4, 0.0, 1e-4], [6, 12], MARGIN, "INCONCLUSIVE", 1).pairs_needed
+    assert needed == 6
 
 
 def test_no_cells_pass() -> None:

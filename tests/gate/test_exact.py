@@ -75,8 +75,11 @@ def test_more_in_one_item_and_less_in_another_fails() -> None:
 
 def test_more_forward_passes_of_a_batch_fail() -> None:
     """Rows that wait for each other: each answer takes as many forwards, the batch takes more."""
-    slow = {block: timing_line(block=block, batch_forwards=5, kv_bytes=1000) for block in (0, 1)}
-    assert found(head_of(cell(blocks=slow))) == [("more work", "fail")]
+    for forwards in ((5, 5), (5, 3), (5, 2)):
+        slow = {block: timing_line(block=block, batch_forwards=n, kv_bytes=1000) for block, n in enumerate(forwards)}
+        assert found(head_of(cell(blocks=slow))) == [("more work", "fail")]
+    fast = {block: timing_line(block=block, batch_forwards=3, kv_bytes=1000) for block in (0, 1)}
+    assert found(head_of(cell(blocks=fast))) == [("less work", "note")]
 
 
 def test_other_commits_of_the_same_tokens_are_a_note() -> None:
@@ -84,14 +87,27 @@ def test_other_commits_of_the_same_tokens_are_a_note() -> None:
     assert found(head_of(cell({ITEMS[0]: {"surplus": 0}}))) == [("changed", "note")]
 
 
-@pytest.mark.parametrize("changed", [{"token_ids": [5, 6, 8]}, {"forwards": 3, "commits": [1, 1, 1]}])
-def test_what_base_does_not_repeat_is_not_compared(changed: dict[str, Any]) -> None:
-    """Base differs from itself in one field: head may differ there, and the gate says so. Other fields still count."""
-    unstable = head_of(cell({ITEMS[1]: changed}), again=cell({ITEMS[0]: changed}))
-    assert found(unstable) == [("unstable", "note")]
-    assert "base disagrees with itself" in unstable.findings[0].text
-    both = head_of(cell({ITEMS[1]: changed | {"positions_fed": 99}}), again=cell({ITEMS[0]: changed}))
-    assert ("more work", "fail") in found(both)
+def test_more_forward_passes_of_a_batch_fail_where_answers_take_fewer_positions() -> None:
+    slow = {block: timing_line(block=block, batch_forwards=5, kv_bytes=1000) for block in (0, 1)}
+    assert found(head_of(cell({ITEMS[0]: {"positions_fed": 7}}, blocks=slow))) == [("more work", "fail")]
+
+
+def test_a_cell_whose_tokens_base_does_not_repeat_leaves_the_stage() -> None:
+    """Head's tokens differ in another item, and with them its work: chance, as in base. Memory still counts."""
+    again = cell({ITEMS[0]: {"token_ids": [5, 6, 8]}})
+    head = cell({ITEMS[1]: {"token_ids": [5, 6, 8], "forwards": 3, "positions_fed": 99}}, memory_bytes=10_200_000)
+    outcome = head_of(head, again=again)
+    assert found(outcome) == [("unstable", "note"), ("memory", "fail")]
+    assert "base disagrees with itself in: tokens; head is not compared in tokens and work" in outcome.findings[0].text
+    assert not outcome.changed
+
+
+def test_tokens_count_where_base_repeats_them_from_other_work() -> None:
+    again = cell({ITEMS[0]: {"forwards": 3, "commits": [1, 1, 1]}})
+    more = cell({ITEMS[1]: {"forwards": 3, "commits": [1, 1, 1], "positions_fed": 99}})
+    assert found(head_of(more, again=again)) == [("unstable", "note")]
+    other = cell({ITEMS[1]: {"token_ids": [5, 6, 8]}})
+    assert found(head_of(other, again=again)) == [("unstable", "note"), ("changed", "fail")]
 
 
 def test_memory_beyond_one_percent() -> None:

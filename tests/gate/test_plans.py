@@ -10,6 +10,7 @@ from mtbench.errors import UserError
 from mtbench.gate import plans
 from mtbench.gate.builds import Build
 from mtbench.gate.plans import Planned
+from mtbench.records import dump
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import refuse_faulty
 from mtbench.runs.planner import begin_run, make_plan
@@ -42,6 +43,14 @@ def test_a_cut_plan_is_a_plan(planned: Planned) -> None:
     assert both.groups[0].blocks == planned.plan.groups[0].blocks
 
 
+def test_a_cut_plan_refers_to_no_arm_of_another_group() -> None:
+    """The reference has passed at batch size 1 and not at 2: the cell at 1 has no baseline left, that at 2 has."""
+    stored = dump(make_plan(RunRequest(limit=4, batch_size=(1, 2), method=("ar", "mars"))))
+    cut = Plan.model_validate(plans.only(stored, [MARS, f"{AR[:-1]}2", f"{MARS[:-1]}2"]))
+    refuse_faulty(cut)
+    assert [bool(cell.baselines) for cell in cut.cells if cell.method == "mars"] == [False, True]
+
+
 def test_fields_of_other_versions_stay(planned: Planned) -> None:
     """A build gets the plan that it wrote, with what this mtbench does not know."""
     stored = {**planned.stored, "newer": 1}
@@ -55,6 +64,32 @@ def test_cells_that_ask_a_server_get_its_address(with_server: Planned) -> None:
     assert [cell.options.get("url") for cell in one.plan.cells] == [None, "http://one/v1"]
     assert one.stored["cells"][1]["options"]["url"] == "http://one/v1"
     assert plans.compare(one, other) == []
+
+
+def test_another_address_hides_no_other_option(with_server: Planned) -> None:
+    one = with_server.asking(SERVER)
+    stored = json.loads(json.dumps(one.stored))
+    stored["cells"][1]["options"] = {"url": "http://two/v1", **stored["cells"][1]["options"], "model": "another"}
+    stored["cells"][1]["options"]["url"] = "http://two/v1"
+    with pytest.raises(UserError, match=r"options\.model of .* in base and 'another' in head"):
+        plans.compare(one, one._replace(plan=Plan.model_validate(stored), stored=stored))
+
+
+def test_other_private_prompts_are_other_work(planned: Planned) -> None:
+    """The plan of a private suite has no prompts, only their hash."""
+
+    def private(withheld: str) -> Planned:
+        stored = json.loads(json.dumps(planned.stored))
+        stored["suites"][0]["withheld"] = withheld
+        for item in stored["suites"][0]["items"]:
+            item["prompt_ids"] = []
+        return planned._replace(plan=Plan.model_validate(stored), stored=stored)
+
+    one, other = private("0" * 64), private("1" * 64)
+    assert plans.compare(one, one) == []
+    assert plans.sha256(one.stored) != plans.sha256(other.stored)
+    with pytest.raises(UserError, match="the prompts of arithmetic differ"):
+        plans.compare(one, other)
 
 
 def test_a_server_that_no_arm_asks_is_refused(planned: Planned) -> None:

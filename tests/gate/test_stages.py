@@ -9,50 +9,24 @@ from typing import Any
 import pytest
 from driver import Driver
 from fake_build import build, calls
+from fake_gate import AR, ARGUMENTS, MARS, a_gate
 from whole import plan_of
 
 from mtbench.errors import UserError
-from mtbench.gate import floor, page
-from mtbench.gate.builds import resolve
+from mtbench.gate import decision, floor, page
 from mtbench.gate.calibrate import Calibration
-from mtbench.gate.format import CellFloor, Floor, Gate, GateRequest
-from mtbench.gate.stages import GateRun, refuse_busy_gpu
-from mtbench.runs.planner import begin_run
-
-AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
-ARGUMENTS = ["--method", "ar", "--method", "mars"]
+from mtbench.gate.format import CellFloor, Floor, Gate
+from mtbench.gate.stages import refuse_busy_gpu
+from mtbench.gate.timed import is_replayable
+from mtbench.hardware import machine
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import begin_run, make_plan
 
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with the plan that every made-up build makes: two cells, four blocks."""
     return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
-
-
-def request(base: Path, head: Path, **asked: Any) -> GateRequest:
-    values: dict[str, Any] = {
-        "base": str(base),
-        "head": str(head),
-        "plan_arguments": ARGUMENTS,
-        "margin": 0.02,
-        "blocks": 4,
-        "pairs": None,
-        "live": False,
-        "counts_only": False,
-        "allow_changed": False,
-        "allow_torch": False,
-        "allow_dirty": False,
-        "seed": 0,
-    }
-    return GateRequest(**values | asked)
-
-
-def a_gate(
-    directory: Path, base: Path, head: Path, note: Callable[[str], None] = lambda _: None, **asked: Any
-) -> GateRun:
-    asked_for = request(base, head, **asked)
-    builds = [resolve(env, note) for env in (asked_for.base, asked_for.head)]
-    return GateRun(directory, asked_for, builds[0], builds[1], note)
 
 
 @pytest.fixture
@@ -90,7 +64,14 @@ def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) 
         assert cell.test.ratio == pytest.approx(1.05, abs=0.01)
         assert cell.attribution is not None
         assert cell.attribution.total == pytest.approx(0.05, abs=0.01)
-    assert slow.timed[1].base_over_reference is None or slow.timed[1].base_over_reference > 0
+    assert slow.timed[1].base_over_reference == pytest.approx(1, abs=0.01)
+    assert slow.timed[1].head_over_reference == pytest.approx(1, abs=0.01)
+
+
+def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
+    slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, drops_in=["fresh/0002"])
+    assert slow.word == "FAIL"
+    assert slow.confirmation_pairs == slow.looks[1] + 1
 
 
 def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callable[..., Gate]) -> None:
@@ -131,6 +112,21 @@ def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None
     for name in ("base", "head"):
         shutil.rmtree(tmp_path / name)
     assert gate(crash="timed once").word == "PASS"
+
+
+def test_a_build_that_dies_while_it_waits_for_its_turn_has_failed(gate: Callable[..., Gate]) -> None:
+    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"live": True}).reason
+
+
+def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> None:
+    assert gate(prints=200_000, asked={"counts_only": True}).word == "PASS"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_head_is_not_blamed_for_what_kills_both(gate: Callable[..., Gate], seed: int) -> None:
+    """Whichever build begins."""
+    with pytest.raises(UserError, match="base cannot decode"):
+        gate(base={"crash": "timed"}, crash="timed", asked={"seed": seed})
 
 
 def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
@@ -189,6 +185,26 @@ def test_another_torch_is_refused_unless_it_is_what_changed(gate: Callable[..., 
     allowed = gate(torch="2.1", asked={"allow_torch": True})
     assert allowed.word == "PASS"
     assert any("torch 2.0 → 2.1" in finding.text for finding in allowed.findings)
+
+
+def test_changes_that_are_in_no_commit_are_refused(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--allow-dirty"):
+        gate(commit="abc-dirty")
+    for name in ("base", "head"):
+        shutil.rmtree(tmp_path / name)
+    assert gate(commit="abc-dirty", asked={"allow_dirty": True, "counts_only": True}).word == "PASS"
+
+
+def test_another_gpu_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """Or another driver or power cap: the plan of each build names its own."""
+    for name, cap in (("one", 700.0), ("two", 300.0)):
+        shutil.copytree(plan, tmp_path / name)
+        file = tmp_path / name / "environment.json"
+        gpu = {"uuid": "GPU-1", "driver": "580", "power_cap_w": cap}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "gpu": gpu}))
+    builds = build(tmp_path / "base", tmp_path / "one"), build(tmp_path / "head", tmp_path / "two")
+    with pytest.raises(UserError, match=r"power cap in W is 700\.0 for base and 300\.0 for head"):
+        a_gate(tmp_path / "gate", *builds).run()
 
 
 def test_another_plan_is_refused_with_the_field(gate: Callable[..., Gate]) -> None:
@@ -299,6 +315,40 @@ def test_a_resumed_gate_needs_the_builds_that_it_began_with(tmp_path: Path, plan
         a_gate(tmp_path / "gate", base, head, counts_only=True).run()
 
 
+def test_a_resumed_gate_needs_the_machine_that_it_began_on(
+    tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans on disk name the machine of the beginning; today's counts."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+    monkeypatch.setattr(machine, "host", lambda: {"platform": "another kernel", "processor": "another"})
+    with pytest.raises(UserError, match="began with another machine or plan"):
+        a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_the_gpu_of_the_plan_is_read(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one of the machine, and its power cap as it is now."""
+    on_gpu = tmp_path / "plan"
+    shutil.copytree(plan, on_gpu)
+    environment = json.loads((on_gpu / "environment.json").read_text())
+    gpu = {"uuid": "GPU-2", "driver": "580", "power_cap_w": 700.0}
+    (on_gpu / "environment.json").write_text(json.dumps({**environment, "gpu": gpu}))
+    read = []
+
+    def gpu_by_id(uuid: str) -> Any:
+        read.append(uuid)
+        return Driver(nvmlDeviceGetComputeRunningProcesses=[], nvmlDeviceGetEnforcedPowerLimit=300_000).gpu
+
+    monkeypatch.setattr(machine, "gpu_by_id", gpu_by_id)
+    env = build(tmp_path / "base", on_gpu)
+    key = a_gate(tmp_path / "gate", env, env).comparable().key
+    assert set(read) == {"GPU-2"}
+    assert (key.gpu_uuid, key.power_cap_w) == ("GPU-2", 300)
+    monkeypatch.setattr(machine, "gpu_by_id", lambda _: Driver().gpu)
+    with pytest.raises(UserError, match="another process uses the GPU"):
+        a_gate(tmp_path / "gate", env, env).comparable()
+
+
 def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
     """A calibration in between changes nothing: the word does not depend on when a gate was killed."""
     base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
@@ -306,6 +356,20 @@ def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
     calibrated(tmp_path, plan, 0.004)
     after = a_gate(tmp_path / "runs" / "gate", base, head).run()
     assert after == before
+
+
+def test_a_resumed_gate_keeps_its_findings(tmp_path: Path, plan: Path) -> None:
+    """What was said of the floor at the beginning stays, and findings are in the order of the stages."""
+    measured = calibrated(tmp_path, plan, 0.004)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    floor.add(tmp_path / "runs", measured.changed(key=measured.key.changed(torch="9")))
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
+    before = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    assert [finding.stage for finding in before.findings] == ["comparable", "exact"]
+    assert "torch 9" in before.findings[0].text
+    page.write(tmp_path / "runs" / "gate", before)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    assert a_gate(tmp_path / "runs" / "gate", base, head).run() == before
 
 
 def test_a_busy_gpu_is_refused() -> None:
@@ -335,14 +399,44 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
     judged = gate(noise=0.004, base={"noise": 0.004})
     assert judged.floor == measured
     assert judged.looks[-1] < 40
+    assert judged.looks == list(decision.looks(max(cell.pair_sd for cell in measured.cells), 0.02))
     assert not any("not calibrated" in finding.text for finding in judged.findings)
+
+
+def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    calibrated(tmp_path, plan, 0.002)
+    noisy = gate(noise=0.03, base={"noise": 0.03})
+    assert {f.cell for f in noisy.findings if f.kind == "environment" and "scatter" in f.text} == {AR, MARS}
 
 
 def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     measured = calibrated(tmp_path, plan, 0.05)
     assert measured.smallest_detectable > 0.02
-    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*--counts-only"):
+    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*more --pairs.*--counts-only"):
         gate()
+
+
+def test_more_pairs_find_less(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """A number of pairs that was asked for is taken, whatever the floor."""
+    calibrated(tmp_path, plan, 0.05)
+    assert gate(asked={"pairs": 60, "margin": 0.019}).looks[-1] == 60
+
+
+def test_a_finished_gate_says_what_it_said(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """A crash of head is on no disk; the word is."""
+    failed = gate(crash="exact")
+    (tmp_path / "head" / "faults.json").write_text((tmp_path / "base" / "faults.json").read_text())
+    page.write(tmp_path / "runs" / "gate", failed)
+    assert a_gate(tmp_path / "runs" / "gate", tmp_path / "base", tmp_path / "head").run() == failed
+
+
+def test_an_option_that_head_adds_is_a_remark(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """The usual change of a method: a new option with a default. Whether it changes anything, the stage exact finds."""
+    code = "import json; p = out / 'plan.json'; s = json.loads(p.read_text()); "
+    code += "[c['options'].update(fresh=1) for c in s['cells']]; p.write_text(json.dumps(s))"
+    added = gate(plan_code=code)
+    assert added.word == "PASS"
+    assert any("options.fresh is known in head only, where it is 1" in f.text for f in added.findings)
 
 
 def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan: Path) -> None:
@@ -389,6 +483,14 @@ def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Ga
         assert scripts[AR] is None
         assert scripts[MARS]["scripts"] == [[2, 1]] * 4
         assert scripts[MARS]["lengths"] == [3] * 4
+
+
+def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> None:
+    """A method with blocks decides places in any order, and an external engine takes no script."""
+    request = RunRequest(limit=2, batch_size=(1,), method=("ar", "mars", "block-diffusion", "openai"))
+    cells = {cell.method: cell for cell in make_plan(request).cells}
+    replayed = {name: is_replayable(cell) for name, cell in cells.items()}
+    assert replayed == {"ar": True, "mars": True, "block-diffusion": False, "openai": False}
 
 
 def test_the_pages_are_written(gate: Callable[..., Gate], tmp_path: Path) -> None:

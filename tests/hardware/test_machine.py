@@ -152,7 +152,7 @@ def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     handles = []
     for known, count in ((True, 2), (False, 2), (False, 1)):
         driver.known, driver.count = known, count
-        found = machine._gpu.__wrapped__("GPU-1")
+        found = machine.gpu_by_id.__wrapped__("GPU-1")
         handles.append(found and found.handle)
     assert handles == ["GPU-1", None, 0]
 
