@@ -158,10 +158,13 @@ def options(
     """Never called. Its signature declares the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the options of a run and its own, in panels. It reads them from `ctx.params`; `**_` is unused."""
+def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Give `command` the options of a run and its own, in panels. It reads them from `ctx.params`; `**_` is unused.
+
+    `without`: options of a run that the command does not take.
+    """
     own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    request = list(inspect.signature(options).parameters.values())
+    request = [p for name, p in inspect.signature(options).parameters.items() if name not in without]
     return _with_signature(command, [*own, *request])
 
 
@@ -198,7 +201,7 @@ def given_arguments(ctx: Context, without: Collection[str] = ()) -> list[str]:
     """Return the options of a run that are on the command line, as another process gets them."""
     arguments: list[str] = []
     for name in inspect.signature(options).parameters:
-        if name in without or not was_given(ctx, name):
+        if name in without or name not in ctx.params or not was_given(ctx, name):
             continue
         flag, value = f"--{name.replace('_', '-')}", ctx.params[name]
         if value is True:

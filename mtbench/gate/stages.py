@@ -187,7 +187,8 @@ class GateRun:
             try:
                 self._make_plan(side, build, directory)
             except BuildFailed as failure:
-                raise UserError(f"{side} makes no plan: {failure}.") from None
+                who = "the build" if self.head == self.base else side
+                raise UserError(f"{who} makes no plan: {failure}.") from None
         try:
             return Planned.read(directory).asking(build)
         except UserError as error:
@@ -258,7 +259,8 @@ class GateRun:
         """Return the run of a build over the whole plan, with each block once."""
         directory = self.directory / "exact" / side
         if not directory.is_dir():
-            self.note(f"stage exact: {side}, {build.label}")
+            once_more = ", once more: does it repeat itself?" if side == "again" else ""
+            self.note(f"stage exact: {build.label} decodes{once_more}")
             partial = directory.with_name(f"{side}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             stored: JsonObject = plans.only(planned.stored, cells)

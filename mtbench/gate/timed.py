@@ -68,15 +68,18 @@ class TimedStage:
     def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
         """Run pairs until a look decides, the last look is made, or the time is over."""
         folder, most = self.directory / "pairs", round(SPARE_PAIRS * self.at[-1])
+        took = ""
         while True:
             pairs = read_pairs(folder)
             values, means = differences(pairs, cells), mean_differences(pairs, cells)
             decided = decision.decide(values, self.at, margin, means)
             if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
                 return decided
-            here = f"pair {len(pairs) + 1}, next look at {decided.next_look}, last at {self.at[-1]}"
-            self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}")
+            here = f"pair {len(pairs) + 1} of at most {self.at[-1]}, tested after {decided.next_look}"
+            self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}{took}")
+            begun = time.monotonic()
             self.runner.run(folder, len(pairs) + 1, decided.open)
+            took = f"; the last pair took {time.monotonic() - begun:.0f} s"
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
         """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
