@@ -257,7 +257,7 @@ def test_live_processes_take_turns_block_by_block(gate: Callable[..., Gate], tmp
 def test_cells_that_passed_are_not_run_again(tmp_path: Path, plan: Path) -> None:
     """Only the undecided cell is in the later pairs."""
     noisy = build(tmp_path / "a", plan, noise=0.03), build(tmp_path / "b", plan, noise=0.03)
-    gate = a_gate(tmp_path / "gate", *noisy).run()
+    gate = a_gate(tmp_path / "gate", *noisy, pairs=12).run()
     sizes = {cell.cell: len(cell.base_s) for cell in gate.timed}
     last = json.loads((tmp_path / f"gate/pairs/{gate.pairs:04}/head/plan.json").read_text())
     assert {cell["cell"] for cell in last["cells"]} == {cell for cell, n in sizes.items() if n == gate.pairs}
@@ -270,7 +270,7 @@ class Killed(Exception):
     """Stands for a kill: the gate's process gets no chance to do anything more."""
 
 
-@pytest.mark.parametrize("faults", [{"slower": 1.04}, {}])
+@pytest.mark.parametrize("faults", [pytest.param({"slower": 1.04}, marks=pytest.mark.slow), {}])
 def test_a_gate_killed_anywhere_says_the_same(tmp_path: Path, plan: Path, faults: dict[str, Any]) -> None:
     """Killed before every single process, resumed each time: the same word over the same pairs as without a kill."""
     base, head = build(tmp_path / "base", plan, noise=0.002), build(tmp_path / "head", plan, noise=0.002, **faults)
@@ -387,13 +387,13 @@ def test_a_busy_gpu_is_refused() -> None:
 def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> Floor:
     env = build(tmp_path / "calibrated", plan, noise=noise)
     run = a_gate(tmp_path / "runs" / "calibration", env, env, **asked)
-    measured = Calibration(run, 10).measure(lambda _: None)
+    measured = Calibration(run, 6).measure(lambda _: None)
     floor.add(tmp_path / "runs", measured)
     return measured
 
 
 def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
-    """Ten pairs of one build; a gate of the same plan finds their floor and takes no more pairs than it asks for."""
+    """Six pairs of one build; a gate of the same plan finds their floor and takes no more pairs than it asks for."""
     measured = calibrated(tmp_path, plan, 0.004)
     assert {cell.cell for cell in measured.cells} == {AR, MARS}
     judged = gate(noise=0.004, base={"noise": 0.004})
