@@ -31,8 +31,11 @@ def main() -> None:
     chance = random.Random(0)
     noise = {cell: stdev(_drawn(processes, cells, chance)[cell]) for cell in cells}
     print(f"{len(processes)} processes; standard deviation of a pair:", {c: f"{sd:.2%}" for c, sd in noise.items()})
-    for name, sd in (("looks of this noise", max(noise.values())), ("looks of 1 % noise", 0.01)):
-        at = decision.looks(sd, arguments.margin, len(processes) // 2)
+    most = len(processes) // 2
+    for name, at in (
+        ("as many looks as pairs", decision.looks(None, arguments.margin, most)),
+        ("looks of 1 % noise", decision.looks(0.01, arguments.margin)),
+    ):
         words: Counter[str] = Counter()
         for _ in range(arguments.trials):
             decided = decision.decide(_drawn(processes, cells, chance), at, arguments.margin)
