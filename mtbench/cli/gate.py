@@ -1,4 +1,4 @@
-"""`mtbench gate`: compare two builds; `gate calibrate`: measure the machine's noise; `gate history`: what gates said.
+"""`mtbench gate` compares two builds, `gate calibrate` measures the machine's noise, `gate history` lists past gates.
 
 Exit codes: 0: PASS; 1: FAIL; 2: the builds cannot be compared, or a user's mistake; 3: INCONCLUSIVE.
 """
@@ -72,8 +72,9 @@ def gate(
 ) -> None:
     """Compare two builds of mtbench: same tokens, same work, as fast?
 
-    Each build decodes the same plan in processes of its own. First tokens and counts are compared, exactly. Then times,
-    over pairs of processes, until the answer is known. Ends with 0: PASS; 1: FAIL; 2: refused; 3: INCONCLUSIVE.
+    Each build decodes the same plan in processes of its own. Tokens and counts are compared first and must be equal.
+    Then times are compared over pairs of processes, until the answer is known. The exit code is 0 for PASS, 1 for FAIL,
+    2 for builds that cannot be compared, 3 for INCONCLUSIVE.
 
     Without --limit a suite has 100 items; without --method every method runs, which takes long on a CPU. A small start:
     --method ar --method mars:tau=0.9 --batch-size 8 --limit 32 --blocks 4.

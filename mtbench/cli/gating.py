@@ -161,7 +161,7 @@ def floor_table(measured: Floor) -> Table:
 
 
 def history(folder: Path) -> Sequence[Any]:
-    """Return what the gates of a folder said. Raises UserError if it has none."""
+    """Return the finished gates of a folder as a table, false alarms and drift. Raises UserError if it has none."""
     found = gate_history.read(folder)
     if not found.gates:
         raise UserError(f"{str(folder)!r} has no finished gate; run `mtbench gate --base ENV`, or name another folder.")

@@ -5,7 +5,7 @@
     pip:REQUIREMENT  a release, with this environment's version of torch
     url:ADDRESS      a server of an external engine; this environment sends the requests
 
-Environments of `git:` and `pip:` are made once, in the cache directory. Each has all packages of its own. A marker file
+Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A marker file
 is written last, so that an interrupted installation is made again.
 """
 
@@ -258,7 +258,9 @@ def _newest(env: str, requirement: str) -> str:
     )
     (found,) = report["install"]
     if found["is_direct"]:
-        raise UserError(f"{env!r} is no release; install it in an environment of its own and give the path of that.")
+        raise UserError(
+            f"{env!r} is no release; install it in a new environment and give the path of that environment."
+        )
     extras = f"[{','.join(found['requested_extras'])}]" if found.get("requested_extras") else ""
     return f"{found['metadata']['name']}{extras}=={found['metadata']['version']}"
 

@@ -272,16 +272,14 @@ class GateRun:
 
 def conclude(gate: Gate) -> Gate:
     """Return the gate with its word and reason, which follow from its findings."""
-    word: Word = "PASS"
-    reason = _passing(gate)
-    for level, of_level in (("fail", "FAIL"), ("inconclusive", "INCONCLUSIVE")):
-        if decisive := _levels(gate, level):
-            first = decisive[0]
+    decisive: dict[Word, list[Finding]] = {"FAIL": _levels(gate, "fail"), "INCONCLUSIVE": _levels(gate, "inconclusive")}
+    for word, findings in decisive.items():
+        if findings:
+            first, others = findings[0], len(findings) - 1
             where = f"{first.cell}: " if first.cell else ""
-            more = f"; {counted(len(decisive) - 1, 'more finding')}" if len(decisive) > 1 else ""
-            word, reason = ("FAIL" if of_level == "FAIL" else "INCONCLUSIVE"), f"{where}{first.text}{more}."
-            break
-    return gate.changed(word=word, reason=reason)
+            more = f"; {counted(others, 'more finding')}" if others else ""
+            return gate.changed(word=word, reason=f"{where}{first.text}{more}.")
+    return gate.changed(word="PASS", reason=_passing(gate))
 
 
 def read_gate(directory: Path) -> Gate:
