@@ -457,7 +457,7 @@ def test_a_release_is_installed_with_our_torch(index: Path) -> None:
         ("multi-token-bench==0.9", "No matching distribution found for multi-token-bench==0.9"),
         ("multi-token-bench>0.9", "No matching distribution found for multi-token-bench>0.9"),
         ("a b", "Invalid requirement: 'a b'"),
-        ("{index}/multi_token_bench-0.2-py3-none-any.whl", "is no release; install it in an environment of its own"),
+        ("{index}/multi_token_bench-0.2-py3-none-any.whl", "is no release; install it in a new environment"),
     ],
 )
 def test_a_requirement_that_pip_refuses_is_one_line(requirement: str, says: str, index: Path, tmp_path: Path) -> None:
