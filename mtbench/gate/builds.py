@@ -5,8 +5,8 @@
     pip:REQUIREMENT  a release, with this environment's version of torch
     url:ADDRESS      a server of an external engine; this environment sends the requests
 
-Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A marker
-file is written last, so that an interrupted installation is made again.
+Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
+marker file is written last, so that an interrupted installation is made again.
 """
 
 import fcntl
