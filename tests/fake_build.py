@@ -2,6 +2,7 @@
 
 `build(folder, plan, **faults)` writes a `bin/python` that runs this file. Faults:
     slower        factor on every time
+    slower_in     cells to which this factor applies; default: all
     noise         standard deviation of the log time that a process draws, and a tenth of it per sample
     tokens        cells whose first answer has another token
     forwards      cells whose first answer takes one more forward
@@ -98,9 +99,12 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     print("x" * faults.get("prints", 0), flush=True)
     stored = json.loads((run / "plan.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
+    session = {"device": "cpu", "dtype": "float32", **{key: environment[key] for key in ("processor", "packages")}}
+    (run / "environment.json").write_text(json.dumps({**environment, "sessions": [session]}))
     chance = random.Random("/".join(run.parts[-3:]) if timed else "exact")
     noise = faults.get("noise", 0.0)
-    of_process = 2.718281828 ** chance.gauss(0, noise) * (faults.get("slower", 1.0) if timed else 1.0)
+    of_process = 2.718281828 ** chance.gauss(0, noise)
     lost = [f"{pair}.partial" for pair in faults.get("drops_in", [])]
     failed = [cell for cell in faults.get("fails", []) if any(c["cell"] == cell for c in stored["cells"])]
     for name in ("generations", "timings"):
@@ -114,7 +118,8 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                 for cell in group["cells"]:
                     if cell in failed:
                         continue
-                    wall_s = of_process * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
+                    slower = faults.get("slower", 1.0) if timed and cell in faults.get("slower_in", [cell]) else 1.0
+                    wall_s = of_process * slower * (1 + block / 10) * 2.718281828 ** chance.gauss(0, noise / 10)
                     share = 1.0 if "/".join(run.parts[-3:-1]) in lost else faults.get("dropped", 0.0)
                     dropped = "planted" if chance.random() < share and timed else None
                     append(

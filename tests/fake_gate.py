@@ -25,6 +25,7 @@ def request(base: Path, head: Path, **asked: Any) -> GateRequest:
         "allow_changed": False,
         "allow_torch": False,
         "allow_dirty": False,
+        "process_limit_s": 60.0,
         "seed": 0,
     }
     return GateRequest(**values | asked)

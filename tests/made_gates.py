@@ -61,6 +61,7 @@ def request(**given: Any) -> GateRequest:
         "allow_changed": False,
         "allow_torch": False,
         "allow_dirty": False,
+        "process_limit_s": 60.0,
         "seed": 0,
     }
     return GateRequest(**values | given)

@@ -44,6 +44,15 @@ ChangedOption = Annotated[
     bool, Option("--allow-changed", help="Head may emit other tokens. Both builds are then timed on base's commits.")
 ]
 TorchOption = Annotated[bool, Option("--allow-torch", help="The builds may have different versions of torch.")]
+LimitOption = Annotated[
+    str,
+    Option(
+        "--process-limit",
+        metavar="DURATION",
+        help="Longest time of one process of a build, such as 90s, 30m or 2h; with --live, of one turn. A head that takes "
+        "longer fails.",
+    ),
+]
 DirtyOption = Annotated[bool, Option("--allow-dirty", help="A build may come from a checkout with changed files.")]
 GateOutOption = Annotated[Path | None, Option("-o", "--out", help="Folder of the gate; default: runs/gate-<time>.")]
 CalibrationOutOption = Annotated[
@@ -66,6 +75,7 @@ def gate(
     allow_changed: ChangedOption = False,
     allow_torch: TorchOption = False,
     allow_dirty: DirtyOption = False,
+    process_limit: LimitOption = "2h",
     directory: GateOutOption = None,
     resume: ResumeOption = False,
     **_: Any,
@@ -102,6 +112,7 @@ def gate(
         allow_changed=allow_changed,
         allow_torch=allow_torch,
         allow_dirty=allow_dirty,
+        process_limit_s=seconds(process_limit, "--process-limit"),
     )
     found = gating.run(opened, warn, seconds(ctx.params["time_budget"]))
     for renderable in page.terminal(found):
@@ -121,6 +132,7 @@ def calibrate(
     pairs: Annotated[int, Option("--pairs", min=3, max=MOST_PAIRS, help="Pairs of processes.")] = 10,
     live: LiveOption = False,
     allow_dirty: DirtyOption = False,
+    process_limit: LimitOption = "2h",
     directory: CalibrationOutOption = None,
     resume: ResumeOption = False,
     **_: Any,
@@ -133,6 +145,7 @@ def calibrate(
     from mtbench.cli import gating
 
     build = {"base": base, "head": base, "margin": 0.02, "counts_only": False, "allow_changed": False}
+    build["process_limit_s"] = seconds(process_limit, "--process-limit")
     opened = _opened(
         ctx,
         directory or _folder("calibration"),

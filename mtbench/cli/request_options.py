@@ -58,7 +58,7 @@ JsonOption = Annotated[
 
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "allow_torch", "allow_dirty"),
-    "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed"),
+    "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
     "What to compare": ("method", "engine", "family", "model", "checkpoint", "weights", "accept"),
     "Benchmark": (
         "suite",
@@ -276,11 +276,14 @@ def absolute(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def seconds(text: str | None) -> float | None:
-    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text."""
+def seconds(text: str | None, name: str = "--time-budget") -> float | None:
+    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text.
+
+    `name`: of the option.
+    """
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not found:
-        raise UserError(f"--time-budget {text!r} is not allowed; write 90s, 30m or 2h.")
+        raise UserError(f"{name} {text!r} is not allowed; write 90s, 30m or 2h.")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

@@ -117,6 +117,9 @@ class GateRequest(Record):
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
     allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
     seed: int = Field(description="seed of the order of the processes")
+    process_limit_s: Annotated[float, Field(gt=0)] = Field(
+        description="seconds after which a process of a build has failed; by turns, those of one turn"
+    )
 
 
 class Finding(Record):

@@ -102,10 +102,10 @@ class PairRunner:
             stored = plans.scripted(stored, self.replayed, planned.plan)
             runs.append(plans.write(directory / side, planned, stored))
         if self.request.live:
-            generate_in_turns(self.builds, runs, first)
+            generate_in_turns(self.builds, runs, first, self.request.process_limit_s)
             return
         for place in (first, 1 - first):
-            generate(self.builds[place], runs[place], timed_only=True)
+            generate(self.builds[place], runs[place], timed_only=True, limit_s=self.request.process_limit_s)
 
 
 def _read_pair(path: Path) -> PairTimes:

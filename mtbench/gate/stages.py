@@ -199,20 +199,22 @@ class GateRun:
         arguments = self.request.plan_arguments
         shutil.rmtree(directory, ignore_errors=True)
         try:
-            make_plan(build, arguments, directory)
+            make_plan(build, arguments, directory, self.request.process_limit_s)
         except BuildFailed:
             arms = [value for name, value in itertools.pairwise(arguments) if name == "--method"]
             kept = [arm for arm in arms if self._plans_arm(build, arm)] if side == "head" else []
             if not kept or kept == arms:
                 raise
             shutil.rmtree(directory, ignore_errors=True)
-            make_plan(build, [*_without_arms(arguments), *_naming(kept)], directory)
+            named = [*_without_arms(arguments), *_naming(kept)]
+            make_plan(build, named, directory, self.request.process_limit_s)
 
     def _plans_arm(self, build: Build, arm: str) -> bool:
         trial = self.directory / "plans" / "trial"
         shutil.rmtree(trial, ignore_errors=True)  # a killed gate leaves it, and no build plans into it again
         try:
-            make_plan(build, [*_without_arms(self.request.plan_arguments), *_naming([arm])], trial)
+            named = [*_without_arms(self.request.plan_arguments), *_naming([arm])]
+            make_plan(build, named, trial, self.request.process_limit_s)
         except BuildFailed:
             return False
         finally:
@@ -264,7 +266,8 @@ class GateRun:
             partial = directory.with_name(f"{side}.partial")
             shutil.rmtree(partial, ignore_errors=True)
             stored: JsonObject = plans.only(planned.stored, cells)
-            generate(build, plans.write(partial, planned, stored), timed_only=False)
+            run = plans.write(partial, planned, stored)
+            generate(build, run, timed_only=False, limit_s=self.request.process_limit_s)
             with files.write_errors(directory):
                 partial.rename(directory)
         return RunDirectory(directory)
@@ -324,7 +327,7 @@ def _passing(gate: Gate) -> str:
     """Return why a gate passes."""
     same = "other tokens where this is allowed" if gate.changed_cells else "the same tokens from the same work"
     if unstable := {finding.cell for finding in gate.findings if finding.kind == "unstable"}:
-        same += f", except {counted(len(unstable), 'cell')} in which base disagrees with itself"
+        same += f"; in {counted(len(unstable), 'cell')} base disagrees with itself, see the findings"
     if gate.request.counts_only:
         return f"Head has {same}; nothing was timed."
     return f"No cell is slower by {gate.request.margin:.1%} or more over {counted(gate.pairs, 'pair')}; {same}."
@@ -368,7 +371,8 @@ def refuse_busy_gpu(gpu: machine.Gpu | None) -> None:
     if gpu is not None and (busy := gpu.processes()):
         raise UserError(
             f"another process uses the GPU ({busy} in all), so times would not count; end those that `nvidia-smi` "
-            "lists, or choose another GPU by CUDA_VISIBLE_DEVICES."
+            "lists, or choose another GPU by CUDA_VISIBLE_DEVICES; if they are the servers that `url:` names, add "
+            "`--device cpu`."
         )
 
 

@@ -140,6 +140,7 @@ def test_fresh_pairs_without_a_slowdown_do_not_confirm() -> None:
     decided = decide({"cell": [0.05, 0.051, 0.052, 0.053, 0.054, 0.055]}, [6, 10], MARGIN)
     assert decided.word == "FAIL"
     assert confirmation_pairs(decided, [6, 10]) == 10
+    assert confirmation_pairs(decided._replace(tested=24), [6, 12, 24]) == 24
     assert not confirmed(decided, {"cell": [0.001, -0.001, 0.002, -0.002, 0.0, 0.001]})
     assert not confirmed(decided, {"cell": [0.05]})
     assert confirmed(decided, {"cell": [0.05, 0.06, 0.04, 0.05, 0.05, 0.06]})

@@ -85,6 +85,51 @@ def test_a_process_that_ends_at_its_turn(gate: Callable[..., Gate]) -> None:
     assert "ended with exit code 7" in ended.reason
 
 
+HANG = "__import__('time').sleep(100)"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"code": HANG},
+        {"code": f"timed and {HANG}"},
+        {"turn_code": f"block and {HANG}", "live": True},
+    ],
+    ids=["exact", "timed", "at its turn"],
+)
+def test_a_head_that_hangs_fails(gate: Callable[..., Gate], faults: dict[str, Any]) -> None:
+    asked = {"process_limit_s": 1.5, "live": faults.pop("live", False)}
+    ended = within(60, lambda: gate(**faults, asked=asked))
+    assert ended.word == "FAIL"
+    assert "mtbench generate of head did not go on within 2 s" in ended.reason
+
+
+def test_a_base_that_hangs_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base did not go on"):
+        gate(base={"code": HANG}, asked={"process_limit_s": 1.0})
+
+
+def test_of_two_that_die_at_their_turns_base_is_named(gate: Callable[..., Gate]) -> None:
+    dies = "block and __import__('os')._exit(7)"
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base ended with exit code 7"):
+        gate(base={"turn_code": dies}, turn_code=dies, asked={"live": True})
+
+
+@pytest.mark.parametrize("stage", ["not timed", "timed"])
+@pytest.mark.parametrize("file", ["timings/x.jsonl", "generations/x.jsonl", "failures.jsonl", "memory.json"])
+def test_a_head_that_writes_what_cannot_be_read_fails(gate: Callable[..., Gate], stage: str, file: str) -> None:
+    """It is head's fault, not a mistake of the user."""
+    code = f"""
+import atexit
+if {stage}:
+    atexit.register(lambda: (run / {file!r}).write_text('[1,\\n'))
+"""
+    broken = gate(code=code, asked={"pairs": 2})
+    assert broken.word == "FAIL"
+    assert "mtbench generate of head wrote what cannot be read: " in broken.reason
+    assert file in broken.reason
+
+
 def test_a_process_of_a_build_reads_no_input(gate: Callable[..., Gate]) -> None:
     within(60, lambda: gate(code="import sys; sys.stdin.read()", asked={"counts_only": True}))
 
@@ -154,7 +199,7 @@ def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
     own = resolve(str(env), lambda _: None)
     code = (
         "from pathlib import Path; from mtbench.gate.builds import Build; from mtbench.gate import processes;"
-        f"processes.make_plan(Build('a', 'a', Path({str(own.python)!r})), [], Path({str(tmp_path / 'out')!r}))"
+        f"processes.make_plan(Build('a', 'a', Path({str(own.python)!r})), [], Path({str(tmp_path / 'out')!r}), 60)"
     )
     killed = subprocess.Popen([sys.executable, "-c", code])
     try:

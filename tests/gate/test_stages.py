@@ -68,6 +68,22 @@ def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) 
     assert slow.timed[1].head_over_reference == pytest.approx(1, abs=0.01)
 
 
+def test_the_speedup_over_the_reference_is_shown_for_each_build(gate: Callable[..., Gate]) -> None:
+    """Head is slower in one cell only, so its speedup over the reference is lower there."""
+    slow = gate(slower=1.25, slower_in=[MARS])
+    assert found(slow) == {("timed", "slower", MARS)}
+    of_mars = slow.timed[1]
+    assert (of_mars.base_over_reference, of_mars.head_over_reference) == (pytest.approx(1), pytest.approx(0.8))
+
+
+def test_the_first_blocks_are_timed(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    gate(asked={"blocks": 3, "pairs": 2})
+    for side in ("base", "head"):
+        stored = json.loads((tmp_path / f"runs/gate/pairs/0001/{side}/plan.json").read_text())
+        whole = json.loads((tmp_path / f"runs/gate/plans/{side}/plan.json").read_text())
+        assert [group["blocks"] for group in stored["groups"]] == [group["blocks"][:3] for group in whole["groups"]]
+
+
 def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
     slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, drops_in=["fresh/0002"])
     assert slow.word == "FAIL"
@@ -452,6 +468,16 @@ def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan:
     assert floor.find([old], measured.key, live=False)[0] is None
 
 
+def test_the_nearest_floor_says_why_it_does_not_hold(tmp_path: Path, plan: Path) -> None:
+    measured = calibrated(tmp_path, plan, 0.004)
+    far = measured.changed(key=measured.key.changed(torch="8", kernel="k", processor="p"))
+    near = measured.changed(key=measured.key.changed(torch="9"))
+    for floors in ([far, near], [near, far]):
+        _, why = floor.find(floors, measured.key, live=False)
+        assert why is not None
+        assert why.endswith(f"does not hold: torch 9 → {measured.key.torch}")
+
+
 def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
     cell = CellFloor(cell=AR, pair_sd=0.01, pair_sd_high=0.013, block_sd=None, outliers=0.0, drift_per_pair=None)
     key = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "p", "kernel": "k", "torch": "2"}
@@ -483,6 +509,13 @@ def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Ga
         assert scripts[AR] is None
         assert scripts[MARS]["scripts"] == [[2, 1]] * 4
         assert scripts[MARS]["lengths"] == [3] * 4
+
+
+def test_what_other_tokens_cost_is_told(gate: Callable[..., Gate]) -> None:
+    """Head takes one forward more for as many tokens: 12 in 9 forwards where base takes 8."""
+    asked = {"allow_changed": True, "counts_only": True}
+    changed = gate(tokens=[MARS], forwards=[MARS], asked=asked).changed_cells[0]
+    assert changed.tokens_per_forward_ratio == pytest.approx(8 / 9)
 
 
 def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> None:
