@@ -204,14 +204,14 @@ def layer(recorder: Recorder, model: str, positions: int) -> list[Launch]:
 
 
 def described(launches: Sequence[Launch]) -> dict[str, Any]:
-    """Return of each Triton kernel of a layer whether it starts early, and of products what they do per weight."""
+    """Return what each Triton kernel of a layer does."""
     found: dict[str, Any] = {}
     for launch in launches:
         if isinstance(launch, Own):
             found[launch.name] = {"launches_early": launch.launches_early}
         elif isinstance(launch, Compiled):
             for name, kernel in cuda_codegen.kernels(launch.source).items():
-                found[name] = {"launches_early": kernel.launches_early}
+                found[name] = {"launches_early": kernel.launches_early, "rounds_products": kernel.rounds_products}
                 if kernel.is_product:
                     found[name]["functions_per_weight"] = kernel.functions_per_weight
     return found
@@ -283,6 +283,10 @@ def main() -> None:
         for model in models
     }
     found: dict[str, Any] = {"kernels_per_layer": counts}
+    found["launches"] = {
+        f"{model}, {n}": [name for launch in launches for name in launch.launches()]
+        for (model, n), launches in layers.items()
+    }
     found["kernels"] = {f"{model}, {n}": described(launches) for (model, n), launches in layers.items()}
     console = Console(width=150, highlight=False)
     console.print(table(counts, layers))

@@ -209,12 +209,30 @@ class Source:
     name: str
     body: str  # from `@triton.jit`
     signature: dict[str, str]  # types of its arguments, by name
-    launches_early: bool  # as a programmatic dependent launch: it starts while the kernel before it ends
+    options: dict[str, bool]  # of Triton's compiler
+
+    @property
+    def launches_early(self) -> bool:
+        """Whether it is a programmatic dependent launch: it is set up while the kernel before it ends."""
+        return self.options["launch_pdl"] and "gdc_wait" in self.body
 
     @property
     def is_product(self) -> bool:
         """Whether it multiplies by a matrix: it reads an element per output and input (so does a norm)."""
         return "_mm_" in self.name and bool(re.search(r"tl\.load\(in_ptr\d+ \+ \(r0_\d+ \+ \d+\*x\d+\)", self.body))
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether it rounds the result of a product before it computes with it, as PyTorch does.
+
+        The result is a product's own sum, or a float32 input: a product's result that was stored before it was rounded.
+        """
+        wide = [name for name, kind in self.signature.items() if name.startswith("in_") and kind == "*fp32"]
+        results = [made for name in wide for made in re.findall(rf"(tmp\d+) = tl\.load\({name} ", self.body)]
+        if self.is_product:
+            results += re.findall(r"(tmp\d+) = tl\.sum\(", self.body)
+        uses = [use for result in results for use in re.findall(rf"(?:= |tl\.store).*\b{result}\b.*", self.body)]
+        return all(".to(tl.bfloat16)" in use or use.startswith("tl.store") for use in uses)
 
     @property
     def reduced(self) -> int:
@@ -237,7 +255,8 @@ def kernels(source: str) -> dict[str, Source]:
     found = {}
     for name, code in re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)''', device_str", source, re.S):
         signature = dict(re.findall(r"'(\w+)': '([^']+)'", re.search(r"'signature': \{(.*?)\}", code)[1]))  # type: ignore[index]
-        found[name] = Source(name, code[code.index("@triton.jit") :], signature, "'launch_pdl': True" in code)
+        options = {option: f"'{option}': True" in code for option in ("launch_pdl", "enable_fp_fusion")}
+        found[name] = Source(name, code[code.index("@triton.jit") :], signature, options)
     return found
 
 
@@ -294,7 +313,7 @@ def build(source: Source, *, num_warps: int, **constants: int) -> Binary:
                 {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if not _constant(source, name)},
             ),
             target=TARGET,
-            options={"num_warps": num_warps, "num_stages": 1, "launch_pdl": source.launches_early},
+            options={"num_warps": num_warps, "num_stages": 1, **source.options},
         )
     return inspect(kernel)
 
