@@ -21,9 +21,9 @@ from mtbench.reproduce.compare import compare
 from mtbench.reproduce.format import Asked, Published
 from mtbench.reproduce.rerun import Part
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import estimate_s
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
+from mtbench.runs.time_estimate import estimate_s
 
 PER_EXECUTION = {"offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
 

@@ -15,13 +15,13 @@ from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
 from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.executor import estimate_blocks_s
 from mtbench.runs.formats import FailureLine
 from mtbench.runs.lifecycle import check as check
 from mtbench.runs.lifecycle import servers_of as servers_of
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import Execution, RunRequest
+from mtbench.runs.time_estimate import estimate_blocks_s, modelled_gpu
 
 
 def start(request: RunRequest, directory: Path | None) -> RunDirectory:
@@ -84,13 +84,19 @@ def dry_run(request: RunRequest, directory: Path | None) -> None:
     except ServerError as error:
         raise UserError(f"{error}; the time estimate needs the server.") from None
     total_s = sum(sum(group.rounds) * block_s for group, block_s in zip(planned.groups, blocks_s, strict=True))
-    say(f"about {_duration(total_s)}, if every answer takes its whole token budget")
+    say(f"about {_duration(total_s)}, if every answer takes its whole token budget{_basis(planned)}")
     needs = accuracy_needs(planned)
     if needs:
         assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
         say(f"items for a verdict on accuracy (assumed: {assumed}):")
     for need in needs:
         say(_need(planned, need, need.time_s(blocks_s[need.place])))
+
+
+def _basis(planned: Plan) -> str:
+    """Return what else the time estimate assumes."""
+    gpu = modelled_gpu(planned)
+    return "" if gpu is None else f" and every forward pass gives one token; computed for an {gpu.name}, not measured"
 
 
 def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:

@@ -14,7 +14,7 @@ R = rows, W = positions fed, N = R·W, C = hidden size, H = query heads, K = key
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,12 +25,25 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mtbench.errors import first_line
 from mtbench.models import kernels
-from mtbench.models.attention import ATTENTION, AttentionMetadata
+from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
 MAX_COMPILATIONS = 64  # of one function: a few per model and type
+
+# Options of torch.compile. benchmarks/codegen.py shows what each does to the generated code.
+COMPILE = {
+    "triton.enable_pdl": True,  # a kernel is set up while the one before it ends (Hopper and later)
+    # Activations are rounded after every operation, as PyTorch does, so that a token gets the same values whether one
+    # position is fed or several. Without patterns, products and additions stay apart: a product that adds rounds once.
+    "emulate_precision_casts": True,
+    "pattern_matcher": False,
+    # A value of more operations is stored, not computed again by each reader. A product of one position would compute
+    # SwiGLU or a norm for each of its outputs.
+    "realize_opcount_threshold": 9,
+}
+TUNED = COMPILE | {"coordinate_descent_tuning": True}  # block sizes by measurement; products of one position in Triton
 
 
 class UnsupportedArchitecture(Exception):
@@ -128,10 +141,14 @@ def head(x: Tensor, layer: Layer, weight: Tensor, lm_head: Tensor) -> tuple[Tens
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` compiled by torch.compile, with kernels tuned by measurement."""
+def compiled(function: Callable[..., Any], *, prefill: bool = False) -> Callable[..., Any]:
+    """Return `function` compiled by torch.compile, for decode steps with kernels tuned by measurement.
+
+    The first call tunes for all sizes, and a decoder's first call is a prefill. So prefills have their own code; their
+    options differ, or torch would take it from its caches for the decode steps.
+    """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILATIONS)
-    return torch.compile(function, fullgraph=True, options={"coordinate_descent_tuning": True})
+    return torch.compile(function, fullgraph=True, options=COMPILE if prefill else TUNED)
 
 
 def compilations() -> int:
@@ -160,6 +177,7 @@ class Decoder(nn.Module):
         self.epoch = 0  # reallocations of the rotary tables
         self.cos = self.sin = self.embedding.new_empty(0)
         self.run = compiled if compile else _uncompiled
+        self.run_prefill = partial(compiled, prefill=True) if compile else _uncompiled
 
     def reserve(self, positions: int) -> None:
         """Make the rotary tables cover at least this many positions."""
@@ -176,12 +194,13 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return logits (R, judged, V) of the last positions of ids (R, W); with `hidden`, also the LM head's input."""
         rows, width = ids.shape
-        layers, run = list(self.layers), self.run
+        layers, compiles = list(self.layers), self.run is compiled
+        run = self.run if width <= KERNEL_POSITIONS else self.run_prefill
         x = embedding(ids.flatten(), self.embedding)
         positions = metadata.positions.flatten()
         angles = (self.cos[positions], self.sin[positions])
         stores = [cache.storage(i, self.like, self.like) for i in range(len(layers))]
-        if run is compiled:
+        if compiles:
             _mark_dynamic(x, *angles, cache.index, *(tensor for pair in stores for tensor in pair))
         query = run(before_attention)(x, layers[0], *angles, *stores[0], cache.index)
         for i, layer in enumerate(layers):
@@ -189,7 +208,7 @@ class Decoder(nn.Module):
             scale, sliding_window, softcap = self.attention[i]
             attended = metadata.attend(heads, *cache.view(i), scale, sliding_window, softcap, self.invariant)
             attended = attended.reshape(rows * width, -1)
-            if run is compiled:
+            if compiles:
                 _mark_dynamic(attended, x)
             if i + 1 == len(layers):
                 x = run(after_attention)(attended, x, layer)
@@ -197,7 +216,7 @@ class Decoder(nn.Module):
                 following = (layers[i + 1], *angles, *stores[i + 1], cache.index)
                 x, query = run(between_attentions)(attended, x, layer, *following)
         x = x.view(rows, width, -1)[:, width - judged :].clone().view(rows * judged, -1)
-        if run is compiled:
+        if compiles:
             _mark_dynamic(x)
         logits, head_input = run(head)(x, layers[-1], self.norm, self.lm_head)
         return logits.view(rows, judged, -1), head_input.view(rows, judged, -1) if hidden else None

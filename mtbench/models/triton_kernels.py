@@ -13,7 +13,7 @@ Names: peak = maximum of the scores, mass = sum of exponentials relative to it, 
 """
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import torch
 import triton
@@ -32,6 +32,31 @@ CHUNK = 1024  # rows of a split linear whose parts are in memory at a time
 LOG2E = math.log2(math.e)
 
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
+
+
+@cache
+def _dependent_launch() -> dict[str, bool]:
+    """Return the options of a programmatic dependent launch: the kernel is set up while the one before it ends.
+
+    GPUs have it from Hopper on (CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization").
+    """
+    if triton.knobs.runtime.interpret:
+        return {"PDL": False}
+    target = triton.runtime.driver.active.get_current_target()
+    hopper = target.backend == "cuda" and target.arch >= 90
+    return {"PDL": True, "launch_pdl": True} if hopper else {"PDL": False}
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """Wait until the kernel before this one has written its results; let the next one be set up meanwhile.
+
+    Every program calls it before its first load, also one with nothing to do: the kernel after this one then knows that
+    the kernel before this one is done.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -100,11 +125,13 @@ def _attend(  # not split further: a function for its loads changes their order 
     SPLIT: tl.constexpr,
     SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Attention of one tile of queries and one key head, over one block of keys (SPLIT) or over all blocks in order.
 
     `folded`: the queries of the GROUP query heads that share the key head, one after another.
     """
+    _wait(PDL)
     tile = tl.program_id(0) % tiles  # adjacent programs read the same keys; the second hits the L2 cache
     row = (tl.program_id(0) // tiles // KEY_HEADS).to(tl.int64)
     key_head = tl.program_id(0) // tiles % KEY_HEADS
@@ -171,8 +198,10 @@ def _combine(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Combine the blocks of one (row, head, query), loading AHEAD of them at a time. Reads written blocks only."""
+    _wait(PDL)
     row = (tl.program_id(0) // (HEADS * width)).to(tl.int64)
     query = tl.program_id(0) % (HEADS * width)  # ordered by head
     blocks = tl.cdiv(tl.minimum(tl.load(length + row), view).to(tl.int32), BLOCK)
@@ -262,10 +291,11 @@ def attend(
         PRECISION=PRECISION[query.dtype],
         num_warps=8 if size == 256 and not exact else 4,
         num_stages=1 if split or exact else 2,  # 2: the next block loads during the current one
+        **_dependent_launch(),
     )
     if split:
         grid, constants = (rows * heads * width,), {"HEADS": heads, "SIZE": size, "BLOCK": block, "AHEAD": 16}
-        _combine[grid](length, out, *partials, width, view, splits, **constants, num_warps=1)
+        _combine[grid](length, out, *partials, width, view, splits, **constants, num_warps=1, **_dependent_launch())
     return out
 
 

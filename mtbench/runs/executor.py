@@ -410,28 +410,3 @@ class Stage:
             lines = self.run.lines(f"generations/{name}")
             self.run.keep_lines(f"generations/{name}", [line for line in lines if (1, line["block"]) in done])
         return done
-
-
-def estimate_s(plan: Plan) -> float:
-    """Return the seconds that the plan takes if every answer uses its whole budget."""
-    return sum(sum(group.rounds) * block_s for group, block_s in zip(plan.groups, estimate_blocks_s(plan), strict=True))
-
-
-def estimate_blocks_s(plan: Plan) -> list[float]:
-    """Return for each group the seconds of one block in all its cells if every answer uses its whole budget.
-
-    Measured: every cell decodes the first block of its group for a few tokens, once to warm up and once timed.
-    """
-    pool, found = ModelPool(plan.request), []
-    pool.load(plan.cells)
-    for group in plan.groups:
-        suite, block_s = plan.suite(group.suite), 0.0
-        few = min(WARM_UP_TOKENS, suite.max_new_tokens)
-        requests = requests_of(plan, suite, group.blocks[0], max_new_tokens=few)
-        for cell in map(plan.cell, group.cells):
-            for _ in range(2):
-                timing = pool.decode(cell, requests, fixed_length=True)[1]
-            before_s = timing.prefill_s or 0.0
-            block_s += before_s + (timing.wall_s - before_s) * suite.max_new_tokens / few
-        found.append(block_s)
-    return found

@@ -18,7 +18,7 @@ from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models.fused_decoder import UnsupportedArchitecture, build
+from mtbench.models.fused_decoder import UnsupportedArchitecture, build, compiled
 from mtbench.models.runner import ModelRunner
 
 PROMPTS = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(6)]
@@ -82,6 +82,38 @@ def test_a_compiled_decoder_emits_the_same_tokens(backend: str, make_runner: Cal
         )
         assert outcomes(got) == outcomes(decode_prompts(method, on(runner), PROMPTS[:2], 6)[0])
         assert timing.miscounted == 0
+
+
+def test_prefills_and_decode_steps_have_their_own_code(make_runner: Callable[..., ModelRunner]) -> None:
+    """Block sizes are tuned in the first call, which is a prefill, and are wrong for decode steps."""
+    runner = make_runner()
+    decoder = build(runner.model, compile=True)
+    ran: list[str] = []
+    decoder.run = lambda function: ran.append("decode") or function  # type: ignore[func-returns-value]
+    decoder.run_prefill = lambda function: ran.append("prefill") or function  # type: ignore[func-returns-value]
+    for prompt, expected in ((list(range(1, 11)) * 9, {"prefill", "decode"}), ([3, 4, 5], {"decode"})):
+        ran.clear()
+        decode_prompts(
+            METHODS["ar"](), ModelRunners("any", {"any": ModelRunner(runner.checkpoint, decoder)}), [prompt], 2
+        )
+        assert set(ran) == expected
+
+
+def test_torch_compiles_a_function_anew_for_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds neither code in place of the other; the same code again is found."""
+    options: list[Any] = []
+
+    def compile_fx(graph: torch.fx.GraphModule, _: Any, *, config_patches: Any, **__: Any) -> Any:
+        options.append(config_patches.get("coordinate_descent_tuning", False))
+        return graph.forward
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    for prefill in (True, False, True, False):
+        compiled(double, prefill=prefill)(torch.ones(3))
+    assert options == [False, True]
 
 
 @pytest.mark.parametrize("config", [HeliumConfig, SmolLM3Config, Ernie4_5Config])

@@ -1,0 +1,103 @@
+"""Print the estimated time of a decode step line by line, beside the floor, for builds before, now and planned.
+
+    python benchmarks/model_step.py [--gpu H200|H100] [--lines]
+
+The model is mtbench/hardware/step_time.py. In parentheses stands an estimate made by hand from the code, where there is
+one; both claim ±12 %. A profile of one step (benchmarks/gpu.py, part static-4) can be held against `--lines`.
+"""
+
+import argparse
+import json
+
+import checkout  # noqa: F401
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mtbench.hardware.probe import Probe, Shape, count, floor_s
+from mtbench.hardware.step_time import GPUS, GRAPH_ONE, GRAPH_SEVERAL, Code, Gpu, lines
+from mtbench.models.random_shapes import SHAPES
+
+# SwiGLU was computed again for each output of `down`, 29 % of the weights: 27.6 instructions per weight for one output
+# at a time, 16.5 for two. Products of several positions were the library's, each sum a kernel that first copies.
+WRITTEN_ONE = Code(
+    layer_kernels=11, other_kernels=49, kernel_s=2.6e-6, product_share=0.91, slow_share=0.29, slow_instructions=22
+)
+WRITTEN_SEVERAL = Code(layer_kernels=12, other_kernels=49, kernel_s=2.6e-6, product_share=0.78)
+# One function each for propose, feed, accept and commit; bias, rope and K/V write in one kernel.
+FEWER = Code(layer_kernels=9, other_kernels=10, kernel_s=2.0e-6, product_share=0.91)
+# Own products with norm, SwiGLU and residual in them; they load weights while they wait for the kernel before.
+OWN = Code(layer_kernels=7, other_kernels=15, kernel_s=1.3e-6, product_share=0.93, attention_share=0.8)
+
+BUILDS = {
+    "as written": (WRITTEN_ONE, WRITTEN_SEVERAL),
+    "now": (GRAPH_ONE, GRAPH_SEVERAL),
+    "fewer kernels": (FEWER, None),
+    "own products": (OWN, OWN),
+}
+STEPS = {  # case: model, rows, positions, judged, and another estimate of each build in ms, on an H200
+    "AR 7B, batch 1": (
+        "qwen2.5-7b",
+        1,
+        1,
+        1,
+        {"as written": 4.86, "now": 4.33, "fewer kernels": 4.09, "own products": 3.74},
+    ),
+    "AR 7B, batch 16": ("qwen2.5-7b", 16, 1, 1, {"as written": 5.5, "own products": 4.2}),
+    "MARS B=4 7B, batch 16": ("qwen2.5-7b", 16, 7, 4, {"as written": 5.9, "own products": 4.2}),
+    "AR 0.5B, batch 1": ("qwen2.5-0.5b", 1, 1, 1, {"as written": 1.0, "now": 0.85, "fewer kernels": 0.75}),
+}
+CONTEXT = 832
+
+
+def shape_of(model: str) -> Shape:
+    """Return the sizes of a published shape."""
+    with torch.device("meta"):
+        return count(AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[model]), dtype=torch.bfloat16))
+
+
+def floor_ms(shape: Shape, gpu: Gpu, rows: int, positions: int, judged: int) -> float:
+    probe = Probe(
+        bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s,
+        matmul_flop_per_s=gpu.matmul_flop_per_s,
+        copy_bytes=0,
+        matmul_size=0,
+        cache_bytes=0,
+    )
+    return 1e3 * floor_s(shape, probe, rows=rows, positions=positions, judged=judged, context=CONTEXT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", choices=list(GPUS), default="H200")
+    parser.add_argument("--lines", action="store_true", help="also show each line of each step")
+    args = parser.parse_args()
+    gpu, console = GPUS[args.gpu], Console(width=150, highlight=False)
+    shapes = {model: shape_of(model) for model in {case[0] for case in STEPS.values()}}
+    table = Table(
+        "step", "floor, ms", *BUILDS, title=f"{gpu.name}: estimated ms per step, in parentheses another estimate"
+    )
+    found: dict[str, dict[str, float]] = {}
+    for case, (model, rows, positions, judged, others) in STEPS.items():
+        shape, row = shapes[model], []
+        for build, (one, several) in BUILDS.items():
+            code = one if rows * positions == 1 else several
+            if code is None:
+                row.append("–")
+                continue
+            parts = lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=CONTEXT)
+            found.setdefault(case, {})[build] = total = 1e3 * sum(part.s for part in parts)
+            other = others.get(build) if gpu.name == "H200" else None
+            row.append(f"{total:.2f}" + ("" if other is None else f" ({other:g}, {total / other - 1:+.0%})"))
+            if args.lines:
+                console.print(f"{case}, {build}: {total:.2f} ms")
+                for part in parts:
+                    console.print(f"  {1e3 * part.s:6.3f}  {part.what}: {part.because}")
+        table.add_row(case, f"{floor_ms(shape, gpu, rows, positions, judged):.2f}", *row)
+    console.print(table)
+    print(json.dumps({"gpu": gpu.name, "step_ms": found}))
+
+
+if __name__ == "__main__":
+    main()

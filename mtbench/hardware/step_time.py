@@ -1,0 +1,136 @@
+"""The time of a decode step on a named GPU, estimated line by line from what the step reads, computes and launches.
+
+The roofline (probe.py) is the least time. A step takes longer for reasons that the generated code shows
+(benchmarks/codegen.py counts kernels and instructions) and that a profile of one step can confirm or refute
+(benchmarks/gpu.py). No GPU has measured these figures yet: expect ±12 %. benchmarks/model_step.py prints the lines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mtbench.hardware.probe import Shape
+
+PREFILL_SHARE = 0.6  # of the rate of large products that a prefill reaches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """What a GPU does at most; rates as probe.py would measure them."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    matmul_flop_per_s: float
+    instructions_per_s: float  # of single threads: multiprocessors × 128 × clock
+
+
+GPUS: Mapping[str, Gpu] = {  # SXM modules; 90 % of the data sheet's bandwidth, 80 % of its dense bfloat16 rate
+    "H100": Gpu(
+        name="H100", bandwidth_bytes_per_s=3.0e12, matmul_flop_per_s=790e12, instructions_per_s=132 * 128 * 1.755e9
+    ),
+    "H200": Gpu(
+        name="H200", bandwidth_bytes_per_s=4.3e12, matmul_flop_per_s=790e12, instructions_per_s=132 * 128 * 1.755e9
+    ),
+}
+
+
+def named(device: str) -> Gpu | None:
+    """Return the GPU with this name, as the driver gives it; None if there are no figures for it."""
+    return next((gpu for name, gpu in GPUS.items() if name in device), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What an engine launches for a step, and how well its kernels use the GPU."""
+
+    layer_kernels: int  # per layer
+    other_kernels: int  # outside the layers: embedding, head, acceptance, cursors
+    kernel_s: float  # from the end of one kernel's work to the start of the next one's
+    product_share: float  # of the bandwidth that a product reaches
+    attention_share: float = 0.5  # of the bandwidth at which attention reads keys and values
+    slow_share: float = 0.0  # of the layers' weights: those multiplied at `slow_instructions` per weight
+    slow_instructions: float = 0.0
+    launched_by_host: bool = False  # not a graph: the device waits for launches, or launches hide behind its work
+
+
+GRAPH_ONE = Code(layer_kernels=12, other_kernels=49, kernel_s=2.0e-6, product_share=0.91)
+GRAPH_SEVERAL = Code(layer_kernels=10, other_kernels=49, kernel_s=2.0e-6, product_share=0.78)
+EAGER = Code(layer_kernels=40, other_kernels=49, kernel_s=22e-6, product_share=0.78, launched_by_host=True)
+INVARIANT = Code(layer_kernels=28, other_kernels=49, kernel_s=2.6e-6, product_share=0.7)
+
+
+def code_of(engine: str, fed: int) -> Code:
+    """Return the code of an engine for a step of `fed` positions in all."""
+    if engine == "graph":
+        return GRAPH_ONE if fed == 1 else GRAPH_SEVERAL
+    return {"eager": EAGER, "invariant": INVARIANT}[engine]
+
+
+class Line(NamedTuple):
+    """A part of a step's time, and the assumption it rests on."""
+
+    what: str
+    s: float
+    because: str
+
+
+def lines(
+    shape: Shape, gpu: Gpu, code: Code, *, rows: float, positions: float, judged: float, context: float
+) -> list[Line]:
+    """Return the parts of the time of one step; their sum is its estimate.
+
+    It feeds `positions` to each of `rows`, each after `context` cached tokens, and computes the logits of the last
+    `judged` positions, as in `probe.floor_s`.
+    """
+    bandwidth, speed = gpu.bandwidth_bytes_per_s, gpu.matmul_flop_per_s
+    fed, logits = rows * positions, rows * judged
+    reached = bandwidth * code.product_share
+    body_s, head_s = shape.body_bytes / reached, shape.head_bytes / reached
+    flop_s = 2 * (shape.body * fed + shape.head * logits) / speed
+    slow_s = code.slow_share * (shape.body * code.slow_instructions / gpu.instructions_per_s - body_s)
+    kv_bytes = (rows * shape.seen(context) + 2 * fed) * shape.kv_bytes_per_token
+    logit_bytes = 2 * logits * shape.vocabulary * shape.logit_bytes
+    kernels = code.layer_kernels * shape.layers + code.other_kernels
+    found = [
+        Line(
+            "layers' weights", body_s, f"{shape.body_bytes / 1e9:.2f} GB at {code.product_share:.0%} of the bandwidth"
+        ),
+        Line("LM head's weights", head_s, f"{shape.head_bytes / 1e9:.2f} GB, as well"),
+        Line(
+            "FLOPs", max(0.0, flop_s - body_s - head_s), f"{speed / 1e12:.0f} TFLOP/s, beyond the time of the weights"
+        ),
+        Line(
+            "instructions",
+            max(0.0, slow_s),
+            f"{code.slow_instructions:g} per weight in {code.slow_share:.0%} of the weights, beyond their time",
+        ),
+        Line(
+            "keys and values",
+            kv_bytes / (bandwidth * code.attention_share),
+            f"{code.attention_share:.0%} of the bandwidth",
+        ),
+        Line("logits", logit_bytes / bandwidth, "written and read once"),
+    ]
+    launches_s = kernels * code.kernel_s
+    if code.launched_by_host:
+        launches_s = max(0.0, launches_s - sum(line.s for line in found))
+        return [
+            *found,
+            Line("launches", launches_s, f"{kernels} by the host at {1e6 * code.kernel_s:g} us, beyond the work"),
+        ]
+    return [*found, Line("starts of kernels", launches_s, f"{kernels} of {1e6 * code.kernel_s:g} us")]
+
+
+def step_s(shape: Shape, gpu: Gpu, engine: str, *, rows: int, positions: int, judged: int, context: float) -> float:
+    """Return the estimated seconds of one step of an engine."""
+    code = code_of(engine, rows * positions)
+    return sum(
+        line.s for line in lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
+    )
+
+
+def prefill_s(shape: Shape, gpu: Gpu, *, rows: int, prompt: float) -> float:
+    """Return the estimated seconds of feeding `rows` prompts."""
+    fed = rows * prompt
+    flop = 2 * shape.body * fed + 2 * shape.layers * shape.heads * shape.head_dim * fed * prompt
+    return max(flop / (PREFILL_SHARE * gpu.matmul_flop_per_s), shape.body_bytes / gpu.bandwidth_bytes_per_s)
