@@ -139,8 +139,8 @@ class Batch:
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
         self.log = CommitLog(rows, 2 * (_patience(self.slots) + LATE), device)
-        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device)
-        self.own = zeros(rows)  # the variant that suits each row, as the host last read it
+        self.late = 0 if self.tight else LATE
+        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device, self.late)
         self.heads = False  # whether the method computed anything outside its models
 
     @property
@@ -153,25 +153,23 @@ class Batch:
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
         run = self.begin(workload)
         clock.end_prefill()
-        most_late = 0 if self.tight else LATE
         patience = _patience(workload.most_new_tokens + self.method.block - 1)
         while run.live:
             self._check_progress(run, patience)
-            clock.mark()
             shape, draft_forwards = self.shape(run), self._draft_forwards()
+            clock.mark()
             self.advance(run, shape)
             clock.mark()
             positions = shape.pending + self.windows[shape.variant].guesses
             run.count_step(positions, self._draft_forwards() - draft_forwards)
             run.copies.append(self._read(tokens=run.steps % READ_EVERY == 0 and workload.stops_early))
-            if len(run.copies) <= most_late:
-                continue
-            run.snapshot = run.copies.popleft().get()
-            finished = self._take_finished(run)
-            if finished and run.queue:
-                clock.pause()
-                self._replace(run, finished)
-                clock.resume()
+            while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.late):
+                run.snapshot = run.copies.popleft().get()
+                finished = self._take_finished(run)
+                if finished and run.queue:
+                    clock.pause()
+                    self._replace(run, finished)
+                    clock.resume()
         clock.stop()
         self._collect(run, sorted(run.request_in))
         generations = run.generations(self.target.checkpoint)
@@ -190,10 +188,10 @@ class Batch:
 
     def shape(self, run: RunState) -> Shape:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
-        snapshot = run.snapshot
-        variant = max(snapshot.wanted[row] for row in run.live)
+        snapshot, variant = run.snapshot, 0
         if self.widths.many:
-            self.own.copy_(torch.tensor(snapshot.wanted))
+            choices = snapshot.widths[self.late - len(run.copies)]  # the device uses the same: `Widths.own`
+            variant = max(choices[row] for row in run.live)
         if not self.tight:
             assert self.pending is not None
             return Shape(variant, self.pending, self.slots)
@@ -240,7 +238,7 @@ class Batch:
         offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
         accepted, offered = commit.count, offered * (commit.count > 0)
         if self.widths.many and method.claims == "lossy":  # a neighbour's wider window must not change a row's tokens
-            own = self.widths.commits[self.own].long()
+            own = self.widths.commits[self.widths.own].long()
             accepted, offered = torch.minimum(accepted, own), torch.minimum(offered, own - 1)
         self.widths.update(accepted, offered)
         left = rows.limit - rows.known
@@ -342,7 +340,8 @@ class Batch:
     def _read(self, *, tokens: bool = False) -> AsyncCopy:
         """Start to read the cursors, and the tokens if asked for."""
         rows = self.rows
-        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self.widths.best()))
+        widths = self.widths.choices if self.widths.many else ()
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), *widths))
         return AsyncCopy(cursors, rows.tokens if tokens else None, wait=self.tight)
 
     def _draft_forwards(self) -> int:
