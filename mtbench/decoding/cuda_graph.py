@@ -14,6 +14,7 @@ from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.prefill import warm_up
 from mtbench.decoding.request import Workload
 from mtbench.decoding.run_state import RunState
 from mtbench.models.fused_decoder import compilations
@@ -87,6 +88,7 @@ class Captured(Batch):
             self._graphs.clear()
             self._plain.clear()
             self._setting = setting
+            warm_up(self.rows, self.runners, self.method, self.arange)
 
     def _prepare(self, shape: Shape) -> None:
         """Run one plain step; after PLAIN_STEPS of them capture a step and replay it."""

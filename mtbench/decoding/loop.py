@@ -33,10 +33,9 @@ from mtbench.decoding.request import Request, Workload, refuse_unknown_ids
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models import sampling
-from mtbench.models.attention import AttentionMetadata
+from mtbench.models.attention import ALIGNED, AttentionMetadata
 
 READ_EVERY = 8  # steps between two searches of the text for stop strings
-ALIGNED = 16  # slots per row are a multiple of it: kernels then read the mask in whole words
 LATE = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 

@@ -68,6 +68,8 @@ class Rows:
         """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
         if not self.temperature:
             return sampling.choose(logits)
+        if logits.is_cuda:
+            return kernels.sample_logsumexp(logits, self.temperature, self.seed, position)[0]
         return sampling.choose(sampling.sampled(logits, self.temperature, self.seed, position))
 
     def distribution(self, logits: Tensor) -> Tensor:
@@ -93,12 +95,14 @@ class TargetOutput:
     @cached_property
     def _one_pass(self) -> tuple[Tensor, Tensor, Tensor]:
         """Choice, largest logit and log-sum-exp of each column, by one kernel over the vocabulary."""
+        if self.rows.temperature:
+            return kernels.sample_logsumexp(self.logits, self.rows.temperature, self.rows.seed, self.position)
         return kernels.argmax_logsumexp(self.logits)
 
     @cached_property
     def choice(self) -> Tensor:
         """The token that the model chooses at each column, (R, G+1)."""
-        if self.logits.is_cuda and not self.rows.temperature:
+        if self.logits.is_cuda:
             return self._one_pass[0]
         return self.rows.choose(self.logits, self.position)
 

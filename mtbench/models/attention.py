@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from mtbench.models import kernels
 
 ATTENTION = "mtbench"
+ALIGNED = 16  # slots of a row and in view are a multiple of it: kernels then read the mask in whole words
 KERNEL_POSITIONS = 64  # per row; wider passes are prefills, for which PyTorch's attention is faster
 Visible = Callable[[Tensor, Tensor], Tensor]
 

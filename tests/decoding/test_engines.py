@@ -21,6 +21,7 @@ from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import UnsupportedArchitecture, build
 from mtbench.models.runner import ModelRunner
 
@@ -75,6 +76,29 @@ def test_the_span_of_a_step_on_the_device_begins_with_its_replay(
     assert timing.preparation_s == 0
     begun = [place for place, event in enumerate(events) if event == "mark"][::2]
     assert {events[place + 1] for place in begun} == {"replay"}
+
+
+def test_a_captured_batch_warms_up_short_chunks_of_a_prompt(
+    runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its first run does. Views of prefills are multiples of 16, so that a GPU compiles one kernel for them."""
+    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
+    fed: list[tuple[int, int, int]] = []
+    forward = ModelRunner.forward
+
+    def record(self: ModelRunner, ids: Tensor, metadata: AttentionMetadata, *args: Any, **kwargs: Any) -> Any:
+        fed.append((*ids.shape, metadata.view))
+        return forward(self, ids, metadata, *args, **kwargs)
+
+    monkeypatch.setattr(ModelRunner, "forward", record)
+    batch = Captured(METHODS["ar"](), runners, 2, 50)
+    for _ in range(2):
+        decode_prompts(METHODS["ar"](), runners, PROMPTS[4:], BUDGET, make=lambda *_: batch)
+    warm = [(1, 2, 16), (1, 2, 64), (2, 2, 16), (2, 2, 64)]
+    assert sorted(fed[:4]) == warm
+    prefills = [chunk for chunk in fed if chunk[1] > 1]
+    assert prefills[4:] == [(2, 9, 16)] * 2
+    assert all(view % 16 == 0 for _, _, view in fed)
 
 
 def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, recorded: list[str]) -> None:
