@@ -203,36 +203,52 @@ class Batch:
 
     def step(self, shape: Shape, *, check_values: bool = False) -> None:
         """Run one forward. `check_values`: check the values that the method returns, which waits for the device."""
-        method, window = self.variants[shape.variant], self.windows[shape.variant]
         self.runners.view, self.runners.tight = shape.view, self.tight
-        guess = method.propose(self.state, self.rows, self.runners)
-        vocabulary = self.target.checkpoint.vocabulary
-        check_proposal(guess, method, window, self.width, vocabulary, values=check_values)
-        ids, metadata = self._feed(guess, window, shape)
-        judged = slice(shape.pending - 1, None)
-        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=window.hidden)
-        output = TargetOutput(self.rows, guess, metadata.positions[:, judged] + 1, *out)
-        commit = method.accept(self.state, self.rows, output)
-        check_commit(commit, method, window, self.width, vocabulary, values=check_values)
-        self._commit(commit, window)
+        guess = self.propose(shape, check_values=check_values)
+        ids, metadata = self.feed(guess, shape)
+        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=self.windows[shape.variant].hidden)
+        position = metadata.positions[:, shape.pending - 1 :] + 1
+        one_pass = self.rows.judge(out.logits, position) if out.logits.is_cuda else None
+        output = TargetOutput(self.rows, guess, position, *out, one_pass)
+        if moved := self.accept(output, shape, check_values=check_values):
+            self.target.cache.move(*moved)
 
-    def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
+    def propose(self, shape: Shape, *, check_values: bool = False) -> Tensor:
+        """Return the guesses to feed, (R, G)."""
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        guess = method.propose(self.state, self.rows, self.runners)
+        check_proposal(guess, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        return guess
+
+    def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
         """Return P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
-        rows, guesses, (_, pending, view) = self.rows, guess.shape[1], shape
+        rows, guesses, offset = self.rows, guess.shape[1], self.windows[shape.variant].offset
         base = rows.base[:, None]
-        slots = torch.maximum(base + (self.arange[:pending] - pending), rows.cached[:, None])
+        slots = torch.maximum(base + (self.arange[: shape.pending] - shape.pending), rows.cached[:, None])
         ids = rows.tokens.gather(1, slots)
         positions = slots
         if guesses:
             places = base + self.arange[:guesses]
             ids = torch.cat((ids, guess), 1)
-            positions = torch.cat((slots, places if window.offset is None else base + window.offset), 1)
+            positions = torch.cat((slots, places if offset is None else base + offset), 1)
             slots = torch.cat((slots, places), 1)
-        full = self.tight and not guesses and self.width == 1
-        return ids, AttentionMetadata(slots, positions, rows.base, view, full, self.method.visible, window.sees)
+        return ids, self.metadata(slots, positions, shape)
 
-    def _commit(self, commit: Commit, window: Window) -> None:
-        """Cut at end token and budget, write the tokens, move the cursors."""
+    def accept(self, output: TargetOutput, shape: Shape, *, check_values: bool = False) -> tuple[Tensor, ...]:
+        """Accept, cut, write, move the cursors. Return slots of the cache to copy from and to, (R, D), or nothing."""
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        commit = method.accept(self.state, self.rows, output)
+        check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        return self._commit(commit, window)
+
+    def metadata(self, slots: Tensor, positions: Tensor, shape: Shape) -> AttentionMetadata:
+        """Return the metadata of a step's forward."""
+        window = self.windows[shape.variant]
+        full = self.tight and not window.guesses and self.width == 1
+        return AttentionMetadata(slots, positions, self.rows.base, shape.view, full, self.method.visible, window.sees)
+
+    def _commit(self, commit: Commit, window: Window) -> tuple[Tensor, ...]:
+        """Cut at end token and budget, write the tokens, move the cursors. Return which slots of the cache to move."""
         rows, method = self.rows, self.method
         offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
         accepted, offered = commit.count, offered * (commit.count > 0)
@@ -244,9 +260,10 @@ class Batch:
         count, ended = sampling.keep(commit.tokens, accepted, left, self.ends)
         # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
+        moved: tuple[Tensor, ...] = ()
         if commit.path is not None:
             depth = self.arange[: commit.path.shape[1]]
-            self.target.cache.move(rows.base[:, None] + commit.path, rows.base[:, None] + depth)
+            moved = (rows.base[:, None] + commit.path, rows.base[:, None] + depth)
         final_guesses = rows.base + commit.kept
         rows.known.add_(count)
         torch.where(ended, rows.known, rows.limit, out=rows.limit)
@@ -255,6 +272,7 @@ class Batch:
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)
         torch.minimum(final_guesses, final, out=rows.cached)
         self.log.record(count, offered, accepted)
+        return moved
 
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has taken more steps than its budget allows."""

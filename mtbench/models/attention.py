@@ -55,6 +55,12 @@ class AttentionMetadata:
         """Number of slots up to the last one fed, (R,)."""
         return self.slots[:, -1] + 1
 
+    def computed(self, length: Tensor, masks: dict[int | None, Tensor]) -> "AttentionMetadata":
+        """Return the same metadata with `length` and masks, by sliding window, that were computed before."""
+        self.__dict__["length"] = length
+        self._masks.update(masks)
+        return self
+
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """Return which slot each query may attend to, (R, W, V) bool."""
         if sliding_window not in self._masks:
