@@ -1,6 +1,7 @@
 """What tests of the decode loop share: prompts, models, requests, and what a step must not do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from small import small_config
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 from mtbench.decoding.external import Outside, run_outside
@@ -38,7 +41,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "gemma2": small_config(Gemma2Config, head_dim=16, sliding_window=6),
     "gemma3": small_config(Gemma3TextConfig, head_dim=16, sliding_window=6),
 }
-FORBIDDEN = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
+READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select"}
+WRITES = {"tensor", "as_tensor", "from_numpy"}
 
 
 def requests_for(
@@ -132,28 +136,56 @@ def naive_logits(runner: ModelRunner) -> naive.Logits:
     return lambda ids: logits(tuple(ids))
 
 
-class NoSynchronisation(TorchDispatchMode):
-    """Fails at an operation that makes a GPU's host wait."""
+class NoReads(TorchDispatchMode):
+    """Fails at an operation that makes a GPU's host wait for a result."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        assert name not in FORBIDDEN, f"{name} synchronises"
+        assert name not in READS, f"{name} reads from the device"
+        if name == "index":  # by a mask, it counts the true elements first
+            assert all(index is None or index.dtype != torch.bool for index in args[1]), "a mask as an index reads"
         return func(*args, **(kwargs or {}))
 
 
-def forbid_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a test fail where the host reads a tensor."""
-    for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
-        monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("the step reads from the device"))
+class NoCopies(TorchFunctionMode):
+    """Fails at a copy between host and device, which waits unless the host's memory is pinned.
+
+    The device is a stand-in: a tensor made without naming a device is on the host, every other one on the device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host: list[Tensor] = []  # kept, so that no other tensor gets the same identity
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        leaves = tree_leaves((args, kwargs or {}))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        on_host = [any(tensor is other for other in self.host) for tensor in tensors]
+        named = any(isinstance(leaf, torch.device) for leaf in leaves)
+        mixed = any(on_host) and (named or not all(on_host))
+        copies = mixed or (named and func.__name__ in WRITES)
+        assert not copies, f"{func.__name__} copies between host and device"
+        out = func(*args, **(kwargs or {}))
+        if all(on_host) and not named:
+            self.host += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        return out
+
+
+@contextmanager
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail where a GPU's host would wait for the device."""
+    with monkeypatch.context() as patch, NoReads(), NoCopies():  # type: ignore[no-untyped-call]
+        for name in ("tolist", "numpy", "cpu", "item", "__bool__", "__int__", "__float__"):
+            patch.setattr(Tensor, name, lambda *_: pytest.fail("the host reads from the device"))
+        yield
 
 
 def check_step_never_waits(runners: ModelRunners, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Propose and accept read nothing from the device and write nothing to it, for every width, sampled."""
+    """Between two snapshots the host neither reads from the device nor writes to it, for every width, sampled."""
     with torch.inference_mode():
         batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
-        shape = batch.shape(batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1)))
-        forbid_reads(monkeypatch)
-        monkeypatch.setattr(torch, "tensor", lambda *_, **__: pytest.fail("the step writes to the device"))
-        with NoSynchronisation():  # type: ignore[no-untyped-call]
+        run = batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1))
+        with no_waiting(monkeypatch):
+            shape = batch.shape(run)
             for variant in range(len(batch.variants)):
-                batch.step(shape._replace(variant=variant))
+                batch.advance(run, shape._replace(variant=variant))

@@ -4,6 +4,9 @@ Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.1719
 the positions fed and the forwards of draft models. At `EVEN` positions arithmetic takes as long as reading the
 weights. A GPU overlaps the two, so up to `EVEN` positions cost nothing extra. A CPU does one after the other.
 
+A step uses the choice of `late` steps before: on a GPU the host, which launches the width, knows no later one. The
+device keeps the choices in between, so that a row's own width never waits for the host or depends on its neighbours.
+
 R = rows.
 """
 
@@ -24,7 +27,9 @@ EVEN = {"cuda": 184, "cpu": 24}  # positions; an H200 in bfloat16; a small model
 class Widths:
     """Recent acceptance of each row and its best window. Tensors keep their address, so that a graph can use them."""
 
-    def __init__(self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, windows: Sequence[Window], pending: int | None, rows: int, device: torch.device, late: int = 0
+    ) -> None:
         """`pending`: pending positions that every window feeds; None: only those needed."""
         self.many = len(windows) > 1
         self.commits = torch.tensor([w.commits for w in windows], dtype=torch.float32, device=device)
@@ -33,7 +38,7 @@ class Widths:
         self.cost = torch.ones_like(self.commits)
         self.accepted = torch.zeros(rows, device=device)  # moving sum of accepted guesses
         self.tried = torch.zeros(rows, device=device)  # moving sum of guesses verified, up to the first rejected
-        self.none = torch.zeros(rows, dtype=torch.long, device=device)
+        self.choices = torch.zeros(late + 1, rows, dtype=torch.long, device=device)  # the latest first
 
     def set_costs(self, target: ModelRunner, others: Mapping[str, ModelRunner]) -> None:
         """Set each window's cost relative to a forward of one position. `others`: all runners, by role."""
@@ -50,6 +55,13 @@ class Widths:
     def begin(self, at: Tensor) -> None:
         """Reset the rows `at`, which have new requests."""
         self.accepted[at], self.tried[at] = EXPECTED, 1.0
+        if self.many:
+            self.choices[:, at] = self.best()[at]
+
+    @property
+    def own(self) -> Tensor:
+        """The window of each row in the next step, (R,)."""
+        return self.choices[-1]
 
     def update(self, count: Tensor, offered: Tensor) -> None:
         """Count a forward that could commit 1 + `offered` tokens per row and accepted `count`, both (R,)."""
@@ -57,9 +69,8 @@ class Widths:
             accepted = (count - 1).clamp(min=0)
             self.accepted.mul_(1 - 1 / RECENT).add_(accepted)
             self.tried.mul_(1 - 1 / RECENT).add_(torch.minimum(accepted + 1, offered))
+            self.choices.copy_(torch.cat((self.best()[None], self.choices[:-1])))
 
     def best(self) -> Tensor:
-        """Return the index of each row's best window, (R,)."""
-        if not self.many:
-            return self.none
+        """Return the index of each row's best window by what was accepted so far, (R,)."""
         return sampling.best_width(self.accepted / self.tried.clamp(min=1e-6), self.commits, self.cost)

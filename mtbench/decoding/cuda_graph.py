@@ -5,27 +5,33 @@ CUDA graphs: CUDA C++ Programming Guide, section "CUDA Graphs"; `torch.cuda.CUDA
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtbench.decoding.fused_ops import Fused, Tensors
 from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.loop import Batch
-from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.method import Method, ModelRunners, TargetOutput
 from mtbench.decoding.output import Generation, Timing
+from mtbench.decoding.prefill import warm_up
 from mtbench.decoding.request import Workload
 from mtbench.decoding.run_state import RunState
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import compilations
 
 DEVICE = "cuda"  # device of captured steps
-PLAIN_STEPS = 3  # steps of a shape before its capture: libraries allocate and compile in their first calls
+PLAIN_STEPS = 3  # first steps of a shape: libraries allocate and compile in their first calls
+FUSED_STEPS = 2  # steps after them, before the capture: one is recorded, the next one compiles what was recorded
 
 
 class Captured(Batch):
     """A batch whose steps are captured as CUDA graphs, by shape, and replayed.
 
-    The first steps of a shape run without a graph; the next one is captured, and all later ones are replays.
+    The first steps of a shape run without a graph; the next one is captured, and all later ones are replays. On a GPU
+    the operations outside the forward are compiled first (mtbench/decoding/fused_ops.py).
     """
 
     one_launch = True
@@ -34,7 +40,10 @@ class Captured(Batch):
     def __init__(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> None:
         super().__init__(method, runners, rows, positions, tight=False)
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-        self._plain: dict[Shape, int] = {}
+        self.fuses = self.device.type == "cuda"
+        self._fused: dict[tuple[str, Shape], Fused] = {}
+        self._drafts: dict[Shape, bool] = {}  # whether `propose` runs a model, which has kernels of its own
+        self._prepared: dict[Shape, int] = {}  # steps so far
         self._forwards_each: dict[Shape, list[int]] = {}
         self._setting: tuple[list[tuple[int, ...]], float] | None = None
 
@@ -58,6 +67,47 @@ class Captured(Batch):
         self._graphs[shape].replay()
         for runner, forwards in zip(self.runners.values(), self._forwards_each[shape], strict=True):
             runner.forwards += forwards
+
+    def propose(self, shape: Shape, *, check_values: bool = False) -> Tensor:
+        if self._fusing(shape) and not self._drafts[shape]:
+            (guess,) = self._fuse("propose", shape, lambda: (super(Captured, self).propose(shape),))()
+            return guess
+        host_s = sum(runner.host_s for runner in self.runners.values())
+        guess = super().propose(shape, check_values=check_values)
+        self._drafts[shape] = sum(runner.host_s for runner in self.runners.values()) > host_s
+        return guess
+
+    def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
+        if not self._fusing(shape):
+            return super().feed(guess, shape)
+
+        def feed(guess: Tensor) -> tuple[Tensor, ...]:
+            ids, metadata = super(Captured, self).feed(guess, shape)
+            masks = [metadata.mask(sliding_window) for sliding_window in self.target.sliding_windows]
+            return ids, metadata.slots, metadata.positions, metadata.length, *masks
+
+        ids, slots, positions, length, *masks = self._fuse("feed", shape, feed)(guess)
+        metadata = self.metadata(slots, positions, shape)
+        return ids, metadata.computed(length, dict(zip(self.target.sliding_windows, masks, strict=True)))
+
+    def accept(self, output: TargetOutput, shape: Shape, *, check_values: bool = False) -> tuple[Tensor, ...]:
+        if not self._fusing(shape):
+            return super().accept(output, shape, check_values=check_values)
+
+        def accept(guess: Tensor, position: Tensor, logits: Tensor, hidden: Tensor | None, *judged: Tensor) -> Tensors:
+            output = TargetOutput(self.rows, guess, position, logits, hidden, judged or None)  # type: ignore[arg-type]
+            return super(Captured, self).accept(output, shape)
+
+        tensors = (output.guess, output.position, output.logits, output.hidden, *(output.one_pass or ()))
+        return self._fuse("accept", shape, accept)(*tensors)
+
+    def _fusing(self, shape: Shape) -> bool:
+        """Return whether the operations outside the forward of this step are recorded or run compiled."""
+        return self.fuses and not self.tight and self._prepared.get(shape, 0) > PLAIN_STEPS
+
+    def _fuse(self, name: str, shape: Shape, function: Callable[..., Tensors]) -> Fused:
+        """Return the function as compiled before for this shape; at the first call a new one, which records it."""
+        return self._fused.setdefault((name, shape), Fused(function))
 
     def run(self, workload: Workload) -> tuple[list[Generation], Timing]:
         before = compilations()
@@ -85,14 +135,17 @@ class Captured(Batch):
         setting = (epochs, workload.temperature)
         if setting != self._setting:  # memory has moved: captured graphs would write to freed memory
             self._graphs.clear()
-            self._plain.clear()
+            self._fused.clear()
+            self._prepared.clear()
             self._setting = setting
+            warm_up(self.rows, self.runners, self.method, self.arange)
 
     def _prepare(self, shape: Shape) -> None:
-        """Run one plain step; after PLAIN_STEPS of them capture a step and replay it."""
-        if self._plain.setdefault(shape, 0) < PLAIN_STEPS:
-            self._plain[shape] += 1
-            self.step(shape, check_values=True)
+        """Run one step without a graph; after enough of them capture a step and replay it."""
+        done = self._prepared.get(shape, 0)
+        self._prepared[shape] = done + 1
+        if done < PLAIN_STEPS + FUSED_STEPS * self.fuses:
+            self.step(shape, check_values=done < PLAIN_STEPS)
             torch.cuda.synchronize()
             return
         before = [runner.forwards for runner in self.runners.values()]

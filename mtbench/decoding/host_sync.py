@@ -16,7 +16,7 @@ class HostSnapshot(NamedTuple):
     cached: list[int]
     known: list[int]
     done: list[int]
-    wanted: list[int]  # index of the variant that suits the row
+    widths: list[list[int]]  # variant that suits each row, the latest choice first; empty with one variant
     tokens: list[list[int]] | None  # None unless stop strings are searched for
 
 
@@ -45,9 +45,9 @@ class AsyncCopy:
         """Wait for the copy and return it."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        base, cached, known, done, wanted = self.cursors.tolist()
+        base, cached, known, done, *widths = self.cursors.tolist()
         tokens = None if self.tokens is None else self.tokens.tolist()
-        return HostSnapshot(base, cached, known, done, wanted, tokens)
+        return HostSnapshot(base, cached, known, done, widths, tokens)
 
     @staticmethod
     def _send(tensor: Tensor) -> Tensor:

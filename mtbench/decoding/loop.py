@@ -33,10 +33,9 @@ from mtbench.decoding.request import Request, Workload, refuse_unknown_ids
 from mtbench.decoding.run_state import RunState
 from mtbench.errors import UserError
 from mtbench.models import sampling
-from mtbench.models.attention import AttentionMetadata
+from mtbench.models.attention import ALIGNED, AttentionMetadata
 
 READ_EVERY = 8  # steps between two searches of the text for stop strings
-ALIGNED = 16  # slots per row are a multiple of it: kernels then read the mask in whole words
 LATE = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 
@@ -139,8 +138,8 @@ class Batch:
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
         self.log = CommitLog(rows, 2 * (_patience(self.slots) + LATE), device)
-        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device)
-        self.own = zeros(rows)  # the variant that suits each row, as the host last read it
+        self.late = 0 if self.tight else LATE
+        self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device, self.late)
         self.heads = False  # whether the method computed anything outside its models
 
     @property
@@ -153,25 +152,23 @@ class Batch:
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
         run = self.begin(workload)
         clock.end_prefill()
-        most_late = 0 if self.tight else LATE
         patience = _patience(workload.most_new_tokens + self.method.block - 1)
         while run.live:
             self._check_progress(run, patience)
-            clock.mark()
             shape, draft_forwards = self.shape(run), self._draft_forwards()
+            clock.mark()
             self.advance(run, shape)
             clock.mark()
             positions = shape.pending + self.windows[shape.variant].guesses
             run.count_step(positions, self._draft_forwards() - draft_forwards)
             run.copies.append(self._read(tokens=run.steps % READ_EVERY == 0 and workload.stops_early))
-            if len(run.copies) <= most_late:
-                continue
-            run.snapshot = run.copies.popleft().get()
-            finished = self._take_finished(run)
-            if finished and run.queue:
-                clock.pause()
-                self._replace(run, finished)
-                clock.resume()
+            while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.late):
+                run.snapshot = run.copies.popleft().get()
+                finished = self._take_finished(run)
+                if finished and run.queue:
+                    clock.pause()
+                    self._replace(run, finished)
+                    clock.resume()
         clock.stop()
         self._collect(run, sorted(run.request_in))
         generations = run.generations(self.target.checkpoint)
@@ -190,10 +187,10 @@ class Batch:
 
     def shape(self, run: RunState) -> Shape:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
-        snapshot = run.snapshot
-        variant = max(snapshot.wanted[row] for row in run.live)
+        snapshot, variant = run.snapshot, 0
         if self.widths.many:
-            self.own.copy_(torch.tensor(snapshot.wanted))
+            choices = snapshot.widths[self.late - len(run.copies)]  # the device uses the same: `Widths.own`
+            variant = max(choices[row] for row in run.live)
         if not self.tight:
             assert self.pending is not None
             return Shape(variant, self.pending, self.slots)
@@ -206,50 +203,67 @@ class Batch:
 
     def step(self, shape: Shape, *, check_values: bool = False) -> None:
         """Run one forward. `check_values`: check the values that the method returns, which waits for the device."""
-        method, window = self.variants[shape.variant], self.windows[shape.variant]
         self.runners.view, self.runners.tight = shape.view, self.tight
-        guess = method.propose(self.state, self.rows, self.runners)
-        vocabulary = self.target.checkpoint.vocabulary
-        check_proposal(guess, method, window, self.width, vocabulary, values=check_values)
-        ids, metadata = self._feed(guess, window, shape)
-        judged = slice(shape.pending - 1, None)
-        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=window.hidden)
-        output = TargetOutput(self.rows, guess, metadata.positions[:, judged] + 1, *out)
-        commit = method.accept(self.state, self.rows, output)
-        check_commit(commit, method, window, self.width, vocabulary, values=check_values)
-        self._commit(commit, window)
+        guess = self.propose(shape, check_values=check_values)
+        ids, metadata = self.feed(guess, shape)
+        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=self.windows[shape.variant].hidden)
+        position = metadata.positions[:, shape.pending - 1 :] + 1
+        one_pass = self.rows.judge(out.logits, position) if out.logits.is_cuda else None
+        output = TargetOutput(self.rows, guess, position, *out, one_pass)
+        if moved := self.accept(output, shape, check_values=check_values):
+            self.target.cache.move(*moved)
 
-    def _feed(self, guess: Tensor, window: Window, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
+    def propose(self, shape: Shape, *, check_values: bool = False) -> Tensor:
+        """Return the guesses to feed, (R, G)."""
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        guess = method.propose(self.state, self.rows, self.runners)
+        check_proposal(guess, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        return guess
+
+    def feed(self, guess: Tensor, shape: Shape) -> tuple[Tensor, AttentionMetadata]:
         """Return P pending tokens, right-aligned before `base` (a short row repeats its first), then G guesses."""
-        rows, guesses, (_, pending, view) = self.rows, guess.shape[1], shape
+        rows, guesses, offset = self.rows, guess.shape[1], self.windows[shape.variant].offset
         base = rows.base[:, None]
-        slots = torch.maximum(base + (self.arange[:pending] - pending), rows.cached[:, None])
+        slots = torch.maximum(base + (self.arange[: shape.pending] - shape.pending), rows.cached[:, None])
         ids = rows.tokens.gather(1, slots)
         positions = slots
         if guesses:
             places = base + self.arange[:guesses]
             ids = torch.cat((ids, guess), 1)
-            positions = torch.cat((slots, places if window.offset is None else base + window.offset), 1)
+            positions = torch.cat((slots, places if offset is None else base + offset), 1)
             slots = torch.cat((slots, places), 1)
-        full = self.tight and not guesses and self.width == 1
-        return ids, AttentionMetadata(slots, positions, rows.base, view, full, self.method.visible, window.sees)
+        return ids, self.metadata(slots, positions, shape)
 
-    def _commit(self, commit: Commit, window: Window) -> None:
-        """Cut at end token and budget, write the tokens, move the cursors."""
+    def accept(self, output: TargetOutput, shape: Shape, *, check_values: bool = False) -> tuple[Tensor, ...]:
+        """Accept, cut, write, move the cursors. Return slots of the cache to copy from and to, (R, D), or nothing."""
+        method, window = self.variants[shape.variant], self.windows[shape.variant]
+        commit = method.accept(self.state, self.rows, output)
+        check_commit(commit, method, window, self.width, self.target.checkpoint.vocabulary, values=check_values)
+        return self._commit(commit, window)
+
+    def metadata(self, slots: Tensor, positions: Tensor, shape: Shape) -> AttentionMetadata:
+        """Return the metadata of a step's forward."""
+        window = self.windows[shape.variant]
+        full = self.tight and not window.guesses and self.width == 1
+        return AttentionMetadata(slots, positions, self.rows.base, shape.view, full, self.method.visible, window.sees)
+
+    def _commit(self, commit: Commit, window: Window) -> tuple[Tensor, ...]:
+        """Cut at end token and budget, write the tokens, move the cursors. Return which slots of the cache to move."""
         rows, method = self.rows, self.method
         offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
         accepted, offered = commit.count, offered * (commit.count > 0)
         if self.widths.many and method.claims == "lossy":  # a neighbour's wider window must not change a row's tokens
-            own = self.widths.commits[self.own].long()
+            own = self.widths.commits[self.widths.own].long()
             accepted, offered = torch.minimum(accepted, own), torch.minimum(offered, own - 1)
         self.widths.update(accepted, offered)
         left = rows.limit - rows.known
         count, ended = sampling.keep(commit.tokens, accepted, left, self.ends)
         # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
+        moved: tuple[Tensor, ...] = ()
         if commit.path is not None:
             depth = self.arange[: commit.path.shape[1]]
-            self.target.cache.move(rows.base[:, None] + commit.path, rows.base[:, None] + depth)
+            moved = (rows.base[:, None] + commit.path, rows.base[:, None] + depth)
         final_guesses = rows.base + commit.kept
         rows.known.add_(count)
         torch.where(ended, rows.known, rows.limit, out=rows.limit)
@@ -258,6 +272,7 @@ class Batch:
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)
         torch.minimum(final_guesses, final, out=rows.cached)
         self.log.record(count, offered, accepted)
+        return moved
 
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has taken more steps than its budget allows."""
@@ -342,7 +357,8 @@ class Batch:
     def _read(self, *, tokens: bool = False) -> AsyncCopy:
         """Start to read the cursors, and the tokens if asked for."""
         rows = self.rows
-        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), self.widths.best()))
+        widths = self.widths.choices if self.widths.many else ()
+        cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), *widths))
         return AsyncCopy(cursors, rows.tokens if tokens else None, wait=self.tight)
 
     def _draft_forwards(self) -> int:

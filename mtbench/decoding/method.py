@@ -68,7 +68,15 @@ class Rows:
         """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
         if not self.temperature:
             return sampling.choose(logits)
+        if logits.is_cuda:
+            return self.judge(logits, position)[0]
         return sampling.choose(sampling.sampled(logits, self.temperature, self.seed, position))
+
+    def judge(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary."""
+        if self.temperature:
+            return kernels.sample_logsumexp(logits, self.temperature, self.seed, position)
+        return kernels.argmax_logsumexp(logits)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities with which `choose` chooses, (R, n, V) float64."""
@@ -89,25 +97,19 @@ class TargetOutput:
     position: Tensor  # (R, G+1) the positions predicted
     logits: Tensor  # (R, G+1, V); −∞ for suppressed ids
     hidden: Tensor | None = None  # (R, G+1, C) the LM head's inputs, if the window asks for them
-
-    @cached_property
-    def _one_pass(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Choice, largest logit and log-sum-exp of each column, by one kernel over the vocabulary."""
-        return kernels.argmax_logsumexp(self.logits)
+    one_pass: tuple[Tensor, Tensor, Tensor] | None = None  # on a GPU: `Rows.judge` of the logits
 
     @cached_property
     def choice(self) -> Tensor:
         """The token that the model chooses at each column, (R, G+1)."""
-        if self.logits.is_cuda and not self.rows.temperature:
-            return self._one_pass[0]
-        return self.rows.choose(self.logits, self.position)
+        return self.rows.choose(self.logits, self.position) if self.one_pass is None else self.one_pass[0]
 
     @cached_property
     def confidence(self) -> Tensor:
         """The largest probability at each column, (R, G+1) float32; in greedy decoding that of the choice."""
-        if not self.logits.is_cuda:
+        if self.one_pass is None:
             return sampling.confidence(self.logits)
-        _, largest, logsumexp = self._one_pass
+        _, largest, logsumexp = self.one_pass
         return torch.exp(largest - logsumexp)
 
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:

@@ -3,10 +3,11 @@
 R = rows, W = positions fed.
 """
 
+import torch
 from torch import Tensor
 
 from mtbench.decoding.method import Method, ModelRunners, Rows
-from mtbench.models.attention import AttentionMetadata, causal
+from mtbench.models.attention import ALIGNED, AttentionMetadata, causal
 
 PREFILL_POSITIONS = 2048  # positions fed at once over all rows; limits the memory of mask and scores
 PREFILL_WIDTH = 64  # minimum positions of a row fed at once
@@ -29,7 +30,21 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
         for begin in range(0, length, width):
             chunk = slots[:, begin : begin + width]
             some = None if len(at) == len(rows.done) else at
-            metadata = AttentionMetadata(
-                chunk, chunk, rows.base[at], min(begin + width, length), visible=visible, rows=some
-            )
+            view = -(-min(begin + width, length) // ALIGNED) * ALIGNED
+            metadata = AttentionMetadata(chunk, chunk, rows.base[at], view, visible=visible, rows=some)
             runner.forward(rows.tokens[at].gather(1, chunk), metadata, judged=1)
+
+
+def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor) -> None:
+    """Feed short chunks to all rows and to one, with few and with all slots in view. It overwrites the first slots.
+
+    The end of a prompt is such a chunk. It takes the attention kernels in other variants than a decode step, which a
+    GPU would otherwise compile in whichever batch has the first.
+    """
+    for runner in runners.values():
+        for count in {len(rows.done), 1}:
+            for view in {ALIGNED, len(arange)}:
+                chunk = arange[:2].expand(count, -1)
+                some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
+                metadata = AttentionMetadata(chunk, chunk, chunk[:, -1] + 1, view, visible=method.visible, rows=some)
+                runner.forward(rows.tokens[:count].gather(1, chunk), metadata, judged=1)

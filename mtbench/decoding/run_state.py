@@ -51,6 +51,16 @@ class RunState:
         """Steps made so far."""
         return len(self.positions_fed) - 1
 
+    def may_end(self, commits: int) -> bool:
+        """Return whether every live row may reach its budget in steps in flight, of at most `commits` tokens each."""
+        in_flight = len(self.copies) * commits
+        return all(self.snapshot.known[row] + in_flight >= self._longest(row) for row in self.live)
+
+    def _longest(self, row: int) -> int:
+        """Return the most tokens that the row's request can have, with its prompt."""
+        request = self.requests[self.request_in[row]]
+        return len(request.prompt_ids) + request.max_new_tokens
+
     def place(self, rows: Sequence[int], taken: Sequence[int]) -> None:
         """Note that the requests `taken` now decode in these rows."""
         self.live |= set(rows)

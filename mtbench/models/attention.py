@@ -20,6 +20,7 @@ from transformers import AttentionInterface
 from mtbench.models import kernels
 
 ATTENTION = "mtbench"
+ALIGNED = 16  # slots of a row and in view are a multiple of it: kernels then read the mask in whole words
 KERNEL_POSITIONS = 64  # per row; wider passes are prefills, for which PyTorch's attention is faster
 Visible = Callable[[Tensor, Tensor], Tensor]
 
@@ -53,6 +54,12 @@ class AttentionMetadata:
     def length(self) -> Tensor:
         """Number of slots up to the last one fed, (R,)."""
         return self.slots[:, -1] + 1
+
+    def computed(self, length: Tensor, masks: dict[int | None, Tensor]) -> "AttentionMetadata":
+        """Return the same metadata with `length` and masks, by sliding window, that were computed before."""
+        self.__dict__["length"] = length
+        self._masks.update(masks)
+        return self
 
     def mask(self, sliding_window: int | None = None) -> Tensor:
         """Return which slot each query may attend to, (R, W, V) bool."""

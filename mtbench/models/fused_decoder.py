@@ -152,8 +152,8 @@ def compiled(function: Callable[..., Any], *, prefill: bool = False) -> Callable
 
 
 def compilations() -> int:
-    """Return the number of compilations in this process so far."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    """Return the number of compilations in this process so far, by torch.compile and of our Triton kernels."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"]) + kernels.compilations()
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear as product
 from torch.nn.functional import scaled_dot_product_attention
 
+from mtbench.models import sampling
+
 
 @cache
 def _triton() -> ModuleType | None:
@@ -25,6 +27,23 @@ def _triton() -> ModuleType | None:
     except ImportError:  # Windows, or a PyTorch build without Triton
         return None
     return triton_kernels
+
+
+@cache
+def _triton_sampling() -> ModuleType | None:
+    """Return the module of the sampling kernels; None without Triton."""
+    if _triton() is None:
+        return None
+    from mtbench.models import triton_sampling
+
+    return triton_sampling
+
+
+def compilations() -> int:
+    """Return how many variants of our Triton kernels this process has compiled, or loaded compiled, so far."""
+    modules = filter(None, (_triton(), _triton_sampling()))
+    caches = [getattr(function, "device_caches", {}) for module in modules for function in vars(module).values()]
+    return sum(len(compiled) for cache in caches for compiled, *_ in cache.values())
 
 
 def attend(
@@ -101,6 +120,22 @@ def argmax_logsumexp_plain(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     choice = logits.argmax(-1)
     largest = logits.gather(-1, choice[..., None]).squeeze(-1)
     return choice, largest.float(), logits.float().logsumexp(-1)
+
+
+def sample_logsumexp(
+    logits: Tensor, temperature: float, seed: Tensor, position: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a sample from softmax(logits/T), and maximum and logsumexp of the logits: (R, n, V) to (R, n).
+
+    The sample is the argmax of `sampling.sampled`, by `seed` (R,) and `position` (R, n). The kernels read the logits
+    once and store neither noise nor probabilities.
+    """
+    triton = _triton_sampling() if logits.is_cuda and logits.dtype != torch.float64 else None
+    if triton is None:
+        choice = sampling.choose(sampling.sampled(logits, temperature, seed, position))
+        return choice, *argmax_logsumexp_plain(logits)[1:]
+    result: tuple[Tensor, Tensor, Tensor] = triton.sample_logsumexp(logits, temperature, seed, position)
+    return result
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -49,6 +49,12 @@ class ModelRunner:
         """Changes when memory that a forward pass uses was reallocated."""
         return (self.cache.epoch, 0 if self.decoder is None else self.decoder.epoch)
 
+    @property
+    def sliding_windows(self) -> list[int | None]:
+        """The sliding windows of the decoder's layers, None for a layer without; empty without a decoder."""
+        layers = [] if self.decoder is None else self.decoder.attention
+        return list(dict.fromkeys(layer.sliding_window for layer in layers))
+
     def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int, *, hidden: bool = False) -> Forwarded:
         """Run the model on ids (R, W); return its output at the last `judged` positions."""
         started_at = time.perf_counter()

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from decoding_cases import LATE, decode_prompts, on, outcomes
+from recorded_graphs import Recording
 from small import small_config
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3Config
 
 from mtbench.decoding.arms import ENGINES as NAMES
@@ -18,6 +20,8 @@ from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import UnsupportedArchitecture, build, compiled
 from mtbench.models.runner import ModelRunner
 
@@ -44,6 +48,57 @@ def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, method: Method
         assert timing.miscounted == 0
     assert len(recorded) == 2
     assert timing.preparation_s == 0
+
+
+def test_the_span_of_a_step_on_the_device_begins_with_its_replay(
+    runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the mark and the launch the host does nothing that the device could wait for."""
+    events: list[str] = []
+
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            events.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def logged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (events.append(name), function(*args))[1]
+
+    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
+    method = METHODS["mars"](tau=0.3, block_size="auto")
+    batch = Captured(method, runners, 2, 64)
+    for _ in range(4):
+        decode_prompts(method, runners, PROMPTS[:2], BUDGET, make=lambda *_: batch)
+    monkeypatch.setattr(Stopwatch, "mark", logged("mark", Stopwatch.mark))
+    monkeypatch.setattr(Recording, "replay", logged("replay", Recording.replay))
+    with Log():  # type: ignore[no-untyped-call]
+        _, timing = decode_prompts(method, runners, PROMPTS[:2], BUDGET, make=lambda *_: batch)
+    assert timing.preparation_s == 0
+    begun = [place for place, event in enumerate(events) if event == "mark"][::2]
+    assert {events[place + 1] for place in begun} == {"replay"}
+
+
+def test_a_captured_batch_warms_up_short_chunks_of_a_prompt(
+    runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its first run does. Views of prefills are multiples of 16, so that a GPU compiles one kernel for them."""
+    runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
+    fed: list[tuple[int, int, int]] = []
+    forward = ModelRunner.forward
+
+    def record(self: ModelRunner, ids: Tensor, metadata: AttentionMetadata, *args: Any, **kwargs: Any) -> Any:
+        fed.append((*ids.shape, metadata.view))
+        return forward(self, ids, metadata, *args, **kwargs)
+
+    monkeypatch.setattr(ModelRunner, "forward", record)
+    batch = Captured(METHODS["ar"](), runners, 2, 50)
+    for _ in range(2):
+        decode_prompts(METHODS["ar"](), runners, PROMPTS[4:], BUDGET, make=lambda *_: batch)
+    warm = [(1, 2, 16), (1, 2, 64), (2, 2, 16), (2, 2, 64)]
+    assert sorted(fed[:4]) == warm
+    prefills = [chunk for chunk in fed if chunk[1] > 1]
+    assert prefills[4:] == [(2, 9, 16)] * 2
+    assert all(view % 16 == 0 for _, _, view in fed)
 
 
 def test_after_memory_moved_steps_are_captured_again(runner: ModelRunner, recorded: list[str]) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import naive
 import pytest
 import torch
+from _pytest.outcomes import Failed
 from decoding_cases import (
     BUDGET,
     CONFIGS,
     LATE,
     MANY,
     PROMPTS,
-    NoSynchronisation,
     ar,
     decode_prompts,
-    forbid_reads,
     mars,
     naive_logits,
+    no_waiting,
     on,
     outcomes,
     requests_for,
@@ -30,7 +30,7 @@ from small import END, MASK, WORDS, scripted_lane
 from torch import Tensor
 
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.loop import Batch, NoProgressError
+from mtbench.decoding.loop import CHECKED, Batch, NoProgressError
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, TargetOutput, Window
 from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
@@ -235,10 +235,33 @@ def test_a_prefill_in_chunks_does_not_change_the_answers(runner: ModelRunner, mo
 
 
 @pytest.mark.parametrize(
+    "wait",
+    [
+        lambda device: device.copy_(torch.tensor([1, 2])),
+        lambda device: torch.tensor([1, 2], device=device.device),
+        lambda device: torch.arange(2).to(device.device),
+        lambda device: device[torch.tensor([0])],
+        lambda device: device[device > 0],
+        lambda device: device.sum().item(),
+        lambda device: device.nonzero(),
+        lambda device: device.tolist(),
+    ],
+)
+def test_the_guard_finds_what_makes_a_host_wait(wait: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read, or a tensor of the host where one of the device is needed. The tests of steps rely on it."""
+    device = torch.tensor([0, 1])
+    with no_waiting(monkeypatch):
+        device.copy_(device + torch.arange(2, device=device.device))
+        with pytest.raises((AssertionError, Failed)):
+            wait(device)
+
+
+@pytest.mark.parametrize(
     "method",
     [
         ar(),
         mars(tau=0.3),
+        mars(tau=0.3, block_size="auto"),
         mars(tau=0.3, cache="none"),
         mars(tau=0.3, cache="block"),
         mars(tau=0.3, confidence="margin"),
@@ -250,16 +273,34 @@ def test_a_prefill_in_chunks_does_not_change_the_answers(runner: ModelRunner, mo
 def test_a_step_never_waits_for_the_host(
     runner: ModelRunner, method: Method, engine: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Proposal, forward, accept and commit read nothing from the device: shapes are chosen between steps."""
+    """From the choice of the shape to the cursors the host reads nothing and copies nothing."""
     with torch.inference_mode():
         chosen = ENGINES[engine]()
-        batch = chosen.batch(method, ModelRunners("any", {"any": chosen.runner(runner.checkpoint)}), len(PROMPTS), 50)
-        workload = Workload(requests=requests_for(PROMPTS, BUDGET), temperature=temperature)
-        shape = batch.shape(batch.begin(workload))
-        forbid_reads(monkeypatch)
-        with NoSynchronisation():  # type: ignore[no-untyped-call]
-            batch.step(shape)
-            batch.step(shape._replace(pending=max(2, shape.pending), view=shape.view + 2))
+        runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
+        batch = Batch(method, runners, len(PROMPTS), 50, tight=False)
+        run = batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=temperature))
+        for _ in range(CHECKED):
+            run.count_step(0, 0)
+        with no_waiting(monkeypatch):
+            shape = batch.shape(run)
+            batch.advance(run, shape)
+            batch.advance(run, shape._replace(pending=max(2, shape.pending), view=shape.view - 16))
+
+
+@pytest.mark.parametrize("method", [ar(), mars(tau=0.3), mars(tau=0.3, block_size="auto"), mars(cache="block")])
+def test_where_budgets_end_answers_no_forward_is_surplus(runner: ModelRunner, method: Method) -> None:
+    """The host reads late, but knows when all rows may have reached their budgets, and then waits for the latest."""
+    for make in (None, LATE):
+        generations, timing = decode_prompts(method, on(runner), PROMPTS, BUDGET, fixed_length=True, make=make)
+        assert timing.batch_forwards == max(g.forwards or 0 for g in generations)
+
+
+def test_an_end_token_is_seen_a_few_forwards_late(runner: ModelRunner) -> None:
+    """Only launches in flight are surplus."""
+    late = 2
+    generations, timing = decode_prompts(ar(), on(runner), PROMPTS[1:2], 100, make=LATE)
+    assert [g.finish_reason for g in generations] == ["end"]
+    assert 0 < (timing.batch_forwards or 0) - (generations[0].forwards or 0) <= late
 
 
 def expected(script: list[int], sure: list[bool], at: int, budget: int, size: int) -> tuple[list[int], list[int]]:

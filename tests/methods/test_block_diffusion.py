@@ -9,7 +9,7 @@ from typing import Any
 import naive
 import pytest
 import torch
-from decoding_cases import NoSynchronisation, decode_prompts, forbid_reads, requests_for
+from decoding_cases import decode_prompts, no_waiting, requests_for
 from small import END, MASK, save_small
 from torch import Tensor
 
@@ -161,12 +161,11 @@ def test_a_step_never_waits_for_the_host(runner: ModelRunner, engine: str, monke
     chosen, asked = ENGINES[engine](), prompts(4)
     with torch.inference_mode():
         runners = ModelRunners("any", {"any": chosen.runner(runner.checkpoint)})
-        batch = chosen.batch(method(tau=0.9), runners, len(asked), 50)
-        shape = batch.shape(batch.begin(Workload(requests=requests_for(asked, BUDGET))))
-        forbid_reads(monkeypatch)
-        with NoSynchronisation():  # type: ignore[no-untyped-call]
-            batch.step(shape)
-            batch.step(shape)
+        batch = Batch(method(tau=0.9), runners, len(asked), 50, tight=False)
+        run = batch.begin(Workload(requests=requests_for(asked, BUDGET)))
+        with no_waiting(monkeypatch):
+            batch.advance(run, batch.shape(run))
+            batch.advance(run, batch.shape(run))
 
 
 def test_a_large_block_and_a_small_budget_are_no_stall(runner: ModelRunner) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import naive
 import pytest
 import torch
-from decoding_cases import NoSynchronisation, ar, decode_prompts, forbid_reads, naive_logits, outcomes, requests_for
+from decoding_cases import ar, check_step_never_waits, decode_prompts, naive_logits, outcomes
 from hypothesis import given, settings, strategies
 from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
 
@@ -24,7 +24,6 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import prepare
@@ -358,6 +357,15 @@ def test_an_adaptive_mars_says_the_same_in_any_company(runner: ModelRunner, tigh
     assert len({n for g in together for n in g.commits or []}) > 2
 
 
+@pytest.mark.parametrize("tight", [True, False])
+def test_an_adaptive_mars_emits_the_same_in_refilled_rows(runner: ModelRunner, tight: bool) -> None:
+    """Reads that the refill of another row brings forward change no row's widths."""
+    adaptive, on = method("mars", tau=0.15, block_size="auto"), ModelRunners("any", {"any": runner})
+    make, prompts = partial(Batch, tight=tight), [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]
+    alone = [outcomes(run(adaptive, on, [p] * 2, make=make))[0] for p in prompts]
+    assert outcomes(run(adaptive, on, prompts, rows=2, make=make)) == alone
+
+
 def test_a_width_costs_what_it_feeds_and_what_its_drafts_cost(runner: ModelRunner) -> None:
     """On a GPU wide is chosen as long as it is free; a draft as large as the target costs its forwards."""
     on, cuda = runners("always"), SimpleNamespace(device=torch.device("cuda"), model=runner.model)
@@ -376,16 +384,9 @@ ENGINES_HERE.append(pytest.param("speculative", {"verify": "rejection"}, id="rej
 @pytest.mark.parametrize(("name", "options"), ENGINES_HERE)
 def test_a_step_never_waits_for_the_host(name: str, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafting included: nothing is read back, greedy or sampled."""
-    with torch.inference_mode():
-        on, engine = runners("sometimes"), ENGINES["graph"]()
-        on = ModelRunners("any", {role: engine.runner(runner.checkpoint) for role, runner in on.items()})
-        made = method(name, **options)
-        batch = Batch(made, on, len(PROMPTS), 50, tight=False)
-        shape = batch.shape(batch.begin(Workload(requests=requests_for(PROMPTS, BUDGET), temperature=1)))
-        forbid_reads(monkeypatch)
-        with NoSynchronisation():  # type: ignore[no-untyped-call]
-            for variant in range(len(batch.variants)):
-                batch.step(shape._replace(variant=variant))
+    on, engine = runners("sometimes"), ENGINES["graph"]()
+    on = ModelRunners("any", {role: engine.runner(runner.checkpoint) for role, runner in on.items()})
+    check_step_never_waits(on, method(name, **options), monkeypatch)
 
 
 @pytest.mark.parametrize(

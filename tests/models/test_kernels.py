@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from hopper import compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -284,28 +285,6 @@ def test_the_kernels_pass_in_the_interpreter() -> None:
 
 
 COMPILE = """
-import re, subprocess, tempfile
-from pathlib import Path
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import JITFunction
-
-class Hopper:
-    def get_current_device(self): return 0
-    def get_current_stream(self, device): return 0
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
-
-def compile_only(self, *args, grid, warmup, **options):
-    kernel = run(self, *args, grid=grid, warmup=True, **options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(kernel.asm["cubin"])
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = [word for word in ("wgmma", "griddepcontrol.wait") if word in kernel.asm["ptx"]]
-    print(self.__name__, *re.findall("(?:REG|STACK|LOCAL):[0-9]+", usage), *found)
-
-triton.runtime.driver.set_active(Hopper())
-run, JITFunction.run = JITFunction.run, compile_only
-tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 from mtbench.models import triton_kernels as kernels
 like = torch.empty(0, dtype=torch.bfloat16)
 for rows, width in ((1, 1), (32, 7)):
@@ -329,9 +308,7 @@ def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
 
     Kernels of attention wait for the kernel before them, because they are set up before it ends.
     """
-    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = compiled(COMPILE)
     assert {line.split()[0] for line in lines} == set(KERNELS)
     for line in lines:
         assert "STACK:0 LOCAL:0" in line

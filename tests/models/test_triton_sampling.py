@@ -1,0 +1,133 @@
+"""The sampling kernels against their definition, `sampling.sampled`: the same hash, the same noise, the same token.
+
+As in test_kernels.py they run in Triton's interpreter, in a process of its own, and are compiled for a Hopper GPU.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hopper import compiled
+from torch import Tensor
+
+from mtbench.models import kernels, sampling
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETING = "TRITON_INTERPRET" in os.environ
+runs_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs in the interpreter's process")
+has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+if INTERPRETING or DEVICE == "cuda":
+    from mtbench.models import triton_sampling
+
+SEEDS, POSITIONS = [0, 7, -3, 2**62 + 1], [0, 1, 831]
+
+
+def scene(vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Return logits (R, n, V) as a slice of wider ones, seeds (R,) and positions (R, n)."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(len(SEEDS), len(POSITIONS), vocabulary + 3, generator=generator) * 4
+    positions = torch.tensor(POSITIONS) + torch.arange(len(SEEDS))[:, None] * 100
+    return logits.to(DEVICE, dtype)[..., :vocabulary], torch.tensor(SEEDS, device=DEVICE), positions.to(DEVICE)
+
+
+@runs_kernels
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.3])
+@pytest.mark.parametrize("vocabulary", [1, 40, 1024, 2500])
+def test_the_kernels_sample_the_definitions_tokens(temperature: float, vocabulary: int) -> None:
+    """For any seed and position, and temperatures that are no float32. The other results are those of the logits."""
+    for dtype in (torch.float32, torch.bfloat16):
+        logits, seed, position = scene(vocabulary, dtype)
+        logits[..., 3:9] = float("-inf")
+        choice, largest, logsumexp = triton_sampling.sample_logsumexp(logits, temperature, seed, position)
+        assert torch.equal(choice, sampling.sampled(logits, temperature, seed, position).argmax(-1))
+        assert torch.equal(largest, logits.float().amax(-1))
+        torch.testing.assert_close(logsumexp.double(), logits.double().logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@runs_kernels
+def test_the_kernels_noise_is_the_definitions_to_the_last_bits() -> None:
+    """With equal logits only the noise decides. The largest sum of each slice is kept in float64."""
+    _, seed, position = scene(1)
+    logits = torch.zeros(*position.shape, 5000, device=DEVICE)
+    choice, _, _ = triton_sampling.sample_logsumexp(logits, 1.0, seed, position)
+    noise = sampling.sampled(logits, 1.0, seed, position)
+    assert torch.equal(choice, noise.argmax(-1))
+    assert len(choice.unique()) == choice.numel()
+
+
+@runs_kernels
+def test_rows_without_a_token_get_an_id_in_range() -> None:
+    """All suppressed: id 0. NaN: any id of the vocabulary, since another would crash the next embedding lookup."""
+    logits, seed, position = scene(2000)
+    none = triton_sampling.sample_logsumexp(torch.full_like(logits, float("-inf")), 1.0, seed, position)[0]
+    assert not none.any()
+    nan = triton_sampling.sample_logsumexp(torch.full_like(logits, float("nan")), 1.0, seed, position)[0]
+    assert ((nan >= 0) & (nan < 2000)).all()
+
+
+@runs_kernels
+def test_a_row_samples_the_same_alone_and_in_a_batch() -> None:
+    """Its token depends on its own logits, seed and position only."""
+    logits, seed, position = scene(1500)
+    together = triton_sampling.sample_logsumexp(logits, 0.7, seed, position)
+    alone = triton_sampling.sample_logsumexp(logits[2:3, 1:2], 0.7, seed[2:3], position[2:3, 1:2])
+    assert all(torch.equal(a[0, 0], b[2, 1]) for a, b in zip(alone, together, strict=True))
+
+
+def test_without_a_gpu_the_definition_samples() -> None:
+    """The same three results."""
+    logits, seed, position = scene(40)
+    choice, largest, logsumexp = kernels.sample_logsumexp(logits.cpu(), 0.7, seed.cpu(), position.cpu())
+    assert torch.equal(choice, sampling.sampled(logits.cpu(), 0.7, seed.cpu(), position.cpu()).argmax(-1))
+    torch.testing.assert_close(largest, logits.cpu().amax(-1))
+    torch.testing.assert_close(logsumexp, logits.cpu().logsumexp(-1))
+
+
+@pytest.mark.whole
+@has_triton
+@pytest.mark.skipif(INTERPRETING or DEVICE == "cuda", reason="this process runs them")
+def test_the_sampling_kernels_pass_in_the_interpreter() -> None:
+    """All tests of kernels above."""
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not compile and not interpreter and not share"]
+    command = [sys.executable, "-m", "pytest", *options, __file__]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
+
+
+SAMPLE = """
+from mtbench.models import kernels, triton_sampling
+like = torch.empty(0, dtype=torch.bfloat16)
+for rows, width in ((1, 1), (16, 4)):
+    logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
+    triton_sampling.sample_logsumexp(logits, 0.7, seed, torch.empty(rows, width, dtype=torch.int64))
+"""
+VIEWS = """
+from mtbench.models import kernels, triton_kernels
+like, before = torch.empty(0, dtype=torch.bfloat16), kernels.compilations()
+for view in (512, 48, 1040, 50):
+    cache, query = like.new_empty(16, view, 4, 128).transpose(1, 2), like.new_empty(16, 3, 28, 128).transpose(1, 2)
+    mask = torch.ones(16, 3, view, dtype=torch.bool)
+    triton_kernels.attend(query, cache, cache, mask, torch.ones(16, dtype=torch.int64), 0.1)
+    print(view, kernels.compilations() - before)
+"""
+
+
+@pytest.mark.whole
+@has_triton
+def test_the_sampling_kernels_compile_for_a_gpu_without_spilling() -> None:
+    """At Qwen2.5-7B's vocabulary; the number of positions and of rows needs no other code."""
+    lines = compiled(SAMPLE)
+    assert {line.split()[0] for line in lines} == {"_sample_slice", "_sample_row"}
+    assert all("STACK:0 LOCAL:0" in line for line in lines)
+
+
+@pytest.mark.whole
+@has_triton
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
+def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
+    """Each kernel that Triton compiles is counted; another view would need one more."""
+    assert [line for line in compiled(VIEWS) if line[0].isdecimal()] == ["512 1", "48 1", "1040 1", "50 2"]
