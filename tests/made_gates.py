@@ -31,6 +31,7 @@ def build(label: str = "main", **given: Any) -> BuildRecord:
         "mtbench": "0.2.0",
         "git": "4f7fb6513a355689f69f0849edeb369a4dc81729",
         "packages": PACKAGES,
+        "code_sha256": None,
     }
     return BuildRecord(**values | given)
 

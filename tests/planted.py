@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+READS = 'FAULT = ""'
 METHOD = Path(__file__).with_name("planted_method.py")
 
 
@@ -14,8 +15,9 @@ def environment(folder: Path, fault: str = "") -> Path:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     python = folder / "bin" / "python"
     own = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
-    (own / "planted_method.py").write_text(METHOD.read_text())
-    (own / "FAULT").write_text(fault)
+    text = METHOD.read_text()
+    assert READS in text
+    (own / "planted_method.py").write_text(text.replace(READS, f"FAULT = {fault!r}"))
     distribution("planted", "1.0", own, "[mtbench.methods]\nplanted = planted_method\n")
     if fault == "torch":
         distribution("torch", "9.9.9", own)

@@ -1,14 +1,10 @@
-"""MARS with a fault that an environment chooses: the gate's tests install it in two environments, one with a fault.
-
-The file FAULT beside this module names the fault; without it there is none.
-"""
+"""MARS with a fault: tests/planted.py installs this file in two environments, in one of them with a fault."""
 
 import importlib
 import os
 import signal
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +13,7 @@ from mtbench import METHODS, State
 from mtbench.decoding.method import Rows, TargetOutput
 from mtbench.options import option
 
-FILE = Path(__file__).with_name("FAULT")
-FAULT = FILE.read_text().strip() if FILE.exists() else ""
+FAULT = ""
 Mars: Any = METHODS._classes["mars"]  # the registry is being filled: a look-up would fill it again
 loop: Any = importlib.import_module("mtbench.decoding.loop")
 ballast: list[torch.Tensor] = []

@@ -37,7 +37,12 @@ PairsOption = Annotated[
     ),
 ]
 LiveOption = Annotated[
-    bool, Option("--live", help="Both processes of a pair are alive and take turns, block by block: less noise.")
+    bool,
+    Option(
+        "--live",
+        help="Both processes of a pair are alive and take turns, block by block: less noise, but both must fit into "
+        "memory.",
+    ),
 ]
 CountsOption = Annotated[bool, Option("--counts-only", help="Compare tokens and work only; time nothing.")]
 ChangedOption = Annotated[

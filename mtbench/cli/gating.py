@@ -26,6 +26,7 @@ from mtbench.records import dump
 from mtbench.runs.directory import LOCK, RunDirectory
 
 GATE, CALIBRATION = "request.json", "calibration.json"  # what was asked; the name says which of the two it is
+LEAST_DRIFT = 3  # gates: two differ by chance
 COMMANDS = {GATE: "mtbench gate", CALIBRATION: "mtbench gate calibrate"}
 
 
@@ -42,7 +43,7 @@ class Opened:
 def begin(directory: Path, file: str, *, margin: float, **asked: Any) -> Opened:
     """Return a new gate. Raises UserError if something is in the directory, or for a value that is not allowed."""
     if not 0 < margin < 1:
-        raise UserError(f"--margin {margin:g} is not allowed; 0.02 is a slowdown of 2 %.")
+        raise UserError(f"--margin {margin:g} is not allowed; give a share between 0 and 1, such as 0.02 for 2 %.")
     _refuse_used(directory)
     fields = {"margin": margin, **asked}
     request = records.validate(fields, GateRequest, "the options", f"see `{COMMANDS[file]} --help`.")
@@ -170,7 +171,8 @@ def history(folder: Path) -> Sequence[Any]:
         table.add_column(heading, overflow="fold", justify="right" if heading == "pairs" else "left")
     for path, gate in found.gates:
         head = "the same" if gate.same_build else gate.head.label
-        row = gate.started, gate.base.label, head, gate.word, str(gate.pairs), str(path)
+        word = f"{gate.word} (counts)" if gate.request.counts_only else gate.word
+        row = gate.started, gate.base.label, head, word, str(gate.pairs), str(path.relative_to(folder))
         table.add_row(*map(escape, row))  # texts of strangers may hold marks of rich
     return [table, _false_alarms(found), *_drift(found)]
 
@@ -188,5 +190,5 @@ def _drift(found: gate_history.History) -> list[str]:
     return [
         escape(f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates")
         for (_, cell), ratios in found.drift().items()
-        if len(ratios) > 1
+        if len(ratios) >= LEAST_DRIFT
     ]

@@ -3,25 +3,34 @@
 Older and newer versions of mtbench must answer, so this file uses nothing of mtbench but its version and its folder.
 """
 
+import hashlib
 import json
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 DISTRIBUTION = "multi-token-bench"
-PLUGINS = ("mtbench.methods", "mtbench.suites")  # entry-point groups
+PLUGINS = ("mtbench.methods", "mtbench.suites")  # entry-point groups, and the packages of our own methods and suites
 
 
 def main(packages: list[str]) -> None:
-    """Print versions of mtbench, of `packages` and of plugins. Raises whatever mtbench's command line raises."""
+    """Print the versions of mtbench, of `packages` and of plugins, and the hash of their code.
+
+    Raises whatever mtbench's command line raises.
+    """
     import mtbench
 
     for command in metadata.entry_points(group="console_scripts", name="mtbench"):
         command.load()
-    plugins = {p.dist.name for group in PLUGINS for p in metadata.entry_points(group=group) if p.dist is not None}
+    entries = [entry for group in PLUGINS for entry in metadata.entry_points(group=group)]
+    plugins = {entry.dist.name for entry in entries if entry.dist is not None}
+    parts = {name: place for name in ("mtbench", *PLUGINS) if (place := _place(name)) is not None}
     answer = {
         "mtbench": mtbench.__version__,
         "folder": str(Path(mtbench.__file__).parent),
+        "parts": {name: str(place) for name, place in parts.items()},
+        "code": _sha256(parts | {entry.module: _place(entry.module) for entry in entries}),
         "prefix": sys.prefix,
         "commit": _commit(),
         "packages": {name: _version(name) for name in [*packages, *sorted(plugins)]},
@@ -37,6 +46,28 @@ def _commit() -> str | None:
         return None
     commit = origin.get("vcs_info", {}).get("commit_id")
     return commit if isinstance(commit, str) else None
+
+
+def _place(module: str) -> Path | None:
+    """Return the folder of a package or the file of a module; None if there is none."""
+    try:
+        spec = find_spec(module)
+    except ImportError:
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+
+
+def _sha256(places: dict[str, Path | None]) -> str:
+    """Return the hash of all Python files in some places."""
+    digest = hashlib.sha256()
+    for name, place in sorted(places.items()):
+        files = [] if place is None else sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        for file in files:
+            digest.update(f"{name}/{file.relative_to(place)}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from mtbench import files
 from mtbench.cache import cache_home
 from mtbench.errors import UserError
@@ -73,6 +75,8 @@ class Answer(Record):
     prefix: str  # of the environment
     commit: str | None
     packages: dict[str, str | None]
+    parts: dict[str, str] = Field(default_factory=dict)  # folder of mtbench, of its methods and of its suites
+    code: str | None = None  # hash of their Python files, and of those of plugins
 
 
 def resolve(env: str | None, note: Note) -> Build:
@@ -113,6 +117,7 @@ def describe(build: Build) -> BuildRecord:
         commit = _commit(answer)
     except (OSError, ValueError):  # another answer, or one with paths that cannot be
         raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
+    _refuse_two_trees(build, answer)
     return BuildRecord(
         env=build.env,
         label=build.label,
@@ -120,7 +125,22 @@ def describe(build: Build) -> BuildRecord:
         mtbench=answer.mtbench,
         git=commit,
         packages=answer.packages,
+        code_sha256=answer.code,
     )
+
+
+def _refuse_two_trees(build: Build, answer: Answer) -> None:
+    """Raise UserError if methods or suites of a build lie neither in its mtbench (a wheel) nor beside it (a checkout).
+
+    An environment that borrows from another can import the core from one tree and the methods from the other.
+    """
+    core = Path(answer.folder)
+    for name, folder in answer.parts.items():
+        if core not in (Path(folder), Path(folder).parent) and Path(folder).parent != core.parent:
+            raise UserError(
+                f"{build.env!r} takes mtbench from {core} and {name} from {folder}; install it anew with "
+                f"`{build.python} -m pip install`."
+            )
 
 
 def environment_of(build: Build) -> dict[str, str]:
@@ -143,11 +163,9 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
-    """Return whether two builds run the same code: they are one environment, or one server.
-
-    The same commit and packages in two environments are not enough: plugins are no packages of ours.
-    """
-    return _server(a) == _server(b) and _environment(a.python) == _environment(b.python)
+    """Return whether two builds run the same code: one environment or equal files and packages; not two servers."""
+    same_files = a.code_sha256 is not None and (a.code_sha256, a.packages) == (b.code_sha256, b.packages)
+    return _server(a) == _server(b) and (same_files or _environment(a.python) == _environment(b.python))
 
 
 def _server(record: BuildRecord) -> str | None:

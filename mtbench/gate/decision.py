@@ -161,7 +161,9 @@ def time_test(d: Values, at: Sequence[int], margin: float, word: Word, cells: in
         fail_low=math.exp(mean - reach(FAIL_LEVEL * share / hypotheses(cells))),
         pass_high=math.exp(mean + reach(PASS_LEVEL * share)),
         word=word,
-        pairs_needed=_pairs_needed(mean, sd, share, margin, cells, pairs + 1) if word == "INCONCLUSIVE" else None,
+        pairs_needed=_pairs_needed(mean, sd, share, margin, cells, pairs + 1)
+        if word == "INCONCLUSIVE" and pairs >= FIRST_LOOK
+        else None,
     )
 
 

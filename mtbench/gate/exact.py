@@ -97,11 +97,24 @@ def compare(
         items = _differing(name, base.answers, head.answers)
         share = f"{len(items)} of {counted(len(base.answers), 'item')}"
         text = f"head has other {ANSWER[name]} in {share}, first in {items[0]}"
+        if name == "token_ids":
+            text += _first_difference(base.answers[items[0]].token_ids, head.answers[items[0]].token_ids)
         findings.append(finding("changed", "note" if allow_changed else "fail", text))
     if not changed and not unstable:
         findings += [finding(*found) for found in _work(base, head)]
     findings += [finding(*found) for found in _memory(base, again, head)]
     return ExactCell(findings, bool(changed), len(differing), len(base.answers))
+
+
+def _first_difference(base: Sequence[int], head: Sequence[int]) -> str:
+    """Return where two answers part, in words.
+
+    >>> _first_difference([5, 6, 7], [5, 9]), _first_difference([5, 6], [5])
+    (' at token 2: 6 → 9', ' at token 2: 6 → the end')
+    """
+    place = next(n for n, (a, b) in enumerate(zip([*base, None], [*head, None], strict=False)) if a != b)
+    a, b = (str(ids[place]) if place < len(ids) else "the end" for ids in (base, head))
+    return f" at token {place + 1}: {a} → {b}"
 
 
 def _unstable(base: Read, again: Read) -> dict[str, str]:

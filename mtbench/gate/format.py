@@ -55,6 +55,9 @@ class BuildRecord(Record):
     mtbench: str | None = Field(description="version of mtbench")
     git: str | None = Field(description="commit of mtbench, with -dirty for changed files; null: no checkout")
     packages: dict[str, str | None] = Field(description="package versions; null: not installed")
+    code_sha256: Sha256 | None = Field(
+        description="SHA-256 of the Python files of mtbench, its methods, its suites and plugins; null: not told"
+    )
 
 
 class Key(Record):
@@ -156,7 +159,8 @@ class TimeTest(Record):
     pass_high: NonNegative | None = Field(description="upper bound at the level of PASS: 2.5 % over all looks")
     word: Word = Field(description="word on it")
     pairs_needed: Size | None = Field(
-        description="pairs at which it would be decided if its ratio and noise stayed; null: decided, or no such number"
+        description="pairs at which it would be decided if its ratio and noise stayed; null: decided, too few pairs to "
+        "tell, or no such number"
     )
 
 

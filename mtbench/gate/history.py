@@ -21,7 +21,7 @@ class History(NamedTuple):
         return wilson(words.count("FAIL"), len(words))
 
     def drift(self) -> dict[tuple[str, str], list[tuple[str, float]]]:
-        """Return by machine with plan, and by cell, when each gate began and base's time over that in the first gate.
+        """Return by machine, plan and mode, and by cell, when each gate began and base's time over the first gate's.
 
         Base may be another build each time, so the change may be the builds'.
         """
@@ -29,7 +29,7 @@ class History(NamedTuple):
         for _, gate in self.gates:
             for cell in gate.timed:
                 if cell.base_s and min(cell.base_s) > 0:
-                    place = (gate.key.model_dump_json(), cell.cell)
+                    place = (f"{gate.key.model_dump_json()} {gate.request.live}", cell.cell)
                     times.setdefault(place, []).append((gate.started, geometric_mean(cell.base_s)))
         return {place: [(began, base_s / of[0][1]) for began, base_s in of] for place, of in times.items()}
 

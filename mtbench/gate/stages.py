@@ -105,7 +105,9 @@ class GateRun:
             found, why_none = floor.find(floor.read(self.directory.parent), compared.key, live=self.request.live)
             if found is None and not self.request.counts_only:
                 why_none = why_none or "this machine is not calibrated for this plan"
-                findings.append(_remark("environment", f"{why_none}; `mtbench gate calibrate` measures its noise"))
+                where = self.directory.parent / "calibration"
+                command = f"`mtbench gate calibrate -o {where}` with the gate's other options measures its noise"
+                findings.append(_remark("environment", f"{why_none}; {command}"))
         else:
             self._refuse_other_beginning(began, compared)
             if began.word != "INCONCLUSIVE":
@@ -281,7 +283,8 @@ def conclude(gate: Gate) -> Gate:
             first, others = findings[0], len(findings) - 1
             where = f"{first.cell}: " if first.cell else ""
             more = f"; {counted(others, 'more finding')}" if others else ""
-            return gate.changed(word=word, reason=f"{where}{first.text}{more}.")
+            before = f"Head has {_same(gate)}; its speed is not decided. " if first.kind == "undecided" else ""
+            return gate.changed(word=word, reason=f"{before}{where}{first.text}{more}.")
     return gate.changed(word="PASS", reason=_passing(gate))
 
 
@@ -325,12 +328,17 @@ def _levels(gate: Gate, level: str) -> list[Finding]:
 
 def _passing(gate: Gate) -> str:
     """Return why a gate passes."""
+    if gate.request.counts_only:
+        return f"Head has {_same(gate)}; nothing was timed."
+    return f"No cell is slower by {gate.request.margin:.1%} or more over {counted(gate.pairs, 'pair')}; {_same(gate)}."
+
+
+def _same(gate: Gate) -> str:
+    """Return what head has in common with base, if no finding fails."""
     same = "other tokens where this is allowed" if gate.changed_cells else "the same tokens from the same work"
     if unstable := {finding.cell for finding in gate.findings if finding.kind == "unstable"}:
         same += f"; in {counted(len(unstable), 'cell')} base disagrees with itself, see the findings"
-    if gate.request.counts_only:
-        return f"Head has {same}; nothing was timed."
-    return f"No cell is slower by {gate.request.margin:.1%} or more over {counted(gate.pairs, 'pair')}; {same}."
+    return same
 
 
 def _common(base: Planned, head: Planned) -> list[Cell]:

@@ -18,6 +18,7 @@ from mtbench.gate.pairs import PairRunner, PairTimes, differences, mean_differen
 from mtbench.gate.processes import BuildFailed
 from mtbench.gate.tables import changed_by
 from mtbench.report.formatting import counted
+from mtbench.results.aggregate import PROCESSOR_SHARE
 from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell
 
@@ -56,6 +57,7 @@ class TimedStage:
         values = differences(pairs, names)
         results = [self._result(cell, timed, pairs, values[cell.cell], decided, gate.request.margin) for cell in timed]
         findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
+        findings += _shared_processor(pairs) if gate.key.gpu_uuid is None else []
         findings += self._of_failure(results, decided, fresh) if decided.word == "FAIL" else _undecided(results)
         return gate.changed(
             pairs=len(pairs),
@@ -79,7 +81,9 @@ class TimedStage:
             self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}{took}")
             begun = time.monotonic()
             self.runner.run(folder, len(pairs) + 1, decided.open)
-            took = f"; the last pair took {time.monotonic() - begun:.0f} s"
+            pair_s = time.monotonic() - begun
+            left_s = pair_s * max(0, self.at[-1] - len(pairs) - 1)
+            took = f"; the last pair took {pair_s:.0f} s, so all take {left_s / 60:.0f} min more at most"
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
         """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
@@ -190,6 +194,17 @@ def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iter
         if cell in bounds and len(d) > 2 and stdev(d) > NOISIER * bounds[cell]:
             text = f"its pairs scatter by {stdev(d):.2%} today, and by at most {bounds[cell]:.2%} when calibrated"
             yield _finding("environment", "note", text, cell)
+
+
+def _shared_processor(pairs: Sequence[PairTimes]) -> Iterator[Finding]:
+    """Yield that the processes computed for too small a part of the time: others had the processor meanwhile."""
+    processes = [process for pair in pairs for both in pair.processes.values() for process in both]
+    known = [(process.cpu_s, process.wall_s) for process in processes if process.cpu_s is not None]
+    wall_s = sum(wall_s for _, wall_s in known)
+    share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
+    if share < PROCESSOR_SHARE:
+        text = f"shared processor: the builds computed in {share:.0%} of the time; end other work, or use --live"
+        yield _finding("environment", "note", text, None)
 
 
 def _undecided(results: Sequence[TimedCell]) -> Iterator[Finding]:

@@ -35,6 +35,8 @@ class Process(NamedTuple):
     blocks: dict[int, Block]
     samples: list[list[float]]  # wall seconds of the rounds of each block
     void: str | None  # why its times do not count
+    cpu_s: float | None = None  # processor seconds of the samples that count; None: not measured
+    wall_s: float = 0.0  # wall seconds of the same samples
 
 
 def read(run: RunDirectory, cell: str) -> Process:
@@ -49,7 +51,9 @@ def read(run: RunDirectory, cell: str) -> Process:
         reasons = sorted({line.dropped for line in lines if line.dropped}) or ["nothing was timed"]
         void = f"{len(kept)} of {len(lines)} samples left: {reasons[0]}"
     blocks = {block: _medians(of_block) for block, of_block in rounds.items()}
-    return Process(blocks, [[line.wall_s for line in of_block] for of_block in rounds.values()], void)
+    measured = [(line.cpu_s, line.wall_s) for line in kept if line.cpu_s is not None]
+    cpu_s, wall_s = (sum(column) for column in zip(*measured, strict=True)) if measured else (None, 0.0)
+    return Process(blocks, [[line.wall_s for line in of_block] for of_block in rounds.values()], void, cpu_s, wall_s)
 
 
 class Pair(NamedTuple):

@@ -273,11 +273,12 @@ def test_history_compares_times_of_one_machine_and_plan(made: Callable[..., list
     """A gate on another machine begins a history of its own."""
     gate(*made(base={"noise": 0.001}, noise=0.001), "-o", tmp_path / "runs" / "a")
     stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
-    for name, kernel, times in (("b", "another", 3.0), ("c", stored["key"]["kernel"], 2.0)):
-        later = {**stored, "started": "2999-01-01T00:00:00Z", "key": {**stored["key"], "kernel": kernel}}
+    own = stored["key"]["kernel"]
+    for name, kernel, times in (("b", "another", 3.0), ("c", own, 1.5), ("d", own, 2.0)):
+        later = {**stored, "started": f"2999-01-01T00:00:0{times:.0f}Z", "key": {**stored["key"], "kernel": kernel}}
         later["timed"] = [{**cell, "base_s": [times * s for s in cell["base_s"]]} for cell in stored["timed"]]
         (tmp_path / "runs" / name).mkdir()
         (tmp_path / "runs" / name / "gate.json").write_text(json.dumps(later))
     shown = " ".join(gate("history", tmp_path / "runs").stdout.split())
     assert shown.count("base's time") == 2
-    assert shown.count(f"+100.0 % since {stored['started']}, over 2 gates") == 2
+    assert shown.count(f"+100.0 % since {stored['started']}, over 3 gates") == 2

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from planted import environment
 from tiny_wheels import write_wheel
 
 from mtbench.errors import UserError
@@ -46,7 +47,7 @@ def answering(**changes: object) -> str:
 
 def record(**changes: object) -> BuildRecord:
     values = {"env": "a", "label": "a", "python": "/a/bin/python", "mtbench": "1", "git": "abc", "packages": {}}
-    return BuildRecord.model_validate(values | changes)
+    return BuildRecord.model_validate(values | {"code_sha256": None} | changes)
 
 
 # --- Paths --------------------------------------------------------------------------------------------------------
@@ -65,6 +66,7 @@ def test_a_virtual_environment_is_asked_for_its_versions(make: Callable[[str], P
         mtbench="0.0.7",
         git=None,
         packages={"torch": "9.9"},
+        code_sha256=None,
     )
 
 
@@ -235,13 +237,42 @@ def test_a_build_with_changes_in_no_commit_is_refused() -> None:
     [
         (True, {}),
         (True, {"git": None}),  # of one environment
-        (False, {"python": "/b/bin/python"}),  # plugins may differ
+        (False, {"python": "/b/bin/python"}),  # nothing tells that it has the same code
         (False, {"env": "url:http://a/v1"}),
     ],
 )
 def test_two_builds_are_the_same(same: bool, changes: dict[str, object]) -> None:
     """One environment. A server is not the environment that asks it."""
     assert same_build(record(), record(**changes)) is same
+
+
+@pytest.mark.parametrize(
+    ("same", "changes"), [(True, {}), (False, {"code_sha256": "f" * 64}), (False, {"packages": {"torch": "9"}})]
+)
+def test_two_environments_with_the_same_code_are_one_build(same: bool, changes: dict[str, object]) -> None:
+    one, other = {"code_sha256": "0" * 64}, {"code_sha256": "0" * 64, "python": "/b/bin/python"}
+    assert same_build(record(**one), record(**{**other, **changes})) is same
+
+
+def test_the_code_of_a_build_is_that_of_core_methods_and_plugins(tmp_path: Path) -> None:
+    """A plugin with another text is another build, though its version stays."""
+    plain, faulty = (environment(tmp_path / name, fault) for name, fault in (("a", ""), ("b", "work 0.1")))
+    again = environment(tmp_path / "c")
+    told = [describe(resolve(str(folder), quiet)).code_sha256 for folder in (plain, faulty, again)]
+    assert None not in told
+    assert told[0] == told[2] != told[1]
+
+
+@pytest.mark.parametrize("parts", [{"mtbench.methods": "/b/methods"}, {"mtbench.suites": "/a/other/suites"}])
+def test_a_build_of_two_trees_is_refused(parts: dict[str, str], make: Callable[[str], Path]) -> None:
+    """Its commit would be that of the core only. A checkout has the methods beside the core, a wheel inside it."""
+    good = {"mtbench": "/a/mtbench", "mtbench.methods": "/a/methods", "mtbench.suites": "/a/mtbench/suites"}
+    build = resolve(str(make(answering(folder="/a/mtbench", parts=good))), quiet)
+    describe(build)
+    make_again = Path(build.python)
+    make_again.write_text(f"#!/bin/sh\n{answering(folder='/a/mtbench', parts=good | parts)}\n")
+    with pytest.raises(UserError, match=r"takes mtbench from /a/mtbench and mtbench.* from .*; install it anew"):
+        describe(build)
 
 
 def test_two_names_of_one_python_are_one_build(make: Callable[[str], Path]) -> None:

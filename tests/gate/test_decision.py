@@ -199,9 +199,14 @@ def test_pairs_needed_decide_if_nothing_changes() -> None:
 
 
 def test_the_pairs_needed_are_more_than_there_are() -> None:
-    """A budget ended the gate before its first look: the pairs so far would be enough, but a look needs more."""
-    needed = time_test([0.0, 1e-4, -1e-4, 0.0, 1e-4], [6, 12], MARGIN, "INCONCLUSIVE", 1).pairs_needed
-    assert needed == 6
+    """A budget ended the gate before its second look: the pairs so far would be enough, but a look needs more."""
+    d = [0.0, 1e-4, -1e-4, 0.0, 1e-4, 0.0, -1e-4]
+    assert time_test(d, [6, 12], MARGIN, "INCONCLUSIVE", 1).pairs_needed == 8
+
+
+def test_too_few_pairs_say_nothing_of_how_many_are_needed() -> None:
+    """The noise that three pairs show is no ground for a number."""
+    assert time_test([0.0, 0.1, 0.2], [6, 12], MARGIN, "INCONCLUSIVE", 1).pairs_needed is None
 
 
 def test_no_cells_pass() -> None:
