@@ -162,7 +162,8 @@ def _index(tensor: Tensor, key: Any) -> Tensor:
     """Index a tensor by ATen operations, as torch does below its look at the driver."""
     if tensor.device.type != "cuda":
         return _plain_index(tensor, key)
-    aten, dimension, indices = torch.ops.aten, 0, []
+    aten, dimension = torch.ops.aten, 0
+    indices: list[Tensor | None] = []
     for one in key if isinstance(key, tuple) else (key,):
         if one is None:
             tensor = aten.unsqueeze.default(tensor, dimension)
