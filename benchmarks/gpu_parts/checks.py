@@ -160,14 +160,14 @@ def equality(bench: Bench) -> None:
         family="tiny",
         batch_size=(1, 4),
         batching=BATCHINGS,
-        limit=8,
+        limit=2 if bench.cpu else 8,
         device=bench.args.device,
         dtype="float32",
         rounds=1,
     )
     plan = make_plan(request)
     pool, [suite] = bench.pool(plan), plan.suites
-    requests = requests_of(plan, suite, range(len(suite.items)), max_new_tokens=48)
+    requests = requests_of(plan, suite, range(len(suite.items)), max_new_tokens=6 if bench.cpu else 48)
     tokens: dict[str, list[list[list[int]]]] = {}  # policy -> cell -> prompt -> token ids
     for cell in plan.cells:
         together = len(requests) if cell.batching == REFILL else cell.batch_size

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.table import Table
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from gpu_parts.bench import Bench, write
@@ -53,13 +54,14 @@ def profile(bench: Bench, name: str, plan: Plan) -> None:
 def kernels(step: Callable[[], object], activity: ProfilerActivity) -> list[Kernel]:
     """Return what ran during the step, in order. The step runs once before."""
     on_gpu = activity == ProfilerActivity.CUDA
-    finish = torch.cuda.synchronize if on_gpu else (lambda: None)
     step()
-    finish()
+    if on_gpu:
+        torch.cuda.synchronize()
     with torch.profiler.profile(activities=[activity]) as profiler:
         step()
-        finish()
-    wanted = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+        if on_gpu:
+            torch.cuda.synchronize()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     ran = [
         Kernel(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
@@ -75,7 +77,8 @@ def summary(ran: Sequence[Kernel]) -> JsonObject:
     """
     if not ran:
         return {"us": 0.0, "busy_us": 0.0, "kernels": 0, "by_name": {}, "in_order": []}
-    count, total = Counter[str](), Counter[str]()
+    count: Counter[str] = Counter()
+    total: dict[str, float] = {}
     ended_us, busy_us, in_order = ran[0].start_us, 0.0, []
     for kernel in ran:
         in_order.append(
@@ -84,8 +87,8 @@ def summary(ran: Sequence[Kernel]) -> JsonObject:
         busy_us += max(0.0, kernel.end_us - max(ended_us, kernel.start_us))
         ended_us = max(ended_us, kernel.end_us)
         count[kernel.name] += 1
-        total[kernel.name] += kernel.end_us - kernel.start_us
-    by_name = {name: {"us": us, "count": count[name]} for name, us in total.most_common()}
+        total[kernel.name] = total.get(kernel.name, 0.0) + kernel.end_us - kernel.start_us
+    by_name = {name: {"us": us, "count": count[name]} for name, us in sorted(total.items(), key=lambda pair: -pair[1])}
     us = ended_us - ran[0].start_us
     return {"us": us, "busy_us": busy_us, "kernels": len(ran), "by_name": by_name, "in_order": in_order}
 
