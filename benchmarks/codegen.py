@@ -2,11 +2,11 @@
 
     python benchmarks/codegen.py [--model 7b|0.5b] [--positions 1,4,16,112] [--binaries]
 
-`Decoder.forward` runs on the meta device, where tensors have a shape and no values. What it would launch is recorded:
-functions compiled by torch.compile (their CUDA source is generated with the options that the decoder passes, and its
-launches are counted), our own Triton kernels, and other operations of PyTorch. A layer launches what a decoder of three
-layers launches more than one of two. A table shows the launches; the last line is JSON. `--binaries` also compiles the
-kernels and shows registers, spills, shared memory and, of products, instructions per weight.
+`Decoder.forward` runs on the meta device, where tensors have a shape and no values, and takes it for a GPU. What it
+would launch is recorded: functions compiled by torch.compile (their CUDA source is generated with the decoder's
+options, and its launches are counted), our own Triton kernels, and other operations of PyTorch. A layer launches what a
+decoder of three layers launches more than one of two. A table shows the launches; the last line is JSON. `--binaries`
+also compiles the kernels and shows registers, spills, shared memory and, of products, instructions per weight.
 
 It needs the versions of torch and triton named in benchmarks/cuda_codegen.py.
 """
@@ -14,8 +14,8 @@ It needs the versions of torch and triton named in benchmarks/cuda_codegen.py.
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,7 +26,6 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import checkout  # noqa: F401
 import cuda_codegen
 import torch
-import triton
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx
@@ -34,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from transformers import AutoModelForCausalLM, Qwen2Config
 from triton.runtime.jit import JITFunction
 
+from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Attention, Decoder, compiled
 from mtbench.models.kv_cache import KVCache
@@ -44,6 +44,7 @@ MODELS = {  # Qwen2.5; two layers, and a third one to see what a layer adds
 }
 FED = {1: (1, 1), 4: (1, 4), 16: (16, 1), 112: (16, 7)}  # positions: rows, and positions of each
 SLOTS = 1024
+CUDA, META = torch.device("cuda", 0), torch.device("meta")
 BLOCKS = ((1, 2048, 8), (2, 2048, 8), (4, 1024, 8))  # outputs and inputs per step of a product, and its warps
 
 
@@ -112,12 +113,11 @@ class Recorder:
         self._patches = ExitStack()
 
     def __enter__(self) -> "Recorder":
-        triton.runtime.driver.set_active(cuda_codegen.Driver())
         compiled.cache_clear()
+        self._patches.enter_context(cuda_codegen.hopper())
         for owner, name, value in (
             (torch, "compile", self._compile),
             (JITFunction, "run", lambda kernel, *args, **options: self._launch(kernel, *args, **options)),
-            (Tensor, "is_cuda", True),
         ):
             self._patches.enter_context(mock.patch.object(owner, name, value))
         return self
@@ -134,11 +134,10 @@ class Recorder:
         cache.shape(rows, SLOTS)
         cache.set_batch(metadata)
         decoder.reserve(SLOTS)
-        with torch.no_grad():
+        with torch.no_grad(), _taken_for(True, CUDA), _Operations(self.launches):
             decoder(slots, metadata, cache, 1)  # allocates the KV cache
             self.launches.clear()
-            with _Operations(self.launches):
-                decoder(slots, metadata, cache, 1)
+            decoder(slots, metadata, cache, 1)
         return list(self.launches)
 
     def _compile(self, function: Callable[..., Any], *, options: Mapping[str, Any], **arguments: Any) -> Any:
@@ -157,7 +156,7 @@ class Recorder:
         traced = _torch_compile(function, backend=backend, **arguments)
 
         def call(*args: Any) -> Any:
-            with _disable_current_modes(), mock.patch.object(Tensor, "is_cuda", _is_cuda):
+            with _disable_current_modes(), _taken_for(*_META):
                 return traced(*args)
 
         return call
@@ -167,11 +166,22 @@ class Recorder:
         self.launches.append(Own(kernel, grid, args, options))
 
 
-_torch_compile, _triton_launch, _is_cuda = torch.compile, JITFunction.run, Tensor.is_cuda
+_torch_compile, _triton_launch = torch.compile, JITFunction.run
+_META = (Tensor.is_cuda, Tensor.device)
+
+
+@contextmanager
+def _taken_for(is_cuda: Any, device: Any) -> Iterator[None]:
+    """Replace what tensors answer about their device."""
+    with mock.patch.object(Tensor, "is_cuda", is_cuda), mock.patch.object(Tensor, "device", device):
+        yield
 
 
 class _Operations(TorchDispatchMode):
-    """Records the operations that launch a kernel: those that return neither a view nor new memory only."""
+    """Records operations that launch a kernel: those that return neither a view nor unwritten memory.
+
+    Tensors pass for CUDA tensors to the caller only; what a caller makes on that device is on the meta device.
+    """
 
     def __init__(self, launches: list[Launch]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -180,7 +190,11 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view and not any(word in func.__name__ for word in ("empty", "detach", "view")):
             self.launches.append(Operation(func.__name__))
-        return func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0  # a decoder may read its weights when it is built
+        kwargs = {name: META if value == CUDA else value for name, value in (kwargs or {}).items()}
+        with _taken_for(*_META):
+            return func(*args, **kwargs)
 
 
 def decoder(model: str, layers: int) -> Decoder:
@@ -189,7 +203,9 @@ def decoder(model: str, layers: int) -> Decoder:
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     attention = [Attention(None, None, None)] * layers
-    return Decoder(weights, attention, invariant=False, compile=True)
+    checks: dict[str, Any] = {"_mismatch": lambda *_: None, "_attention_arguments": lambda _: attention}
+    with mock.patch.multiple(fused_decoder, **checks), _taken_for(True, CUDA), _Operations([]):
+        return fused_decoder.build(weights)
 
 
 def layer(recorder: Recorder, model: str, positions: int) -> list[Launch]:
@@ -222,7 +238,9 @@ def built(launches: Sequence[Launch]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for launch in launches:
         if isinstance(launch, Own):
-            found[launch.name] = [usage(launch.build())]
+            variants = found.setdefault(launch.name, [])
+            if (used := own_usage(launch)) not in variants:
+                variants.append(used)
         elif isinstance(launch, Compiled):
             for name, kernel in cuda_codegen.kernels(launch.source).items():
                 if kernel.is_product:
@@ -232,6 +250,17 @@ def built(launches: Sequence[Launch]) -> dict[str, Any]:
 
 def usage(binary: cuda_codegen.Binary) -> dict[str, Any]:
     return {"registers": binary.registers, "spills": binary.spills, "shared_bytes": binary.shared_bytes}
+
+
+def own_usage(launch: Own) -> dict[str, Any]:
+    """Compile one of our own kernels; return what it uses. A product's step multiplies TILE outputs by STEP inputs."""
+    binary = launch.build()
+    outputs, inputs = launch.options.get("TILE"), launch.options.get("STEP")
+    if outputs is None or inputs is None:
+        return usage(binary)
+    instructions = len(binary.loop()) * binary.threads / (outputs * inputs)
+    block = {"block": [outputs, inputs], "warps": binary.threads // 32}
+    return block | usage(binary) | {"instructions_per_weight": instructions}
 
 
 def product_usage(kernel: cuda_codegen.Source, outputs: int, inputs: int, warps: int) -> dict[str, Any]:

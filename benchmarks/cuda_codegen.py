@@ -86,7 +86,7 @@ def generate(graph: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str,
         # First to ATen operations on the meta device: Python's indexing of a CUDA tensor asks the driver.
         operations = make_fx(graph, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
         on_cuda = [_on_cuda(value) for value in inputs]
-    with hopper(), mock.patch.object(GraphLowering, "compile_to_module", keep_source):
+    with _generating(), mock.patch.object(GraphLowering, "compile_to_module", keep_source):
         try:
             with tracing(TracingContext(mode)), torch.no_grad():
                 compile_fx.compile_fx(operations, on_cuda, config_patches=dict(options))
@@ -104,7 +104,7 @@ def _on_cuda(value: Any) -> Any:
 
 @contextmanager
 def hopper() -> Iterator[None]:
-    """Make torch believe that there is one Hopper GPU, as far as Inductor's code generation asks."""
+    """Make torch.cuda and Triton describe one Hopper GPU."""
     triton.runtime.driver.set_active(Driver())
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,
@@ -122,20 +122,26 @@ def hopper() -> Iterator[None]:
         "set_rng_state": lambda *_, **__: None,
     }
     with ExitStack() as stack:
+        for name, answer in (answers | quiet).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        for name, answer in answers.items():
+            if name in vars(CudaInterface) and name != "is_available":
+                stack.enter_context(mock.patch.object(CudaInterface, name, staticmethod(answer)))
+        yield
+
+
+@contextmanager
+def _generating() -> Iterator[None]:
+    """Make Inductor generate code for that GPU: let it take fake CUDA tensors without a driver."""
+    with hopper(), config.patch(fx_graph_cache=False), ExitStack() as stack:
 
         def replace(owner: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
-        for name, answer in (answers | quiet).items():
-            replace(torch.cuda, name, answer)
-        for name, answer in answers.items():
-            if name in vars(CudaInterface) and name != "is_available":
-                replace(CudaInterface, name, staticmethod(answer))
         replace(scheduler, "has_triton", lambda *_: True)
         replace(joint_graph, "lazy_init", lambda *_: None)  # patterns of operations that we do not use, traced on CUDA
         replace(Tensor, "__getitem__", _index)
         replace(Tensor, "copy_", lambda self, source, non_blocking=False: torch.ops.aten.copy_.default(self, source))
-        stack.enter_context(config.patch(fx_graph_cache=False))
         yield
 
 
@@ -162,7 +168,8 @@ def _index(tensor: Tensor, key: Any) -> Tensor:
     """Index a tensor by ATen operations, as torch does below its look at the driver."""
     if tensor.device.type != "cuda":
         return _plain_index(tensor, key)
-    aten, dimension, indices = torch.ops.aten, 0, []
+    aten, dimension = torch.ops.aten, 0
+    indices: list[Tensor | None] = []
     for one in key if isinstance(key, tuple) else (key,):
         if one is None:
             tensor = aten.unsqueeze.default(tensor, dimension)
@@ -275,14 +282,15 @@ class Binary:
     addresses: dict[int, int]  # of instructions, to their place in `sass`
 
     def loop(self) -> list[str]:
-        """Return the instructions of the longest loop."""
-        longest: list[str] = []
+        """Return the instructions of the longest loop that contains no other; empty without a loop."""
+        loops: list[tuple[int, int]] = []
         for end, instruction in enumerate(self.sass):
             target = re.search(r"\bBRA\b.*?(0x[0-9a-f]+)", instruction)
             begin = self.addresses.get(int(target[1], 16)) if target else None
-            if begin is not None and begin < end and end - begin >= len(longest):
-                longest = self.sass[begin : end + 1]
-        return longest
+            if begin is not None and begin < end and not any(begin <= inner for inner, _ in loops):
+                loops.append((begin, end))
+        begin, end = max(loops, key=lambda loop: loop[1] - loop[0], default=(0, -1))
+        return self.sass[begin : end + 1]
 
 
 HEADER = """

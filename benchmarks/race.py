@@ -23,10 +23,10 @@ from mtbench.runs.formats import GenerationLine, SessionRecord, TimingLine
 from mtbench.runs.model_pool import ModelPool, method_of
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.requests import requests_of
+from mtbench.runs.stored_lines import timing_line
 from mtbench.statistics import Ratio, ratio_of_totals
 
 WARM_UPS = 6  # at most; when one arm reallocates shared memory, others must prepare again
-PREPARED = "the batch included preparation"
 LEFT_OUT = ("step_s", "identical")  # fields of a timing line that are not reported
 
 
@@ -126,9 +126,7 @@ def race(
             before = machine.sample(pool.device)
             generations, timing = decode(cell, chosen[block], suite.max_new_tokens)
             window = machine.window(before, machine.sample(pool.device))
-            window["dropped"] = window["dropped"] or (PREPARED if timing.preparation_s else None)
-            place: JsonObject = {"session": 1, "round": round_, "block": block, "order": order}
-            timings[cell.arm].append(TimingLine(**place, **dataclasses.asdict(timing), **window, identical=None))
+            timings[cell.arm].append(TimingLine(**timing_line(1, round_, block, order, timing, window, None)))
             for i, generation in zip(chosen[block], generations, strict=True):
                 item = suite.items[i]
                 line = GenerationLine(

@@ -33,7 +33,7 @@ TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in f
 MAX_COMPILATIONS = 64  # of one function: a few per model and type
 
 # Options of torch.compile. benchmarks/codegen.py shows what each does to the generated code.
-COMPILE = {
+COMPILE: dict[str, Any] = {
     "triton.enable_pdl": True,  # a kernel is set up while the one before it ends (Hopper and later)
     # Activations are rounded after every operation, as PyTorch does, so that a token gets the same values whether one
     # position is fed or several. Without patterns, products and additions stay apart: a product that adds rounds once.

@@ -82,7 +82,7 @@ def test_a_step_takes_longer_than_its_floor(qwen: dict[str, Shape]) -> None:
 def test_launches_of_the_host_hide_behind_work_and_those_of_a_graph_do_not(qwen: dict[str, Shape]) -> None:
     """Eager decoding takes about 0.9 ms a layer, whatever its size."""
     for name, layers in (("qwen2.5-0.5b", 24), ("qwen2.5-7b", 28)):
-        assert step_s(qwen[name], H200, "eager", **STEP) == pytest.approx(0.9e-3 * layers, rel=0.1)  # type: ignore[arg-type]
+        assert step_s(qwen[name], H200, "eager", **STEP) == pytest.approx(0.9e-3 * layers, rel=0.1)
     assert code_of("graph", 1) is GRAPH_ONE
     assert code_of("graph", 2) is GRAPH_SEVERAL
 

@@ -1,0 +1,136 @@
+"""What one step spends its time on: the kernels of one replay of its CUDA graph, with the gaps between them."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from gpu_parts.bench import Bench, write
+from mtbench.decoding.engines import Graph
+from mtbench.hardware import step_time
+from mtbench.hardware.probe import Shape, count
+from mtbench.runs.directory import JsonObject
+from mtbench.runs.model_pool import ModelPool, method_of
+from mtbench.runs.plan import Cell, Plan
+from mtbench.runs.requests import requests_of
+
+SHOWN = 20  # kernels in the table; the file has all
+
+
+class Kernel(NamedTuple):
+    """One kernel that ran, on the profiler's clock."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+def profile(bench: Bench, name: str, plan: Plan) -> None:
+    """Profile one replayed step of each arm of the last race; write all kernels to a file, print the longest.
+
+    On a CPU, profile operations while a block decodes, to test this script.
+    """
+    pool = bench.current
+    for cell in plan.cells:
+        step = _decoded(pool, plan, cell) if bench.cpu else _replay(pool, cell)
+        if step is None:
+            bench.say(f"  {cell.arm}: no captured step to profile")
+            continue
+        found = summary(kernels(step, ProfilerActivity.CPU if bench.cpu else ProfilerActivity.CUDA))
+        if not bench.cpu:
+            found["estimate"] = estimate(plan, cell, pool)
+        file = bench.args.out / f"profile {bench.toy}{name} {cell.method}.json".replace(" ", "-").replace(":", "")
+        write(file, found)
+        bench.keep(
+            f"profile {name} {cell.arm}", {"file": file.name, **{k: found[k] for k in ("us", "busy_us", "kernels")}}
+        )
+        bench.console.print(table(f"{bench.toy}{name} {cell.arm}", found))
+
+
+def kernels(step: Callable[[], object], activity: ProfilerActivity) -> list[Kernel]:
+    """Return what ran during the step, in order. The step runs once before."""
+    on_gpu = activity == ProfilerActivity.CUDA
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    ran = [
+        Kernel(event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == wanted and event.cpu_parent is None
+    ]
+    return sorted(ran, key=lambda kernel: kernel.start_us)
+
+
+def summary(ran: Sequence[Kernel]) -> JsonObject:
+    """Return a step's time, the time in which a kernel ran, each kernel's total, and all kernels in order.
+
+    A gap is the time since the end of all kernels before; below zero, the kernel started before they ended.
+    """
+    if not ran:
+        return {"us": 0.0, "busy_us": 0.0, "kernels": 0, "by_name": {}, "in_order": []}
+    count: Counter[str] = Counter()
+    total: dict[str, float] = {}
+    ended_us, busy_us, in_order = ran[0].start_us, 0.0, []
+    for kernel in ran:
+        in_order.append(
+            {"name": kernel.name, "us": kernel.end_us - kernel.start_us, "gap_us": kernel.start_us - ended_us}
+        )
+        busy_us += max(0.0, kernel.end_us - max(ended_us, kernel.start_us))
+        ended_us = max(ended_us, kernel.end_us)
+        count[kernel.name] += 1
+        total[kernel.name] = total.get(kernel.name, 0.0) + kernel.end_us - kernel.start_us
+    by_name = {name: {"us": us, "count": count[name]} for name, us in sorted(total.items(), key=lambda pair: -pair[1])}
+    us = ended_us - ran[0].start_us
+    return {"us": us, "busy_us": busy_us, "kernels": len(ran), "by_name": by_name, "in_order": in_order}
+
+
+def table(title: str, found: JsonObject) -> Table:
+    """Return the kernels that take longest."""
+    gaps = found["us"] - found["busy_us"]
+    caption = f"{found['kernels']} kernels, {found['us']:.0f} us, of which {gaps:.0f} us between kernels"
+    if "estimate" in found:
+        lines = ", ".join(f"{what} {us:.0f}" for what, us in found["estimate"].items())
+        caption += f"; estimated {sum(found['estimate'].values()):.0f} us: {lines}"
+    shown = Table("kernel", "count", "us", "share", title=f"one step of {title}", caption=caption)
+    for name, one in list(found["by_name"].items())[:SHOWN]:
+        shown.add_row(name, str(one["count"]), f"{one['us']:.1f}", f"{one['us'] / found['us']:.1%}")
+    return shown
+
+
+def estimate(plan: Plan, cell: Cell, pool: ModelPool) -> dict[str, float]:
+    """Return the estimated microseconds of the step's parts (mtbench/hardware/step_time.py); nothing on other GPUs."""
+    gpu, [suite] = step_time.named(torch.cuda.get_device_name()), plan.suites
+    if gpu is None or cell.engine is None:
+        return {}
+    shape: Shape = count(pool.checkpoints[cell.checkpoints[cell.on]].model)
+    window, rows = method_of(cell).window(), cell.batch_size
+    positions, judged = (window.pending or 1) + window.guesses, window.guesses + 1
+    context = len(suite.items[0].prompt_ids) + suite.max_new_tokens
+    code = step_time.code_of(cell.engine, rows * positions)
+    lines = step_time.lines(shape, gpu, code, rows=rows, positions=positions, judged=judged, context=context)
+    return {line.what: 1e6 * line.s for line in lines}
+
+
+def _replay(pool: ModelPool, cell: Cell) -> Callable[[], object] | None:
+    """Return the replay of the cell's captured step with most slots in view. Its rows are done: it commits nothing."""
+    engine, method = pool.engine(cell.engine or ""), pool.method(cell)
+    assert isinstance(engine, Graph)
+    batches = [batch for key, batch in engine._batches.items() if key[0] is method]
+    graphs = {shape: graph for batch in batches for shape, graph in batch._graphs.items()}
+    return graphs[max(graphs, key=lambda shape: shape.view)].replay if graphs else None
+
+
+def _decoded(pool: ModelPool, plan: Plan, cell: Cell) -> Callable[[], object]:
+    """Return a call that decodes a block for a few tokens."""
+    [suite] = plan.suites
+    requests: Any = requests_of(plan, suite, plan.groups[0].blocks[0], max_new_tokens=4)
+    return lambda: pool.decode(cell, requests)
