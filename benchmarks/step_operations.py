@@ -3,7 +3,8 @@
     python benchmarks/step_operations.py
 
 It needs no GPU. Operations are counted by a dispatch mode, without views. The compiled step is counted in the code that
-Inductor generates for a CPU, where one function may hold several loops; a GPU's kernels are a few more. A last line shows the bytes that sampling moves per logit.
+Inductor generates for a CPU, where one function may hold several loops; a GPU's kernels are a few more.
+A last line shows the bytes that sampling moves per logit.
 """
 
 import re
