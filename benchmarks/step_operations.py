@@ -115,7 +115,7 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
         return graph.forward
 
     fused_ops.compile_graph = lambda graph: torch.compile(graph, fullgraph=True, dynamic=False, backend=backend)
-    batch._prepared[shape] = PLAIN_STEPS + 1
+    batch._prepared[shape] = PLAIN_STEPS
     for _ in range(2):
         guess = batch.propose(shape)
         batch.feed(guess, shape)
