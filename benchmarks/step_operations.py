@@ -3,8 +3,8 @@
     python benchmarks/step_operations.py
 
 It needs no GPU. Operations are counted by a dispatch mode, without views. The compiled step is counted in the code that
-Inductor generates for a CPU, where one function may hold several loops; a GPU's kernels are a few more. A last line
-shows the bytes that sampling moves per logit.
+Inductor generates for a CPU, where one function may hold several loops; a GPU's kernels are a few more.
+A last line shows the bytes that sampling moves per logit.
 """
 
 import re
@@ -115,7 +115,7 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
         return graph.forward
 
     fused_ops.compile_graph = lambda graph: torch.compile(graph, fullgraph=True, dynamic=False, backend=backend)
-    batch._prepared[shape] = PLAIN_STEPS + 1
+    batch._prepared[shape] = PLAIN_STEPS
     for _ in range(2):
         guess = batch.propose(shape)
         batch.feed(guess, shape)

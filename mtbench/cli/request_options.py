@@ -92,8 +92,10 @@ def options(
         str | None,
         Option(
             "--accept",
-            help="Simulated acceptance: RUN_DIRECTORY, or probabilities by draft position, such as 0.8,0.6; the last "
-            "one repeats.",
+            help="Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which the "
+            "last one repeats; rates=0.8,0.5, shares of forwards that accept so many drafts (vLLM's "
+            "synthetic_acceptance_rates); or length=2.4, mean tokens per forward with the model's own (vLLM's "
+            "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability.",
         ),
     ] = DEFAULTS.accept,
     method: Annotated[

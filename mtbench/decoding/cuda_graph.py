@@ -23,8 +23,8 @@ from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import compilations
 
 DEVICE = "cuda"  # device of captured steps
-PLAIN_STEPS = 3  # first steps of a shape: libraries allocate and compile in their first calls
-FUSED_STEPS = 2  # steps after them, before the capture: one is recorded, the next one compiles what was recorded
+PLAIN_STEPS = 3  # steps of a shape before its capture: libraries allocate and compile in their first calls
+FUSED_STEPS = 2  # the last of them: one is recorded, the next one compiles what was recorded
 
 
 class Captured(Batch):
@@ -103,7 +103,7 @@ class Captured(Batch):
 
     def _fusing(self, shape: Shape) -> bool:
         """Return whether the operations outside the forward of this step are recorded or run compiled."""
-        return self.fuses and not self.tight and self._prepared.get(shape, 0) > PLAIN_STEPS
+        return self.fuses and not self.tight and self._prepared.get(shape, 0) > PLAIN_STEPS - FUSED_STEPS
 
     def _fuse(self, name: str, shape: Shape, function: Callable[..., Tensors]) -> Fused:
         """Return the function as compiled before for this shape; at the first call a new one, which records it."""
@@ -144,8 +144,8 @@ class Captured(Batch):
         """Run one step without a graph; after enough of them capture a step and replay it."""
         done = self._prepared.get(shape, 0)
         self._prepared[shape] = done + 1
-        if done < PLAIN_STEPS + FUSED_STEPS * self.fuses:
-            self.step(shape, check_values=done < PLAIN_STEPS)
+        if done < PLAIN_STEPS:
+            self.step(shape, check_values=not self._fusing(shape))
             torch.cuda.synchronize()
             return
         before = [runner.forwards for runner in self.runners.values()]

@@ -29,6 +29,7 @@ class Answers(NamedTuple):
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
     dropped: str | None = None  # why the time of this batch is not the engine's speed
+    prepared: bool = False  # the engine compiled or recorded something in this call
 
 
 class Outside(Method):
@@ -113,7 +114,7 @@ def run_outside(
         step_s=None,
         draft_s=None,
         head_s=None,
-        preparation_s=0.0,
+        preparation_s=wall_s if answers.prepared else 0.0,  # at most: engines do not report it
         kv_bytes=None,
         miscounted=0,
         counted=answers.counted,

@@ -32,7 +32,9 @@ class RunRequest(Record):
     dtype: str = Field("auto", description="number type of the weights; auto: the device decides")
     device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
     weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
-    accept: str | None = Field(None, description="run or probabilities that script the acceptance; null: no script")
+    accept: str | None = Field(
+        None, description="run, probabilities, rates or length that script the acceptance; null: no script"
+    )
     seed: int = Field(0, description="seed of blocks, orders and drawn data")
     temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
     data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")

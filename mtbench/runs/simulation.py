@@ -8,19 +8,27 @@ scores nor grades it, and marks every result as simulated.
   answer of the same arm.
 - `--accept 0.8,0.6,0.4` gives probabilities. A forward pass accepts its d-th draft token with the d-th probability if
   it accepted all tokens before; the last probability also holds for deeper tokens, and probabilities beyond an arm's
-  deepest token have no effect. Each item uses its whole budget. mtbench draws once for each item, so this becomes a
-  script as well.
+  deepest token have no effect.
+- `--accept length=2.4` gives an acceptance length: mean tokens per forward pass, the model's own token included, as
+  vLLM's `synthetic_acceptance_length` and SGLang's `SGLANG_SIMULATE_ACC_LEN` count it. Every forward pass commits 2
+  or 3 tokens, which is the least variance (as in vLLM, and in SGLang with `match-expected`). With
+  `--accept length=2.4,independent` every draft token has the same probability, from which the arm gets this mean.
+- `--accept rates=0.8,0.5,0.3` gives, as vLLM's `synthetic_acceptance_rates`, the share of forward passes that accept
+  the first d draft tokens; deeper ones are never accepted.
+
+Without a run, each item uses its whole budget. mtbench draws once for each item, so this becomes a script as well.
 
 Shapes: R = rows, F = forward passes of the longest script, N = most tokens that one forward pass commits.
 """
 
 import copy
 import dataclasses
+import math
 import random
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -141,36 +149,86 @@ def draw(probabilities: Sequence[float], most: int, forwards: int, seed: str) ->
     return [1 + sum(1 for _ in takewhile(lambda p: rng.random() < p, depths)) for _ in range(forwards)]
 
 
+def least_variance(length: float) -> list[float]:
+    """Return conditional probabilities by which each forward commits the floor or the ceiling of `length` tokens."""
+    certain = int(length) - 1
+    return [1.0] * certain + [length - 1 - certain, 0.0]
+
+
+def same_probability(length: float, most: int) -> list[float]:
+    """Return the probability p of every draft token with 1 + p + p² + … = `length` over `most` tokens, by bisection.
+
+    (Leviathan et al., arXiv 2211.17192, equation 1.)
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**d for d in range(most)) < length else (low, middle)
+    return [high]
+
+
 def budgets(script: Script, items: Sequence[int], most: Sequence[int]) -> list[int]:
     """Return the token budget of each of these items, at most its entry in `most`."""
     return [min(n, script.lengths[i]) for i, n in zip(items, most, strict=True)]
 
 
 class Acceptance:
-    """The value of `--accept`, used by planning: probabilities, or a run whose commits are replayed."""
+    """The value of `--accept`, used by planning: probabilities, rates, a length, or a run to replay."""
 
     def __init__(self, text: str) -> None:
-        """Raise UserError if `text` is neither the directory of a run nor a list of probabilities."""
+        """Raise UserError if `text` is neither the directory of a run nor one of the other forms."""
         self.source = text
         self.run = RunDirectory(Path(text)) if text and Path(text).is_dir() else None
         self.cells: Sequence[Cell] = _read_cells(self.run) if self.run else []
         self.generations: dict[str, list[JsonObject]] = {}  # cell -> lines of its generations
         self.probabilities: list[float] = []
+        self.length: float | None = None  # mean tokens per forward
+        self.independent = True
         if self.run:
             return
         try:
-            self.probabilities = [float(part) for part in text.split(",")]
-            if not all(0 <= p <= 1 for p in self.probabilities):
-                raise ValueError
+            self._parse(text)
         except ValueError:
             raise UserError(
-                f"--accept {text!r} is neither the directory of a run nor probabilities from 0 to 1; "
-                "give one of them, such as `--accept 0.8,0.6,0.4`."
+                f"--accept {text!r} is neither the directory of a run nor probabilities from 0 to 1, falling rates or "
+                "a length of at least 1; give one of them, such as `--accept 0.8,0.6,0.4` or `--accept length=2.4`."
             ) from None
+
+    def _parse(self, text: str) -> None:
+        """Read probabilities, rates or a length. Raise ValueError for anything else."""
+        form, equals, values = text.partition("=")
+        if not equals:
+            self.probabilities = [float(part) for part in text.split(",")]
+        elif form == "length":
+            number, _, word = values.partition(",")
+            self.length, self.independent = float(number), word == "independent"
+            if not 1 <= self.length < math.inf or word not in ("", "independent"):
+                raise ValueError
+        elif form == "rates":
+            rates = [float(part) for part in values.split(",")]
+            self.probabilities = [rate / before if before else 0.0 for before, rate in pairwise([1.0, *rates])] + [0.0]
+        else:
+            raise ValueError
+        if not all(0 <= p <= 1 for p in self.probabilities):
+            raise ValueError
 
     @property
     def note(self) -> str | None:
-        return None if self.run else "independent draws: optimistic for static batches"
+        if self.run:
+            return None
+        draws = "independent draws" if self.independent else "commits of the least variance"
+        return f"{draws}: optimistic for static batches"
+
+    def conditional(self, arm: Arm, most: int) -> list[float]:
+        """Return the probabilities for an arm that commits up to `most` tokens. Raise UserError if it cannot."""
+        if self.length is None:
+            return self.probabilities
+        if self.length > most:
+            raise UserError(
+                f"--accept {self.source}: {str(arm)!r} commits at most {most} tokens per forward; give a length from 1 "
+                f"to {most}, or widen the arm in `--method`."
+            )
+        return same_probability(self.length, most) if self.independent else least_variance(self.length)
 
     def trained_options(self, arm: Arm, suite: str) -> Mapping[str, Any]:
         """Return the arm's options in that run, to use with random weights, which have no training options."""
@@ -187,7 +245,7 @@ class Acceptance:
         """
         multi_token = most_commits(method) > 1
         if self.run is None:
-            probabilities = self.probabilities if multi_token else None
+            probabilities = self.conditional(arm, most_commits(method)) if multi_token else None
             script = Script(
                 source=self.source, lengths=[budget] * items, seed=seed, scripts=None, probabilities=probabilities
             )
@@ -299,7 +357,7 @@ def refuse_unsuitable(suite: str, metric: str | None, arm: Arm, method: Method, 
     if simulated.accept is None and most_commits(method) > 1:
         raise UserError(
             f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not "
-            "determine how many; add `--accept RUN_DIRECTORY` or `--accept 0.8,0.6,0.4`."
+            "determine how many; add `--accept RUN_DIRECTORY`, `--accept 0.8,0.6,0.4` or `--accept length=2.4`."
         )
 
 

@@ -17,6 +17,7 @@ from schemas import validator
 from small import scripted_lane
 
 from mtbench.cli import main
+from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -31,7 +32,7 @@ from mtbench.runs.executor import generate
 from mtbench.runs.plan import Plan, RunRequest, Script
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
-from mtbench.runs.simulation import Scripted, draw, scripted
+from mtbench.runs.simulation import Acceptance, Scripted, draw, scripted
 
 CPU = torch.device("cpu")
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
@@ -134,6 +135,30 @@ def test_a_draw_depends_only_on_the_item() -> None:
     assert not both.script[0].equal(both.script[1])
 
 
+@pytest.mark.parametrize(("text", "spread"), [("length=2.4", {2, 3}), ("length=2.4,independent", {1, 2, 3, 4, 5})])
+def test_a_length_is_the_mean_of_tokens_per_forward(text: str, spread: set[int]) -> None:
+    """With the model's own token, as vLLM and SGLang count; by default with the least variance. Within 4 errors."""
+    [arm] = parse_arms(["mars:tau=0.9"])
+    counts = draw(Acceptance(text).conditional(arm, 5), 5, 20_000, "0/0")
+    mean = sum(counts) / len(counts)
+    error = math.sqrt(sum((n - mean) ** 2 for n in counts)) / len(counts)
+    assert abs(mean - 2.4) < 4 * error
+    assert set(counts) == spread
+
+
+def test_a_length_may_be_whole_and_up_to_the_widest_commit() -> None:
+    """All forwards then commit the same."""
+    [arm] = parse_arms(["mars:tau=0.9"])
+    for text, count in (("length=1", 1), ("length=3", 3), ("length=4", 4), ("length=4,independent", 4)):
+        assert set(draw(Acceptance(text).conditional(arm, 4), 4, 100, "0/0")) == {count}
+
+
+def test_rates_are_shares_of_forwards_that_accept_so_many_tokens() -> None:
+    """As vLLM's synthetic_acceptance_rates: not conditional; a token beyond the last rate is never accepted."""
+    assert Acceptance("rates=0.8,0.4,0.1").probabilities == pytest.approx([0.8, 0.5, 0.25, 0])
+    assert Acceptance("rates=1,0,0").probabilities == [1, 0, 0, 0]
+
+
 def plan(**changes: Any) -> Plan:
     options: dict[str, Any] = {
         "suite": ["synthetic:8x20"],
@@ -201,7 +226,7 @@ def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY` or"),
+        ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY`, "),
         ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, .*synthetic"),
         (
             {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
@@ -211,6 +236,15 @@ def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Pat
         ({"accept": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
         ({"accept": "no/such/run"}, "neither the directory of a run nor probabilities"),
         ({"accept": ""}, "neither the directory of a run nor probabilities"),
+        ({"accept": "length=0.9"}, "or a length of at least 1; give one of them, such as .*length=2.4"),
+        ({"accept": "length=nan"}, "or a length of at least 1"),
+        ({"accept": "length=2,often"}, "or a length of at least 1"),
+        ({"accept": "rates=0.5,0.6"}, "falling rates"),
+        ({"accept": "lengths=2"}, "neither the directory of a run"),
+        (
+            {"accept": "length=4.5"},
+            "'mars:tau=0.9@mars/graph' commits at most 4 tokens .* a length from 1 to 4, or widen",
+        ),
         (
             {"method": ["mars"]},
             "the plain loop's tokens at tau=1, so --accept cannot make .*set another tau in `--method`",
