@@ -23,6 +23,7 @@ from mtbench.models.kernels import PLAIN, Operations
 from mtbench.models.norms import Norm, NormInput
 from mtbench.models.runner import ModelRunner
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 0.3  # large, so that a norm without it differs
 PRECISION = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 SHAPES = [(260, 600), (700, 64), (70, 100)]  # outputs, inputs: split tiles; several tiles a program; partial tiles
@@ -36,7 +37,7 @@ def assert_close(result: Tensor, expected: Tensor, precision: float | None = Non
 
 
 def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu").to(DEVICE, dtype)
 
 
 def made_norm(size: int, dtype: torch.dtype) -> Norm:
@@ -226,22 +227,25 @@ def check_decoder(
 ) -> None:
     """Logits of transformers' modules in float64: a prefill chunk, decode steps of ragged rows, a tree of guesses."""
     checkpoint = small_checkpoint(config)
-    for parameter in checkpoint.model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
+    for seed, parameter in enumerate(checkpoint.model.to(DEVICE).parameters()):
+        parameter.data += 0.2 * noise(*parameter.shape, dtype=torch.float64, seed=seed)
     expected = ModelRunner(checkpoint)
     other = copy.copy(checkpoint)
     object.__setattr__(other, "model", copy.deepcopy(checkpoint.model).to(dtype))
     decoder = decoder_class(other.model, fused_decoder._attention_arguments(other.model), operations=run)
     assert decoder.operations is run
     runner = ModelRunner(other, decoder)
-    lengths, ids = torch.tensor([5, 3, 4]), torch.randint(30, (3, 12), generator=torch.Generator().manual_seed(0))
-    sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)  # a root and two children
-    fed = [torch.arange(5).repeat(3, 1), *(lengths[:, None] + torch.tensor(new) for new in ([0, 1], [2, 3, 4]))]
+    ids = torch.randint(30, (3, 12), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    lengths = torch.tensor([5, 3, 4], device=DEVICE)[:, None]
+    fed = [torch.arange(5).repeat(3, 1), torch.tensor([0, 1]), torch.tensor([2, 3, 4])]
+    sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool, device=DEVICE)  # a root and two children
+    depths = torch.tensor([0, 1, 1], device=DEVICE)
     for each in (expected, runner):
         each.reserve(3, 12)
-    for slots, tree in zip(fed, (None, None, sees), strict=True):
+    for new, tree in zip(fed, (None, None, sees), strict=True):
+        slots = new.to(DEVICE) if new.ndim == 2 else new.to(DEVICE) + lengths
         base = slots[:, 0]
-        positions = slots if tree is None else base[:, None] + torch.tensor([0, 1, 1])
+        positions = slots if tree is None else base[:, None] + depths
         metadata = AttentionMetadata(slots, positions, base, 10, sees=tree)
         with torch.inference_mode():
             found = [each.forward(ids[:, : slots.shape[1]], metadata, 2, hidden=True) for each in (expected, runner)]

@@ -31,7 +31,8 @@ from mtbench.models.norms import Norm, NormInput
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
-FEW = 128  # positions: `Operations` read weights once for so many; from here on, arithmetic takes longer than reading
+FEW = 128  # positions: `Operations` read weights once for so many; beyond, arithmetic takes longer than reading
+PADDED = (16, 32, 64, FEW)  # to which `Operations` pad positions; each has its own kernels
 MAX_COMPILATIONS = 64  # of one function: a few per model and type
 
 
@@ -182,6 +183,17 @@ class Decoder(nn.Module):
             weights = [weight for layer in layers for weight in (layer.attention_norm, layer.mlp_norm)]
             self.norms = [Norm.make(weight, layers[0].eps) for weight in (*weights, self.norm)]
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile the kernels of `operations` by a pass of each padded width, so that no timed pass compiles them."""
+        for width in PADDED:
+            slots, cache = torch.arange(width, device=self.embedding.device)[None], KVCache()
+            metadata = AttentionMetadata(slots, slots, slots[:, 0], width)
+            cache.shape(1, width)
+            cache.set_batch(metadata)
+            self.reserve(width)
+            self(torch.zeros_like(slots), metadata, cache, judged=width)
+
     def reserve(self, positions: int) -> None:
         """Make the rotary tables cover at least this many positions."""
         if positions > len(self.cos):
@@ -277,8 +289,9 @@ def _mark_dynamic(*tensors: Tensor) -> None:
 def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | None = None) -> Decoder:
     """Return the decoder of a model. Raises UnsupportedArchitecture if its layers compute anything else.
 
-    `invariant`: on a GPU, use batch-invariant operations. `compile`: by default on a GPU only, where it is faster, and
-    not with `invariant`, because compiled code depends on the number of rows.
+    `invariant`: on a GPU, use batch-invariant operations in all passes, not only in those of few positions. `compile`:
+    by default on a GPU only, where it is faster, and not with `invariant`, because compiled code depends on the number
+    of rows.
     """
     if compile is None:
         compile = model.device.type == "cuda" and not invariant
@@ -289,9 +302,12 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
         size = model.get_decoder().layers[0].self_attn.head_dim
         operations = kernels.operations(model.get_decoder().embed_tokens.weight, size)
         attention = _attention_arguments(model)
-        return Decoder(model, attention, invariant=invariant, compile=compile, operations=operations)
+        decoder = Decoder(model, attention, invariant=invariant, compile=compile, operations=operations)
     except AttributeError as error:
         raise UnsupportedArchitecture(first_line(error)) from None
+    if decoder.operations is not None:
+        decoder.warm_up()
+    return decoder
 
 
 @cache

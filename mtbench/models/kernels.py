@@ -1,5 +1,7 @@
 """The operations that decide a forward pass's speed and batch invariance: attention, matrix products, norms, argmax.
 
+`Operations` are those of a decoder layer over few positions: norm and product, SwiGLU, residual, rotary embedding.
+
 Batch-invariant: a row's result does not depend on the other rows, bit by bit. Each operation has two versions:
 `…_plain` in PyTorch is its definition, the reference in tests, and runs on a CPU; on a GPU with Triton the kernels of
 `mtbench.models.triton_kernels` run. They do not synchronise, so a CUDA graph can record them after a first call has
@@ -131,7 +133,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Libraries choose their kernel by the number of rows, so the same row differs between batch sizes
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here all tiles have one shape, and
-    the split of the inputs depends only on the weight's shape. Sums are in float32.
+    the split of the inputs depends only on the weight's shape and the GPU. Sums are in float32.
     """
     triton = _triton() if x.is_cuda and x.dtype == weight.dtype and x.dtype != torch.float64 else None
     if triton is None:

@@ -48,6 +48,25 @@ def sum_pairwise(x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _rows(tile, index, OUTPUTS: tl.constexpr, SWIGLU: tl.constexpr, TILE: tl.constexpr):
+    """Return the weight's rows of a tile. With SwiGLU, one half of them is of gate and the other one of up."""
+    rows: tl.constexpr = TILE // 2 if SWIGLU else TILE
+    row = tile * rows + index % rows
+    if OUTPUTS % rows:
+        row = tl.minimum(row, OUTPUTS - 1)  # a partial tile repeats the last row
+    if SWIGLU:
+        row += index // rows * OUTPUTS
+    return row
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for the lines at these addresses to be in the L2 cache soon."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def _partial_sum(
     x,
     weight,
@@ -159,6 +178,7 @@ def _product(
     TILE: tl.constexpr,
     POSITIONS: tl.constexpr,
     PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program's share of the product: for each tile that it reaches, a sum over a part of the inputs.
@@ -166,9 +186,6 @@ def _product(
     A program stores two partial sums at most: of the tile that its predecessor began, and of the last one, if it is not
     done. `leader` is the program that begins a tile.
     """
-    if PDL:
-        hopper.gdc_wait()
-        hopper.gdc_launch_dependents()
     steps: tl.constexpr = (INPUTS + STEP - 1) // STEP
     rows: tl.constexpr = TILE // 2 if SWIGLU else TILE  # rows of a tile in the output
     tiles: tl.constexpr = (OUTPUTS + rows - 1) // rows
@@ -179,28 +196,20 @@ def _product(
     index = tl.arange(0, TILE)
     begin = program * SHARE
     end = tl.minimum(begin + SHARE, tiles * steps)
+    if PDL:
+        lines = weight + _rows(begin // steps, index, OUTPUTS, SWIGLU, TILE).to(tl.int64) * INPUTS
+        for ahead in tl.static_range(AHEAD):  # the weights can be read before the inputs are computed
+            _prefetch(lines + tl.minimum(begin % steps + ahead, steps - 1) * STEP)
+        hopper.gdc_wait()
+        hopper.gdc_launch_dependents()
     cell = index[:, None] * POSITIONS + tl.arange(0, POSITIONS)
     partials += chunk.to(tl.int64) * tl.num_programs(1) * 2 * TILE * POSITIONS
     for tile in range(begin // steps, tl.cdiv(end, steps)):
-        row = index % rows
-        if OUTPUTS % rows:
-            row = tl.minimum(row, OUTPUTS - 1 - tile * rows)  # a partial tile repeats the last row
-        if SWIGLU:
-            row += index // rows * OUTPUTS  # the tile's rows of gate, then those of up
+        row = _rows(tile, index, OUTPUTS, SWIGLU, TILE)
         first = tl.maximum(begin - tile * steps, 0)
         last = tl.minimum(end - tile * steps, steps)
         total = _partial_sum(
-            x,
-            weight + tl.cast(tile * rows, tl.int64) * INPUTS,
-            row.to(tl.int64),
-            clamped,
-            first,
-            last,
-            INPUTS,
-            STEP,
-            TILE,
-            POSITIONS,
-            PRECISION,
+            x, weight, row.to(tl.int64), clamped, first, last, INPUTS, STEP, TILE, POSITIONS, PRECISION
         )
         complete = last - first == steps
         if not complete:
@@ -314,6 +323,7 @@ def _launch(
             TILE=TILE,
             POSITIONS=positions,
             PRECISION=PRECISION[x.dtype],
+            AHEAD=STAGES - 1,
             PDL=dependent,
             num_warps=8 if positions == WIDEST else 4,
             num_stages=2 if exact else STAGES,

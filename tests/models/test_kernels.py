@@ -306,6 +306,7 @@ def compile_only(self, *args, grid, warmup, **options):
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     used = {name: int(value) for name, value in re.findall("(REG|STACK|LOCAL):([0-9]+)", usage)}
     ptx = kernel.asm["ptx"]
+    used |= {"prefetches": "prefetch.global.L2" in ptx.partition("griddepcontrol.wait")[0]}
     used |= {"shared": kernel.metadata.shared, "threads": kernel.metadata.num_warps * 32}
     print(json.dumps({"name": self.__name__, "wgmma": "wgmma" in ptx, "waits": "griddepcontrol.wait" in ptx, **used}))
 
@@ -347,7 +348,8 @@ REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a pro
 def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
     """At Qwen2.5-7B's shapes for a Hopper GPU: products use its matrix unit, and no register spills.
 
-    A layer's kernels wait for their predecessors, which may still run (programmatic dependent launch).
+    A layer's kernels wait for their predecessors, which may still run (programmatic dependent launch), and products ask
+    for weights before they wait.
     """
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -359,6 +361,7 @@ def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
         assert kernel["shared"] <= SHARED_BYTES, kernel
         assert kernel["wgmma"] or kernel["name"] not in MATRIX_UNIT
         assert kernel["waits"] == (kernel["name"] in LAYER)
+        assert kernel["prefetches"] == (kernel["name"] == "_product")
     two_a_processor = [k for k in compiled if k["name"] == "_product" and k["threads"] == 128]
     assert len(two_a_processor) == 6  # to 64 positions
     assert all(2 * (k["shared"] + 1024) <= SHARED_BYTES + 1024 for k in two_a_processor)

@@ -5,21 +5,29 @@ Its tests of planted faults show that the checks find faults in the kernels.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import kernel_checks
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kernel_checks import CHECKS, LAYERS, assert_close, check_arrival_order, check_decoder, noise
+from kernel_checks import CHECKS, DEVICE, LAYERS, assert_close, check_arrival_order, check_decoder, noise, two_layers
 from planted_kernels import DECODER_FAULTS, FAULTS, Fault, decoder_finds, finds
+from small import small_checkpoint
 from transformers import PretrainedConfig
 
 from mtbench.models import kernels
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.fused_decoder import PADDED, Decoder, _attention_arguments
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.norms import NormInput
 
 INTERPRETING = "TRITON_INTERPRET" in os.environ
-of_kernels = pytest.mark.skipif(not INTERPRETING, reason="runs in the interpreter's process")
+interpreted = pytest.mark.skipif(not INTERPRETING, reason="runs in the interpreter's process")
+of_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs on a GPU or in the interpreter")
 PLAIN_CHECKS = {name: check for name, check in CHECKS.items() if name != "row_alone"}  # libraries' products may differ
 
 QUICK = "qwen3: norms of queries and keys"
@@ -30,12 +38,15 @@ def _marks(fault: Fault) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if fault.file == "triton_attention" else []
 
 
-if INTERPRETING:
+if INTERPRETING or DEVICE == "cuda":
     from mtbench.models import triton_attention, triton_kernels, triton_products
+
+    KERNELS = kernels.Operations(*(getattr(triton_kernels, name) for name in kernels.Operations._fields))
+if INTERPRETING:
+    from triton.runtime.interpreter import GridExecutor
 
     triton_attention.AHEAD = 2  # unrolled loads are slow in the interpreter
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills uninitialised memory with NaN
-    KERNELS = kernels.Operations(*(getattr(triton_kernels, name) for name in kernels.Operations._fields))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=["float64", "float16"])
@@ -55,13 +66,58 @@ def test_a_fault_planted_in_the_decoder_is_found(fault: Fault, tmp_path: Path) -
     assert decoder_finds(fault, tmp_path)
 
 
+def test_warming_up_runs_each_operation_in_each_padding() -> None:
+    """A pass of another number of positions would otherwise compile kernels while it is timed."""
+    positions: dict[str, set[int]] = {name: set() for name in kernels.Operations._fields}
+
+    def counted(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            first = arguments[0].weighted if isinstance(arguments[0], NormInput) else arguments[0]
+            positions[name].add(first.shape[2] if name == "attend" else len(first))
+            return operation(*arguments, **options)
+
+        return run
+
+    plain = kernels.Operations(*(counted(name, run) for name, run in kernels.PLAIN._asdict().items()))
+    model = small_checkpoint().model
+    Decoder(model, _attention_arguments(model), operations=plain).warm_up()
+    assert positions == {name: set(PADDED) for name in kernels.Operations._fields}
+
+
+@interpreted
+def test_a_layer_is_seven_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At two positions over three blocks of keys; the embedding comes first and the LM head last."""
+    launched = []
+    run = GridExecutor.__call__
+
+    def counted(self: Any, *arguments: Any, **options: Any) -> None:
+        launched.append(self.fn.__name__)
+        run(self, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    model = small_checkpoint(two_layers(head_dim=16)).model.float()
+    decoder = Decoder(model, _attention_arguments(model), operations=KERNELS)
+    slots, cache = torch.tensor([[298, 299]]), KVCache()
+    metadata = AttentionMetadata(slots, slots, slots[:, 0], 300)
+    cache.shape(1, 300)
+    cache.set_batch(metadata)
+    decoder.reserve(300)
+    with torch.inference_mode():
+        decoder(torch.zeros_like(slots), metadata, cache, judged=2)
+    layer = ["_product", "_rotate", "_attend", "_combine", "_product", "_product", "_product"]
+    assert launched == ["_embed", *layer, *layer, "_product"]
+
+
 @of_kernels
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=["float32", "float16"]
+    "dtype",
+    [torch.float32, pytest.param(torch.float16 if DEVICE == "cpu" else torch.bfloat16, marks=pytest.mark.slow)],
+    ids=["single", "half"],
 )
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
 def test_a_kernel_equals_its_formula(check: kernel_checks.Check, dtype: torch.dtype) -> None:
-    check(KERNELS, dtype)
+    with torch.device(DEVICE):
+        check(KERNELS, dtype)
 
 
 @of_kernels
@@ -72,7 +128,7 @@ def test_the_decoder_of_kernels_gives_the_logits_of_transformers(name: str) -> N
     check_decoder(KERNELS, torch.float32, LAYERS[name])
 
 
-@of_kernels
+@interpreted
 def test_the_order_of_programs_changes_no_bit() -> None:
     check_arrival_order(KERNELS, torch.float32)
 
@@ -92,7 +148,7 @@ def test_shares_cover_every_shape(outputs: int, inputs: int, rows: int, processo
         assert_close(triton_kernels.linear(x, weight), x.double() @ weight.double().T)
 
 
-@of_kernels
+@interpreted
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name, marks=_marks(fault)) for fault in FAULTS])
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
     assert finds(fault, tmp_path)
