@@ -1,10 +1,12 @@
 """Compiles Triton kernels for a Hopper GPU (sm_90) on a machine without one."""
 
+import json
 import subprocess
 import sys
+from typing import Any, NamedTuple
 
 STAND_IN = """
-import re, subprocess, tempfile
+import json, re, subprocess, tempfile
 from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
@@ -20,8 +22,11 @@ def compile_only(self, *args, grid, warmup, **options):
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(kernel.asm["cubin"])
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = [word for word in ("wgmma", "griddepcontrol.wait") if word in kernel.asm["ptx"]]
-    print(self.__name__, *re.findall("(?:REG|STACK|LOCAL):[0-9]+", usage), *found)
+    used = {name: int(value) for name, value in re.findall("(REG|STACK|LOCAL):([0-9]+)", usage)}
+    ptx = kernel.asm["ptx"]
+    used |= {"prefetches": "prefetch.global.L2" in ptx.partition("griddepcontrol.wait")[0]}
+    used |= {"shared": kernel.metadata.shared, "threads": kernel.metadata.num_warps * 32}
+    print(json.dumps({"name": self.__name__, "wgmma": "wgmma" in ptx, "waits": "griddepcontrol.wait" in ptx, **used}))
 
 triton.runtime.driver.set_active(Hopper())
 run, JITFunction.run = JITFunction.run, compile_only
@@ -29,12 +34,16 @@ tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 """
 
 
-def compiled(script: str) -> list[str]:
-    """Return what `script` prints and, for each launch of a kernel in it, name, registers, spills and, where it uses
-    them, `wgmma` (the matrix unit) and `griddepcontrol.wait` (programmatic dependent launch).
+class Compiled(NamedTuple):
+    """What a script compiled and printed."""
 
-    It runs in a process of its own, in which a launch only compiles.
-    """
+    kernels: list[dict[str, Any]]  # of each launch: name, registers, spills, shared bytes, threads, what its code uses
+    printed: list[str]
+
+
+def compiled(script: str) -> Compiled:
+    """Run a script in a process of its own, in which a launch of a kernel only compiles it."""
     done = subprocess.run([sys.executable, "-c", STAND_IN + script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    lines = done.stdout.splitlines()
+    return Compiled([json.loads(x) for x in lines if x.startswith("{")], [x for x in lines if not x.startswith("{")])

@@ -5,6 +5,7 @@
   from proposal to cursors, is captured once per shape as a CUDA graph and replayed (cuda_graph.py).
 - `invariant`: as `graph`, with batch-invariant kernels: a row's result depends on that row alone, so tokens do not
   change with batch size or window width, even in bfloat16. The kernels need a GPU; in half precision a CPU is refused.
+  Up to 128 positions `graph` runs the same kernels; beyond, those of torch.compile, which are faster there.
 
 If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. A run's
 environment.json states what runs the layers.

@@ -3,7 +3,7 @@
 transformers computes a layer in about forty small operations, each a kernel launch on a GPU and a dispatched call on a
 CPU. Here projections of the same input are one matrix product, rotary angles are read from a table, and the operations
 between two attentions are one function, which torch.compile turns into a few kernels on a GPU; one compilation serves
-all layers.
+all layers. Up to 128 positions a GPU runs our own kernels instead, seven for a layer (`kernels.Operations`).
 
 It supports layers of the Llama architecture (Llama, Mistral, Qwen2, Qwen3 and others). It recognises them by their
 submodules, not by name, and checks each architecture before use: a small random model of the same configuration must
@@ -20,16 +20,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, silu
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mtbench.errors import first_line
 from mtbench.models import kernels
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
+from mtbench.models.norms import Norm, NormInput
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
+FEW = 128  # positions: `Operations` read weights once for so many; beyond, arithmetic takes longer than reading
+PADDED = (16, 32, 64, FEW)  # to which `Operations` pad positions; each has its own kernels
 MAX_COMPILATIONS = 64  # of one function: a few per model and type
 
 # Options of torch.compile. benchmarks/codegen.py shows what each does to the generated code.
@@ -163,8 +166,20 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 class Decoder(nn.Module):
     """Another forward pass over the weights of a transformers decoder. It shares them and holds no copy."""
 
-    def __init__(self, model: PreTrainedModel, attention: list[Attention], *, invariant: bool, compile: bool) -> None:
-        """Take the weights of `model`. Raises AttributeError if its modules differ from the Llama architecture's."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: list[Attention],
+        *,
+        invariant: bool = False,
+        compile: bool = False,
+        operations: kernels.Operations | None = None,
+    ) -> None:
+        """Take the weights of `model`. Raises AttributeError if its modules differ from the Llama architecture's.
+
+        `operations` run passes of few positions and, as they are batch-invariant, all passes with `invariant`. They are
+        not used if a layer's activation is not SiLU.
+        """
         super().__init__()
         inner = model.get_decoder()
         self.layers = nn.ModuleList(Layer(module, invariant=invariant) for module in inner.layers)
@@ -178,6 +193,24 @@ class Decoder(nn.Module):
         self.cos = self.sin = self.embedding.new_empty(0)
         self.run = compiled if compile else _uncompiled
         self.run_prefill = partial(compiled, prefill=True) if compile else _uncompiled
+        self.operations: kernels.Operations | None = None
+        self.norms: list[Norm] = []  # of attention and MLP, layer by layer, then that of the LM head
+        layers: list[Any] = list(self.layers)
+        if operations is not None and all(_is_silu(layer.activation) for layer in layers):
+            self.operations = operations
+            weights = [weight for layer in layers for weight in (layer.attention_norm, layer.mlp_norm)]
+            self.norms = [Norm.make(weight, layers[0].eps) for weight in (*weights, self.norm)]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile the kernels of `operations` by a pass of each padded width, so that no timed pass compiles them."""
+        for width in PADDED:
+            slots, cache = torch.arange(width, device=self.embedding.device)[None], KVCache()
+            metadata = AttentionMetadata(slots, slots, slots[:, 0], width)
+            cache.shape(1, width)
+            cache.set_batch(metadata)
+            self.reserve(width)
+            self(torch.zeros_like(slots), metadata, cache, judged=width)
 
     def reserve(self, positions: int) -> None:
         """Make the rotary tables cover at least this many positions."""
@@ -193,6 +226,8 @@ class Decoder(nn.Module):
         self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return logits (R, judged, V) of the last positions of ids (R, W); with `hidden`, also the LM head's input."""
+        if self.operations is not None and (self.invariant or ids.numel() <= FEW):
+            return self._forward_few(self.operations, ids, metadata, cache, judged, hidden)
         rows, width = ids.shape
         layers, compiles = list(self.layers), self.run is compiled
         run = self.run if width <= KERNEL_POSITIONS else self.run_prefill
@@ -221,6 +256,47 @@ class Decoder(nn.Module):
         logits, head_input = run(head)(x, layers[-1], self.norm, self.lm_head)
         return logits.view(rows, judged, -1), head_input.view(rows, judged, -1) if hidden else None
 
+    def _forward_few(
+        self,
+        run: kernels.Operations,
+        ids: Tensor,
+        metadata: AttentionMetadata,
+        cache: KVCache,
+        judged: int,
+        hidden: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the same as `forward`. The residual `x` is updated in place; `entering` is the next norm's input."""
+        rows, width = ids.shape
+        positions = metadata.positions.flatten()
+        x, entering = run.embed(ids.flatten(), self.embedding, self.norms[0])
+        layers: list[Any] = list(self.layers)
+        for i, layer in enumerate(layers):
+            attention_norm, mlp_norm, next_norm = self.norms[2 * i : 2 * i + 3]
+            keys, values = cache.storage(i, self.like, self.like)
+            qkv = run.norm_product(entering, attention_norm, layer.qkv, layer.qkv_bias)
+            tables = (positions, self.cos, self.sin)
+            query = run.rotate(qkv, *tables, keys, values, cache.index, layer.query_norm, layer.key_norm, layer.eps)
+            scale, sliding_window, softcap = self.attention[i]
+            attended = run.attend(
+                query.view(rows, width, *query.shape[1:]).transpose(1, 2),
+                *cache.view(i),
+                metadata.mask(sliding_window),
+                metadata.length,
+                layer.size**-0.5 if scale is None else scale,
+                softcap,
+            )
+            entering = run.add_product(x, attended.view(len(x), -1), layer.out, layer.out_bias, mlp_norm)
+            activated = run.norm_swiglu(entering, mlp_norm, layer.gate_up)
+            entering = run.add_product(x, activated, layer.down, None, next_norm)
+        last = NormInput(
+            entering.weighted.view(rows, width, -1)[:, width - judged :].flatten(0, 1),
+            entering.squares.view(-1, rows, width)[:, :, width - judged :].flatten(1),
+        )
+        logits = run.norm_product(last, self.norms[-1], self.lm_head).view(rows, judged, -1)
+        if not hidden:
+            return logits, None
+        return logits, kernels.norm(x.view(rows, width, -1)[:, width - judged :], *self.norms[-1][:2])
+
 
 def _mark_dynamic(*tensors: Tensor) -> None:
     """Mark first dimensions as dynamic before the first compilation, except those of 1, which get their own code."""
@@ -232,8 +308,9 @@ def _mark_dynamic(*tensors: Tensor) -> None:
 def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | None = None) -> Decoder:
     """Return the decoder of a model. Raises UnsupportedArchitecture if its layers compute anything else.
 
-    `invariant`: on a GPU, use batch-invariant operations. `compile`: by default on a GPU only, where it is faster, and
-    not with `invariant`, because compiled code depends on the number of rows.
+    `invariant`: on a GPU, use batch-invariant operations in all passes, not only in those of few positions. `compile`:
+    by default on a GPU only, where it is faster, and not with `invariant`, because compiled code depends on the number
+    of rows.
     """
     if compile is None:
         compile = model.device.type == "cuda" and not invariant
@@ -241,18 +318,24 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
     if reason := _mismatch(config_class, model.config.to_json_string(use_diff=False)):
         raise UnsupportedArchitecture(reason)
     try:
-        return Decoder(model, _attention_arguments(model), invariant=invariant, compile=compile)
+        size = model.get_decoder().layers[0].self_attn.head_dim
+        operations = kernels.operations(model.get_decoder().embed_tokens.weight, size)
+        attention = _attention_arguments(model)
+        decoder = Decoder(model, attention, invariant=invariant, compile=compile, operations=operations)
     except AttributeError as error:
         raise UnsupportedArchitecture(first_line(error)) from None
+    if decoder.operations is not None:
+        decoder.warm_up()
+    return decoder
 
 
 @cache
 def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str | None:
     """Return why the decoder cannot compute an architecture, or None if it can.
 
-    Compares the logits of decoder and transformers' modules on a small random model in float64. The model is narrow
-    and has a small vocabulary, but all layers, since layers may differ. Norms and biases are random too; a newly
-    initialised model has ones and zeros, which would hide errors.
+    Compares the logits of decoder and transformers' modules on a small random model in float64, without and with the
+    operations for few positions. The model is narrow and has a small vocabulary, but all layers, since layers may
+    differ. Norms and biases are random too; a newly initialised model has ones and zeros, which would hide errors.
     """
     settings = json.loads(configuration)
     heads = settings.get("num_attention_heads", 1)
@@ -267,14 +350,20 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
                 parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
         model.set_attn_implementation(ATTENTION)
         expected = _modules_logits(model, *_check_inputs(model))
-        decoder = Decoder(model, _attention_arguments(model), invariant=False, compile=False)
-        decoder.reserve(CHECK_TOKENS)
-        with torch.inference_mode():
-            logits, _ = decoder(*_check_inputs(model), CHECK_TOKENS)
+        logits = torch.stack([_decoder_logits(model, operations) for operations in (None, kernels.PLAIN)])
     except Exception as error:  # other architectures fail in many ways
         return first_line(error)
     apart = float((logits - expected).norm() / expected.norm())
     return None if apart <= TOLERANCE else f"its layers compute something else: logits differ by {apart:.2g} (relative)"
+
+
+@torch.inference_mode()
+def _decoder_logits(model: PreTrainedModel, operations: kernels.Operations | None) -> Tensor:
+    """Return the logits of the decoder."""
+    decoder = Decoder(model, _attention_arguments(model), operations=operations)
+    decoder.reserve(CHECK_TOKENS)
+    logits: Tensor = decoder(*_check_inputs(model), CHECK_TOKENS)[0]
+    return logits
 
 
 class _RecordingMetadata(AttentionMetadata):
@@ -316,6 +405,12 @@ def _modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMeta
     )
     logits: Tensor = out.logits
     return logits
+
+
+def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether a function is SiLU; transformers has several classes of it."""
+    x = torch.linspace(-8, 8, 65)
+    return torch.allclose(activation(x), silu(x))
 
 
 def _weight(module: Any, name: str) -> Tensor | None:

@@ -1,5 +1,7 @@
 """The operations that decide a forward pass's speed and batch invariance: attention, matrix products, norms, argmax.
 
+`Operations` are those of a decoder layer over few positions: norm and product, SwiGLU, residual, rotary embedding.
+
 Batch-invariant: a row's result does not depend on the other rows, bit by bit. Each operation has two versions:
 `…_plain` in PyTorch is its definition, the reference in tests, and runs on a CPU; on a GPU with Triton the kernels of
 `mtbench.models.triton_kernels` run. They do not synchronise, so a CUDA graph can record them after a first call has
@@ -8,15 +10,30 @@ compiled them.
 R = rows, W = positions fed, V = slots in view, H = query heads, K = key heads, d = head size.
 """
 
+import sys
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as product
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear as _product
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from mtbench.models import sampling
+from mtbench.models.norms import Norm, NormInput
+
+
+class Operations(NamedTuple):
+    """The operations of a decoder layer over few positions, each a kernel on a GPU. `…_plain` defines each of them."""
+
+    embed: Callable[..., tuple[Tensor, NormInput]]
+    norm_product: Callable[..., Tensor]
+    norm_swiglu: Callable[..., Tensor]
+    add_product: Callable[..., NormInput]
+    rotate: Callable[..., Tensor]
+    attend: Callable[..., Tensor]
 
 
 @cache
@@ -41,9 +58,18 @@ def _triton_sampling() -> ModuleType | None:
 
 def compilations() -> int:
     """Return how many variants of our Triton kernels this process has compiled, or loaded compiled, so far."""
-    modules = filter(None, (_triton(), _triton_sampling()))
-    caches = [getattr(function, "device_caches", {}) for module in modules for function in vars(module).values()]
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{__package__}.triton_")]
+    functions = {id(function): function for module in modules for function in vars(module).values()}
+    caches = [getattr(function, "device_caches", {}) for function in functions.values()]
     return sum(len(compiled) for cache in caches for compiled, *_ in cache.values())
+
+
+def operations(like: Tensor, size: int) -> Operations | None:
+    """Return the kernels for weights such as `like` and this head size; None if they do not support them."""
+    triton = _triton() if like.is_cuda else None
+    if triton is None or not triton.attends(*[like.new_empty(0, 0, 0, size)] * 3):
+        return None
+    return Operations(*(getattr(triton, name) for name in Operations._fields))
 
 
 def attend(
@@ -61,8 +87,8 @@ def attend(
     `mask[r, w, v]` (R, W, V) bool and v < `length[r]` (R,) int64; slots from `length[r]` on are not read. A query that
     attends to no slot gets zeros. `softcap` is applied to the scores before the mask (Gemma 2).
 
-    The kernels take float16, bfloat16 and float32 (without TF32), head sizes 16, 32, 64, 128 and 256, and sum in
-    float32. They are batch-invariant: a query's result is the same bit by bit for every R, W and V, at every index,
+    The kernels take float16, bfloat16 and float32 (without TF32), even head sizes from 16 to 256, and sum in float32.
+    They are batch-invariant: a query's result is the same bit by bit for every R, W and V, at every index,
     whatever the other rows hold. Blocks of keys have a fixed length and are summed in order, tiles have a fixed shape,
     and the rows of a tile are independent. This assumes that the matrix unit treats all rows of a tile alike.
     Masks load fastest if V is a multiple of 16. Other inputs go to `attend_plain`, which is not batch-invariant.
@@ -143,7 +169,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Libraries choose their kernel by the number of rows, so the same row differs between batch sizes
     (https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference). Here all tiles have one shape, and
-    the split of the inputs depends only on the weight's shape. Sums are in float32.
+    the split of the inputs depends only on the weight's shape and the GPU. Sums are in float32.
     """
     triton = _triton() if x.is_cuda and x.dtype == weight.dtype and x.dtype != torch.float64 else None
     if triton is None:
@@ -154,7 +180,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear_plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the product row by row. Each row is copied first: a library may choose its kernel by memory alignment."""
-    rows = [product(row.clone(), weight, bias) for row in x.reshape(-1, x.shape[-1])]
+    rows = [_product(row.clone(), weight, bias) for row in x.reshape(-1, x.shape[-1])]
     return torch.stack(rows).view(*x.shape[:-1], -1) if rows else x.new_empty(*x.shape[:-1], len(weight))
 
 
@@ -174,3 +200,80 @@ def norm_plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return the RMS norm, computed in float32 and rounded to x's type before the weight, as in transformers."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def embed_plain(ids: Tensor, embedding: Tensor, norm: Norm) -> tuple[Tensor, NormInput]:
+    """Return the embeddings (N, C) of ids (N,), and the input of the first norm."""
+    x = embedding[ids]
+    return x, _norm_input(x, norm)
+
+
+def norm_product_plain(x: NormInput, norm: Norm, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return the product of a normalised input and `weight` (O, C), plus `bias` (O,): (N, O)."""
+    out = _normalised(x, norm, weight)
+    return (out if bias is None else out + bias).to(weight.dtype)
+
+
+def norm_swiglu_plain(x: NormInput, norm: Norm, weight: Tensor) -> Tensor:
+    """Return silu(gate)·up of the two halves of the product of a normalised input and `weight` (2·F, C): (N, F)."""
+    gate, up = _normalised(x, norm, weight).chunk(2, -1)
+    return (silu(gate) * up).to(weight.dtype)
+
+
+def add_product_plain(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm) -> NormInput:
+    """Add the product of `x` (N, I) and `weight` (C, I), plus `bias`, to `residual` (N, C) in place.
+
+    Return the next norm's input, of the rounded residual.
+    """
+    wide = _wide(residual) + _product(_wide(x), _wide(weight), None if bias is None else _wide(bias))
+    residual.copy_(wide)
+    return _norm_input(residual, norm)
+
+
+def rotate_plain(
+    qkv: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Return queries (N, H, d) of `qkv` (N, (H + 2K)·d) with rotary embedding; write keys and values to the cache.
+
+    With `query_norm` and `key_norm` (d,), each head of queries and keys is normalised first. `positions` (N,) are rows
+    of the tables `cos` and `sin` (P, 1, d); the first half of `sin` is negated, which gives the rotation its sign.
+    `index` (N,) are places in the storage `keys` and `values` (S, K, d). Rounds once.
+    """
+    key_heads, size = keys.shape[1:]
+    query, key, value = qkv.unflatten(-1, (-1, size)).split([qkv.shape[1] // size - 2 * key_heads, *[key_heads] * 2], 1)
+    query, key = _wide(query), _wide(key)
+    if query_norm is not None and key_norm is not None:
+        query = query * torch.rsqrt(query.pow(2).mean(-1, keepdim=True) + eps) * query_norm
+        key = key * torch.rsqrt(key.pow(2).mean(-1, keepdim=True) + eps) * key_norm
+    query, key = (t * cos[positions] + t.roll(size // 2, -1) * sin[positions] for t in (query, key))
+    keys.index_copy_(0, index, key.to(keys.dtype))
+    values.index_copy_(0, index, value)
+    return query.to(qkv.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return the tensor in float32 at least."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _norm_input(x: Tensor, norm: Norm) -> NormInput:
+    wide = _wide(x)
+    return NormInput((wide * (norm.weight / norm.power)).to(x.dtype), wide.pow(2).sum(-1)[None])
+
+
+def _normalised(x: NormInput, norm: Norm, weight: Tensor) -> Tensor:
+    """Return the product of a normalised input and a weight, in float32 at least."""
+    factor = torch.rsqrt(x.squares.sum(0) / x.weighted.shape[1] + norm.eps) * norm.power
+    return _product(_wide(x.weighted), _wide(weight)) * factor[:, None]
+
+
+PLAIN = Operations(embed_plain, norm_product_plain, norm_swiglu_plain, add_product_plain, rotate_plain, attend)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -32,7 +33,7 @@ ARGMAX: dict[str, ArgmaxLogsumexp] = {"plain": lambda logits: kernels.argmax_log
 LINEAR: dict[str, Callable[..., Tensor]] = {"plain": kernels.linear_plain}
 NORM: dict[str, Callable[..., Tensor]] = {"plain": kernels.norm_plain}
 if INTERPRETING or DEVICE == "cuda":
-    from mtbench.models import triton_kernels
+    from mtbench.models import triton_kernels, triton_products
 
     ATTEND["split"] = partial(triton_kernels.attend, split=True)
     ATTEND["walked"] = partial(triton_kernels.attend, split=False)
@@ -257,7 +258,7 @@ def test_the_product_is_batch_invariant(
     for rows in ([69], [3, 69], [69, *range(40)]):
         assert torch.equal(linear(x[rows], weight, bias)[rows.index(69)], together[69])
     if linear is not kernels.linear_plain:
-        monkeypatch.setattr(triton_kernels, "CHUNK", 40)
+        monkeypatch.setattr(triton_products, "CHUNKS", 1)
         assert torch.equal(linear(x, weight, bias), together)
 
 
@@ -276,29 +277,45 @@ def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: tor
 @pytest.mark.whole
 @has_triton
 @pytest.mark.skipif(len(ATTEND) > 1, reason="this process runs them")
-def test_the_kernels_pass_in_the_interpreter() -> None:
-    """All kernel tests above."""
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile"]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
+@pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
+    """All kernel tests above, and those of tests/models/test_operations.py."""
+    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile", "-m", mark]
+    files = [__file__, str(Path(__file__).with_name("test_operations.py"))]
+    command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stdout
 
 
 COMPILE = """
-from mtbench.models import triton_kernels as kernels
-like = torch.empty(0, dtype=torch.bfloat16)
-for rows, width in ((1, 1), (32, 7)):
-    cache = like.new_empty(rows, 1024, 4, 128).transpose(1, 2)
-    mask = torch.ones(rows, width, 1024, dtype=torch.bool)
-    query = like.new_empty(rows, width, 28, 128).transpose(1, 2)
-    kernels.attend(query, cache, cache, mask, torch.ones(rows, dtype=torch.int64), 0.1)
+from mtbench.models import triton_attention, triton_kernels as kernels, triton_products, triton_rotary
+from mtbench.models.norms import Norm, NormInput
+for module in (triton_attention, triton_products, triton_rotary):
+    module.dependent_launch = lambda device: True
+like, ids = torch.empty(0, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+norm = Norm(like.new_empty(3584), 1e-6, 2.0)
+for heads, key_heads, size in ((28, 4, 128), (16, 4, 96)):
+    for rows, width in ((1, 1), (16, 4), (128, 4)):
+        cache = like.new_empty(rows, 1024, key_heads, size).transpose(1, 2)
+        mask = torch.ones(rows, width, 1024, dtype=torch.bool)
+        query = like.new_empty(rows, width, heads, size).transpose(1, 2)
+        kernels.attend(query, cache, cache, mask, torch.ones(rows, dtype=torch.int64), 0.1)
+for positions in (4, 32, 64, 112):
+    entering = NormInput(like.new_empty(positions, 3584), torch.empty(28, positions))
+    activated = kernels.norm_swiglu(entering, norm, like.new_empty(2 * 18944, 3584))
+    kernels.add_product(entering.weighted, activated, like.new_empty(3584, 18944), None, norm)
+kernels.norm_product(entering, norm, like.new_empty(4608, 3584), like.new_empty(4608))
+store = like.new_empty(9, 4, 128)
+kernels.rotate(like.new_empty(4, 36 * 128), ids, store[:, :1], store[:, :1], store, store, ids)
+kernels.embed(ids, like.new_empty(9, 3584), norm)
 kernels.argmax_logsumexp(like.new_empty(4, 152064))
-kernels.linear(like.new_empty(7, 3584), like.new_empty(3584, 3584), like.new_empty(3584))
 kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
 
 
-KERNELS = ("_attend", "_combine", "_argmax_slice", "_argmax_row", "_linear", "_add", "_norm")
+KERNELS = {"_attend", "_combine", "_argmax_slice", "_argmax_row", "_product", "_rotate", "_embed", "_norm"}
+MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_rotate"}
+REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a program may have them all
 
 
 @pytest.mark.whole
@@ -306,11 +323,18 @@ KERNELS = ("_attend", "_combine", "_argmax_slice", "_argmax_row", "_linear", "_a
 def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
     """At Qwen2.5-7B's shapes for a Hopper GPU: products use its matrix unit, and no register spills.
 
-    Kernels of attention wait for the kernel before them, because they are set up before it ends.
+    A layer's kernels wait for their predecessors, which may still run (programmatic dependent launch), and products ask
+    for weights before they wait.
     """
-    lines = compiled(COMPILE)
-    assert {line.split()[0] for line in lines} == set(KERNELS)
-    for line in lines:
-        assert "STACK:0 LOCAL:0" in line
-        assert "wgmma" in line or not line.startswith(("_attend", "_linear"))
-        assert "griddepcontrol.wait" in line or not line.startswith(("_attend", "_combine"))
+    found = compiled(COMPILE).kernels
+    assert {kernel["name"] for kernel in found} == KERNELS
+    for kernel in found:
+        assert kernel["STACK"] == kernel["LOCAL"] == 0, kernel
+        assert kernel["REG"] * kernel["threads"] <= REGISTERS, kernel
+        assert kernel["shared"] <= SHARED_BYTES, kernel
+        assert kernel["wgmma"] or kernel["name"] not in MATRIX_UNIT
+        assert kernel["waits"] == (kernel["name"] in LAYER)
+        assert kernel["prefetches"] == (kernel["name"] == "_product")
+    two_a_processor = [k for k in found if k["name"] == "_product" and k["threads"] == 128]
+    assert len(two_a_processor) == 6  # to 64 positions
+    assert all(2 * (k["shared"] + 1024) <= SHARED_BYTES + 1024 for k in two_a_processor)
