@@ -129,5 +129,5 @@ def test_the_sampling_kernels_compile_for_a_gpu_without_spilling() -> None:
 @has_triton
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
 def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
-    """Each kernel that Triton compiles is counted. A view of one block is not split; another view would need one more."""
+    """Each kernel that Triton compiles is counted. A view of one block is not split; another view needs one more."""
     assert compiled(VIEWS).printed == ["512 2", "48 3", "1040 3", "32 3", "50 4"]
