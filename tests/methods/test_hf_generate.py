@@ -135,9 +135,12 @@ def test_calls_of_one_shape_share_a_static_cache(
     """A recorded graph holds its address. Emptied between calls, it changes no answer; another shape has its own."""
     runner, seen = make_runner(CONFIGS[name]), []
     real = GenerationMixin.generate
-    monkeypatch.setattr(
-        GenerationMixin, "generate", lambda self, *a, **k: (seen.append(k["past_key_values"]), real(self, *a, **k))[1]
-    )
+
+    def generate(self: Any, *args: Any, **options: Any) -> Any:
+        seen.append(options["past_key_values"])
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
     method = METHODS["hf-generate"](cache="static")
     for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS, PROMPTS[:2]):
         got, timing = run_external(method, {"ar": runner.checkpoint}, prompts, BUDGET, room=50)
