@@ -1,8 +1,8 @@
 """Model families: related checkpoints by role. Imports no torch and loads no model.
 
 A checkpoint is a folder, a hub id, a GGUF file (mtbench/models/gguf.py), an embedded checkpoint, or `random:SHAPE`:
-random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
-Xalphinions).
+random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv
+2604.07023 (Hugging Face user Xalphinions).
 """
 
 from collections.abc import Iterable, Mapping
