@@ -1,7 +1,7 @@
 """The mask token of a checkpoint that has none: a reserved token of its tokenizer, or a new row of its embedding.
 
-A mask token must never be text. A reserved token is a special token of the tokenizer that has no role in it and is not in
-its chat template, such as `<filename>` of SmolLM2. Which token it is, is stored with the tokenizer.
+A mask token must never be text. A reserved token is a special token of the tokenizer that has no role in it and is not
+in its chat template, such as `<filename>` of SmolLM2. Which token it is, is stored with the tokenizer.
 """
 
 import math
