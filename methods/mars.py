@@ -30,7 +30,9 @@ from mtbench.options import AUTO, option
 class Mars(Method):
     """Masks after the text; predictions are accepted from the left while the model is confident."""
 
-    tau: float = option(1.0, "threshold of the confidence; 1 = exactly one token per forward", low=0.0, high=1.0)
+    tau: float = option(
+        1.0, "threshold of the confidence; 1 (of the entropy: 0) = exactly one token per forward", low=0.0, high=1000.0
+    )
     block_size: int = option(4, "B: B-1 masks, B predictions", low=1, trained=True, widths=(2, 4, 8))
     confidence: sampling.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
     cache: Literal["cursor", "none", "block"] = option("cursor", "what is kept between forwards", same_output=("none",))
@@ -46,10 +48,17 @@ class Mars(Method):
             raise UserError("mars: block_size=auto needs cache=cursor or none: cache=block sets the window.")
         if self.cache == "block" and self.extra:
             raise UserError("mars: extra=true needs cache=cursor or none: a block has no position for another mask.")
+        if self.tau > 1 and self.confidence != "entropy":
+            raise UserError(f"mars: tau={self.tau:g} is not allowed; a {self.confidence} is a number from 0 to 1.")
+
+    @property
+    def one_token(self) -> bool:
+        """Whether the threshold is the one that no prediction passes: each forward commits exactly one token."""
+        return self.tau == (0 if self.confidence == "entropy" else 1)
 
     @property
     def claims(self) -> Literal["lossless", "lossy"]:
-        return "lossless" if self.tau == 1 else "lossy"
+        return "lossless" if self.one_token else "lossy"
 
     def window(self) -> Window:
         if self.cache == "block":
@@ -81,12 +90,12 @@ class Mars(Method):
         if self.cache == "block":
             return self._accept_in_block(state, rows, output.choice, sure)
         sure[:, 0] = True
-        offered = torch.full_like(rows.known, sure.shape[1] - 1) if self.tau < 1 else torch.zeros_like(rows.known)
+        offered = torch.full_like(rows.known, (sure.shape[1] - 1) * (not self.one_token))
         return Commit(output.choice, sampling.prefix_length(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
     def _sure(self, output: TargetOutput) -> Tensor:
-        """Return which predictions are confident, (R, G+1) bool; at τ = 1 none."""
-        if self.tau == 1:
+        """Return which predictions are confident, (R, G+1) bool; with one token per forward none."""
+        if self.one_token:
             return torch.zeros_like(output.choice, dtype=torch.bool)
         return output.sure(self.confidence, self.tau)
 
@@ -99,5 +108,5 @@ class Mars(Method):
         count = sampling.prefix_length((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
-        offered = (undecided.sum(1) - 1).clamp(min=0) * (self.tau < 1)
+        offered = (undecided.sum(1) - 1).clamp(min=0) * (not self.one_token)
         return Commit(choice.gather(1, source), count, kept=full * filled, offered=offered)

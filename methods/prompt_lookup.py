@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.models import sampling
 from mtbench.options import option
 
@@ -39,23 +40,12 @@ class PromptLookup(Method):
         return {"found": torch.zeros_like(rows.done)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        matched = self._matched(rows)
+        matched = suffix_matches(rows, self.ngram)
         place = torch.arange(matched.shape[1], device=matched.device)
         best = ((matched > 0) * (matched * len(place) + place)).argmax(1, keepdim=True)  # the longest, then the latest
         state["found"].copy_(matched.gather(1, best)[:, 0] > 0)
         period = (rows.known[:, None] - 1 - best).clamp(min=1)
         return rows.tokens.gather(1, best + 1 + torch.arange(self.ahead, device=place.device) % period)
-
-    def _matched(self, rows: Rows) -> Tensor:
-        """Return the length of the text's suffix that ends at each position, (R, S), at most n; 0 at the text's end."""
-        tokens, last = rows.tokens, rows.known[:, None] - 1
-        place = torch.arange(tokens.shape[1], device=tokens.device)
-        same, matched = place < last, torch.zeros_like(tokens)
-        for back in range(self.ngram):
-            token = tokens.gather(1, (last - back).clamp(min=0))
-            same = same & (tokens.roll(back, 1) == token) & (place >= back)
-            matched += same
-        return matched
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         found = state["found"]

@@ -177,6 +177,13 @@ def common(
         int | None, Option("--examples", min=1, help="Conversations to train on, of each --data; default: all.")
     ] = None,
     teacher: Annotated[str | None, Option("--teacher", help="Checkpoint to distil from.")] = None,
+    mask_token: Annotated[
+        str | None,
+        Option(help="Reserved token of the tokenizer, such as '<filename>', as the mask token of a base without one."),
+    ] = None,
+    grow_vocabulary: Annotated[
+        bool, Option("--grow-vocabulary", help="Add a row for a mask token to the embedding of a base without one.")
+    ] = False,
     data_dir: DataDirOption = None,
     offline: OfflineOption = False,
     dry_run: DryRunOption = False,
@@ -284,6 +291,8 @@ def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
         settings=settings,
         out=directory,
         teacher=stage.teacher,
+        mask_token=given["mask_token"],
+        grow_vocabulary=given["grow_vocabulary"],
         data_dir=given["data_dir"],
         offline=given["offline"],
     )

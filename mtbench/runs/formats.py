@@ -199,6 +199,9 @@ class SessionRecord(Machine):
     loading_s: StoredSeconds | None = Field(None, description="time of loading the models, in seconds")
     synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
+    converted: dict[str, str] | None = Field(
+        None, description="checkpoints that were not stored as they ran, by source: from which file and type"
+    )
     probe: ProbeFigures | None = Field(None, description="speeds of the GPU; null: not measured")
     probe_reason: str | None = Field(None, description="why probe is null")
     shapes: dict[str, ShapeFigures] | None = Field(None, description="sizes of each checkpoint, by its source")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
+from mtbench.models import gguf
+from mtbench.models.families import locate
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
@@ -154,6 +157,9 @@ class ModelPool:
             "layers": {
                 f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
                 for (_, source, engine), runner in self.runners.items()
+            },
+            "converted": {
+                source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
             },
         }
 

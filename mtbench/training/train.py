@@ -20,10 +20,11 @@ from transformers.utils import logging
 from mtbench import files
 from mtbench.errors import UserError
 from mtbench.models.attention import ATTENTION
-from mtbench.models.loading import MASK, Inspected, inspect
+from mtbench.models.loading import Inspected, inspect
 from mtbench.training.checkpoint import refuse_existing, weights_sha256, write_checkpoint, write_errors
 from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
+from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
 from mtbench.training.objectives import Model, Objective, Special
 from mtbench.training.trainer import Job, Progress, Settings, fit
 
@@ -41,6 +42,8 @@ class TrainingRequest:
     settings: Settings
     out: Path
     teacher: str | None = None  # checkpoint to distil from
+    mask_token: str | None = None  # reserved token of a base that has no mask token
+    grow_vocabulary: bool = False  # or add a row for one to its embedding
     data_dir: Path | None = None
     offline: bool = False
 
@@ -74,6 +77,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         progress.note(checked.data.summary)
     objective, tokenizer = request.objective, checked.base.tokenizer
     model = _load(checked.base)
+    if request.grow_vocabulary and checked.base.mask_id is not None:
+        grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
     objective.attach(model)
     if processes.is_main_process:
@@ -119,11 +124,12 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
     refuse_existing(request.out)
     _check_options(request)
     objective, settings = request.objective, request.settings
-    base = inspect(request.base, offline=request.offline, needs_mask=objective.needs_mask)
+    given = request.mask_token is not None or request.grow_vocabulary
+    base = inspect(request.base, offline=request.offline, needs_mask=objective.needs_mask and not given)
     _refuse_other_layout(base)
     refuse_without_template(base.tokenizer)
-    if objective.needs_mask and base.tokenizer.mask_token_id != base.mask_id:
-        base.tokenizer.add_special_tokens({"mask_token": MASK})
+    if objective.needs_mask:
+        base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
     teacher = None
     if request.teacher is not None:
         teacher = inspect(request.teacher, offline=request.offline)
@@ -140,6 +146,8 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
                 data_dir=request.data_dir,
                 offline=request.offline,
             )
+        if objective.needs_mask:
+            refuse_mask_in_text(base, data.examples.ids)
     record = _request_record(request, base, teacher, data)
     _refuse_other_request(request.resume_folder, record)
     return Checked(base, teacher, data, record)
@@ -153,6 +161,8 @@ def _processes() -> PartialState:
 def _check_options(request: TrainingRequest) -> None:
     """Raise UserError for options that contradict one another."""
     objective, settings = request.objective, request.settings
+    if not objective.needs_mask and (request.mask_token is not None or request.grow_vocabulary):
+        raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token and --grow-vocabulary.")
     if objective.needs_teacher and request.teacher is None:
         raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
     if request.teacher is not None and not objective.needs_teacher:
@@ -203,6 +213,7 @@ def _request_record(
         "options": asdict(request.objective),
         "settings": asdict(request.settings),
         "data": None if data is None else {**data.description, "sha256": data.sha256},
+        "mask_token": base.tokenizer.mask_token if request.objective.needs_mask else None,
         "base": base.source,
         "base_sha256": weights_sha256(Path(base.source)),
         "base_revision": getattr(base.config, "_commit_hash", None),  # on the hub

@@ -372,10 +372,10 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "method": (
         ["--method", "marz"],
         "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, hf-generate, jacobi, lookahead, "
-        "mars, mars-selfspec, mars-speculative, medusa, openai, prompt-lookup, speculative.",
+        "mars, mars-selfspec, mars-speculative, medusa, openai, prompt-lookup, speculative, suffix.",
     ),
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
-    "value": (["--method", "mars:tau=2"], "tau='2' is not allowed; tau is a number from 0 to 1, default 1."),
+    "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),
     "family": (["--family", "tyni"], "unknown family 'tyni' (did you mean 'tiny'?)"),
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
     "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),

@@ -1,5 +1,7 @@
 """Drafts without a draft model: they equal those of plain Python code, and they change speed but no tokens."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,6 +38,7 @@ from mtbench.runs.simulation import Scripted
 
 METHODS_HERE: dict[str, list[dict[str, Any]]] = {
     "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}],
+    "suffix": [{}, {"ahead": 3, "depth": 1, "factor": 3.0, "least": 0.0}, {"ahead": "auto"}],
     "jacobi": [{}, {"ahead": BUDGET}],
     "lookahead": [{"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}],
 }
@@ -126,6 +129,52 @@ def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObj
             drafts = copied(text, ngram, ahead)
             offered += len(drafts)
             own = [*words, *[words[-1]] * 30][len(text) :]
+            ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, budget)
+        assert (got.token_ids, got.commits, got.drafted) == (answer, commits, offered)
+
+
+def most_frequent(text: list[int], depth: int, factor: float, least: float, ahead: int) -> list[int]:
+    """Return the chain with the largest score over suffixes of 1, 2, 4 … tokens, by counting in plain Python."""
+    best: tuple[float, list[int]] = (0.0, [])
+    for p in [2**n for n in range(depth.bit_length())]:
+        ends = [i for i in range(p - 1, len(text) - 1) if p <= len(text) and text[i - p + 1 : i + 1] == text[-p:]]
+        chain, chance, score = list[int](), 1.0, 0.0
+        while len(chain) < min(ahead, math.ceil(factor * p)):
+            following = Counter(text[i + len(chain) + 1] for i in ends if i + len(chain) + 1 < len(text))
+            if not following:
+                break
+            token = min(following, key=lambda token: (-following[token], token))
+            chance *= following[token] / following.total()
+            if chance < least:
+                break
+            ends = [i for i in ends if i + len(chain) + 1 < len(text) and text[i + len(chain) + 1] == token]
+            chain, score = [*chain, token], score + chance
+        best = max(best, (score, chain), key=lambda found: found[0]) if score != best[0] else (score, chain)
+    return best[1]
+
+
+@given(data=strategies.data())
+@settings(max_examples=40, deadline=None)
+def test_suffix_drafts_the_most_frequent_continuation(data: strategies.DataObject) -> None:
+    """For any text of few different tokens, tokens, commits and offers are those of counting in plain Python."""
+    depth, ahead = data.draw(strategies.integers(1, 8)), data.draw(strategies.integers(1, 6))
+    factor, least = data.draw(strategies.sampled_from([0.5, 1.0, 2.0])), data.draw(strategies.sampled_from([0.0, 0.3]))
+    rows, budget = data.draw(strategies.integers(1, 3)), data.draw(strategies.integers(1, 14))
+    token = strategies.sampled_from([0, 1, 2, 2, END])
+    script = [[data.draw(token) for _ in range(40)] for _ in range(rows)]
+    lengths = [data.draw(strategies.integers(1, 20)) for _ in range(rows)]
+    runner = scripted_lane(torch.tensor(script), torch.ones(rows, 40, dtype=torch.bool))
+    prompts = [words[:n] for words, n in zip(script, lengths, strict=True)]
+    method = METHODS["suffix"](depth=depth, ahead=ahead, factor=factor, least=least)
+    for words, prompt, got in zip(script, prompts, run(method, runner, prompts, budget), strict=True):
+        answer: list[int] = []
+        commits: list[int] = []
+        offered, ended = 0, False
+        while not ended:
+            text = prompt + answer
+            drafts = most_frequent(text, depth, factor, least, ahead)
+            offered += len(drafts)
+            own = [*words, *[words[-1]] * 40][len(text) :]
             ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, budget)
         assert (got.token_ids, got.commits, got.drafted) == (answer, commits, offered)
 
@@ -234,7 +283,7 @@ def test_each_method_commits_several_tokens_per_forward_of_trained_weights() -> 
     runner = ModelRunner(load(family("tiny").checkpoint("ar"), dtype=torch.float64))
     prompts = [item.prompt_ids for item in plan_of(2).suites[0].items]
     want = run(ar(), runner, prompts, 64)
-    for name, least in (("prompt-lookup", 1.2), ("jacobi", 1.1), ("lookahead", 1.3)):
+    for name, least in (("prompt-lookup", 1.2), ("suffix", 1.2), ("jacobi", 1.1), ("lookahead", 1.3)):
         got = run(METHODS[name](), runner, prompts, 64)
         assert [g.token_ids for g in got] == [g.token_ids for g in want]
         assert sum(len(g.token_ids) for g in got) >= least * sum(g.forwards or 0 for g in got)

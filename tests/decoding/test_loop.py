@@ -49,7 +49,15 @@ def test_every_architecture_equals_its_own_eager_attention(name: str, make_runne
     assert [(g.token_ids, g.commits) for g in run(mars(tau=0.3), runner)] == masked
 
 
-RULES = [("probability", 0.15), ("probability", 0.4), ("entropy", 0.9), ("margin", 0.1), ("margin", 1)]
+RULES = [
+    ("probability", 0.15),
+    ("probability", 0.4),
+    ("entropy", 0.9),
+    ("entropy", 1.0),
+    ("entropy", 2.5),
+    ("margin", 0.1),
+    ("margin", 1),
+]
 CACHES = ("cursor", "none")
 
 

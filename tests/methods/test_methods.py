@@ -18,7 +18,15 @@ NEW = 24
 ARMS = (
     *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),
     *("speculative:ahead=4|auto", "speculative:draft=draft_mars,per_forward=4", "speculative:verify=rejection"),
-    *("prompt-lookup", "jacobi", f"jacobi:ahead={NEW}", "lookahead", "medusa:tree=1|3x2", "mars-selfspec:ahead=auto|3"),
+    *(
+        "prompt-lookup",
+        "suffix:ahead=8|auto",
+        "jacobi",
+        f"jacobi:ahead={NEW}",
+        "lookahead",
+        "medusa:tree=1|3x2",
+        "mars-selfspec:ahead=auto|3",
+    ),
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )

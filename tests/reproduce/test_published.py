@@ -21,7 +21,7 @@ COMPARED = {  # hashes of the figures
     "mars-table-2": "7742e76598c6e5b9",
     "mars-table-3": "29b4c3b4333fcdfc",
     "mars-table-4": "2bce82a1584c0b9e",
-    "mars-table-5": "e7b98fecb8c80faa",
+    "mars-table-5": "e6cb114d802067cb",
     "mars-table-6": "63b82bc47b734caf",
     "mars-table-8": "127f14963115a307",
     "mars-table-9": "23fcdfb0a75ba3ab",
