@@ -2,8 +2,8 @@
 
 Wolf et al.: "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020, arXiv 1910.03771.
 An external engine: the stock attention, cache and loop, on the weights that the other arms use. Prompts are padded on
-the left. On CUDA with a static cache, transformers compiles the model for each cache length and records CUDA graphs,
-which hold the cache's address. So every call of a run gets the same length, and calls of one shape share one cache.
+the left. On CUDA with a static cache, transformers compiles the model and records CUDA graphs, which hold the cache's
+address. So every call of a run gets the same length, and calls of one shape share one cache.
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
 arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods,
@@ -70,10 +70,9 @@ class HFGenerate(Outside):
         ids, mask = _left_padded(model, requests, pad)
         prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
         suppressed, extra = checkpoint.suppressed.tolist(), dict[str, Any]()
-        compiled, known = 0, True
+        before, known = compilations(), True
         if self.cache == "static":
             extra["past_key_values"], known = _static_cache(model, len(requests), max(room, prompt + budget))
-            compiled = compilations()
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
@@ -91,7 +90,7 @@ class HFGenerate(Outside):
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
-        prepared = self.cache == "static" and (compilations() > compiled or (model.device.type == "cuda" and not known))
+        prepared = self.cache == "static" and (compilations() > before or (model.device.type == "cuda" and not known))
         return Answers(out[:, prompt:].tolist(), prepared=prepared)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -106,16 +105,13 @@ class HFGenerate(Outside):
 def _static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[StaticCache, bool]:
     """Return an empty cache for so many rows of a length, and whether an earlier call used it.
 
-    With a new cache for each call, graphs would be recorded anew wherever its address differs, and after 128 of them
-    torch 2.11 runs without graphs.
+    A new cache at another address would need new graphs; after 128 of them torch 2.11 runs without graphs.
     """
     caches = _static_caches.setdefault(model, {})
     known = (rows, length) in caches
-    if known:
-        caches[rows, length].reset()
-    else:
-        caches[rows, length] = StaticCache(model.config, max_cache_len=length)
-    return caches[rows, length], known
+    cache = caches.setdefault((rows, length), StaticCache(model.config, max_cache_len=length))  # allocates when used
+    cache.reset()
+    return cache, known
 
 
 _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()

@@ -11,6 +11,7 @@ import torch
 from decoding_cases import ar, run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from mtbench.cache import cache_home
 from mtbench.errors import UserError
 from mtbench.models import families, gguf
 from mtbench.models.loading import inspect, load
@@ -163,7 +164,7 @@ def test_a_damaged_file_is_one_line(write: Callable[[str], Path]) -> None:
     with pytest.raises(UserError, match=r"small\.F32\.gguf' cannot be read as a GGUF checkpoint: .+") as error:
         gguf.converted(str(file))
     assert "\n" not in str(error.value)
-    assert not any((gguf.cache_home() / "gguf").iterdir())
+    assert not any((cache_home() / "gguf").iterdir())
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
