@@ -294,8 +294,8 @@ def attend(
         **_dependent_launch(),
     )
     if split:
-        grid, constants = (rows * heads * width,), {"HEADS": heads, "SIZE": size, "BLOCK": block, "AHEAD": 16}
-        _combine[grid](length, out, *partials, width, view, splits, **constants, num_warps=1, **_dependent_launch())
+        options = {"HEADS": heads, "SIZE": size, "BLOCK": block, "AHEAD": 16, "num_warps": 1, **_dependent_launch()}
+        _combine[(rows * heads * width,)](length, out, *partials, width, view, splits, **options)
     return out
 
 
