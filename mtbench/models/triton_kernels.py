@@ -264,8 +264,7 @@ def attend(
     out = query.new_empty(rows, width, heads, size)
     partials = _new_partials(query, splits) if split else (out, out, out)  # unused without a split
     length = length.contiguous()  # the kernel takes no stride for it
-    if mask.stride(-1) != 1:
-        mask = mask.contiguous()
+    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     k_strides, v_strides = key.stride(), value.stride()
     strides = (*query.stride(), *mask.stride()[:2], k_strides[0], v_strides[0], *k_strides[1:], *v_strides[1:])
     _attend[rows * key_heads * tiles, splits if split else 1](
