@@ -124,6 +124,7 @@ def rotate(
     (_, key_heads, size), count = keys.shape, len(qkv)
     heads = qkv.shape[1] // size - 2 * key_heads
     query = qkv.new_empty(count, heads, size)
+    positions, index = positions.contiguous(), index.contiguous()  # the kernel takes no strides for them
     if count:
         _rotate[count, triton.cdiv(heads + 2 * key_heads, HEADS_EACH)](
             qkv,

@@ -128,6 +128,25 @@ def test_the_decoder_of_kernels_gives_the_logits_of_transformers(name: str) -> N
     check_decoder(KERNELS, torch.float32, LAYERS[name])
 
 
+@of_kernels
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16], ids=["single", "half"]
+)
+def test_blocks_of_attention_give_the_same_bits_in_any_division(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Walked, split into one or several blocks a program, in a tile of 16 queries or of 32: GPUs and windows differ."""
+    query = noise(1, 8, 3, 64, dtype=dtype)
+    key, value = noise(2, 1, 1, 330, 64, dtype=dtype, seed=1)
+    mask, length = noise(1, 3, 330, dtype=dtype, seed=2) > -1, torch.tensor([320], device=DEVICE)
+    expected = KERNELS.attend(query, key, value, mask, length, 0.1, split=False)
+    for processors in (1, 2, 132):
+        monkeypatch.setattr(triton_attention, "multiprocessors", lambda _, processors=processors: processors)
+        assert torch.equal(KERNELS.attend(query, key, value, mask, length, 0.1, split=True), expected)
+    alone = KERNELS.attend(query[:, :, 2:], key, value, mask[:, 2:], length, 0.1)
+    assert torch.equal(alone, expected[:, 2:])
+
+
 @interpreted
 def test_the_order_of_programs_changes_no_bit() -> None:
     check_arrival_order(KERNELS, torch.float32)
