@@ -1,8 +1,8 @@
 """The roofline model (Williams, Waterman, Patterson, CACM 52/4, 2009): the least time of a forward pass on this GPU.
 
 A forward pass reads the weights and its rows' keys and values, and multiplies. `count` counts bytes and FLOPs from the
-model's parameters, `probe` measures the GPU's read, copy and product rates, and `floor_s` combines them. Both are stored
-with the session, so that results can be computed again without model and GPU.
+model's parameters, `probe` measures the GPU's rates of reads, copies and products, and `floor_s` combines them. Both
+are stored with the session, so that results can be computed again without model and GPU.
 """
 
 from collections.abc import Callable, Mapping

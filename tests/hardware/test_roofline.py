@@ -191,7 +191,7 @@ def test_a_session_on_a_cpu_says_why_it_has_no_probe() -> None:
 
 
 def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy reads and writes every byte, a sum reads it; a product takes 2n³ FLOPs; the largest n that fits is used."""
+    """A copy reads and writes each byte, a sum reads it; a product takes 2n³ FLOPs; the largest n that fits is used."""
 
     def half_a_second(device: torch.device, action: Callable[[], object]) -> float:
         action()
