@@ -51,7 +51,7 @@ class Operations(TorchDispatchMode):
     """Counts operations that compute something, and the bytes that they read and write."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count, self.bytes = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -132,7 +132,7 @@ def sampling_bytes() -> float:
     logits, seed = torch.randn(4, 3, 9000).bfloat16(), torch.arange(4)
     with Operations() as counted:
         sampling.choose(sampling.sampled(logits, 0.7, seed, torch.arange(12).view(4, 3)))
-    return counted.bytes / logits.numel()
+    return float(counted.bytes / logits.numel())
 
 
 def main() -> None:

@@ -62,7 +62,11 @@ def test_the_span_of_a_step_on_the_device_begins_with_its_replay(
             return func(*args, **(kwargs or {}))
 
     def logged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (events.append(name), function(*args))[1]
+        def call(*args: Any) -> Any:
+            events.append(name)
+            return function(*args)
+
+        return call
 
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     method = METHODS["mars"](tau=0.3, block_size="auto")

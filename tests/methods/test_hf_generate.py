@@ -133,11 +133,14 @@ def test_calls_of_one_shape_share_a_static_cache(
     name: str, make_runner: Callable[..., ModelRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A recorded graph holds its address. Emptied between calls, it changes no answer; another shape has its own."""
-    runner, seen = make_runner(CONFIGS[name]), []
+    runner, seen = make_runner(CONFIGS[name]), list[Any]()
     real = GenerationMixin.generate
-    monkeypatch.setattr(
-        GenerationMixin, "generate", lambda self, *a, **k: (seen.append(k["past_key_values"]), real(self, *a, **k))[1]
-    )
+
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["past_key_values"])
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
     method = METHODS["hf-generate"](cache="static")
     for prompts in (PROMPTS, PROMPTS[::-1], PROMPTS, PROMPTS[:2]):
         got, timing = run_external(method, {"ar": runner.checkpoint}, prompts, BUDGET, room=50)
