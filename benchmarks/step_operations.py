@@ -32,10 +32,12 @@ from mtbench.decoding.request import Request, Workload
 from mtbench.models import sampling
 from mtbench.models.families import EMBEDDED, locate
 from mtbench.models.loading import load
+from mtbench.runs.simulation import Scripted
 
 COUNTED: dict[str, dict[str, Any]] = {
     "ar": {},
     "mars": {"tau": 0.95},
+    "mars, scripted": {"tau": 0.95},
     "mars auto": {"tau": 0.95, "block_size": "auto"},
     "jacobi": {},
     "prompt-lookup": {"ahead": 4},
@@ -87,7 +89,9 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
     """Return the operations and the kernels of each part of a step."""
     torch._dynamo.reset()
     checkpoint = load(locate(EMBEDDED + ("mars" if "mars" in name else "ar")))
-    method = METHODS[name.split()[0]](**options)
+    method = METHODS[re.split("[ ,]", name)[0]](**options)
+    if name.endswith("scripted"):
+        method = Scripted(method, [[4, 2, 3]] * rows, torch.device("cpu"))
     runners = ModelRunners("any", {"any": ENGINES["graph"]().runner(checkpoint)})
     batch = Captured(method, runners, rows, 64)
     batch.fuses = True

@@ -21,7 +21,12 @@ from mtbench.models.runner import ModelRunner
 
 RECENT = 8  # time constant of the moving average, in forwards
 EXPECTED = 0.7  # acceptance assumed for a new request
-EVEN = {"cuda": 184, "cpu": 24}  # positions; an H200 in bfloat16; a small model on a core
+EVEN = {"cuda": 184.0, "cpu": 24.0}  # positions; an H200 in bfloat16, until the GPU is probed; a small model on a core
+
+
+def set_even(device: str, positions: float) -> None:
+    """Set the positions that are even on a device, as measured. Rounded, so that two measurements choose alike."""
+    EVEN[device] = 8.0 * max(1, round(positions / 8))
 
 
 class Widths:

@@ -7,7 +7,8 @@
 A step has a fixed shape and never waits for the host: acceptance, the cut at end tokens and cursor moves are tensor
 operations on tensors that keep their memory address, so that a step can be captured once and replayed. The host reads
 the cursors between steps. On a CPU it reads them at once and feeds only the positions needed. On a GPU it reads them
-some steps later, so that launches are always queued. Tokens after a stop are cut from answer, text and counts.
+some steps later, so that launches are always queued; where every row may have reached its budget, it waits for the
+latest. Tokens after a stop are cut from answer, text and counts.
 
 Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. A method with
 several widths has one variant per width; the variants share rows and state, and each step uses one of them.

@@ -71,8 +71,11 @@ class Sample:
 class Gpu:
     """One GPU, read through `nvml`: pynvml, or a test double with the same functions."""
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self.nvml, self.handle = nvml, handle
+    def __init__(self, nvml: Any, handle: Any, part: Any = None) -> None:
+        """`part`: handle of the MIG part that this process uses. Power, energy, clock and heat are the whole GPU's."""
+        self.nvml, self.handle, self.part = nvml, handle, part
+        mode = self.read("nvmlDeviceGetMigMode")  # now and after the next reset
+        self.shares = part is not None or bool(mode and mode[0])
 
     def read(self, query: str, *args: Any) -> Any:
         """Return the answer to one query about this GPU; None if the driver does not support it."""
@@ -113,6 +116,7 @@ class Gpu:
             "memory_bytes": None if memory is None else int(memory.total),
             "power_cap_w": _scaled(cap_mw, 1e-3),
             "max_clock_mhz": self.read("nvmlDeviceGetMaxClockInfo", self.nvml.NVML_CLOCK_SM),
+            "mig": self.shares,
         }
 
     def processes(self) -> int | None:
@@ -121,7 +125,8 @@ class Gpu:
         Ids are not compared with our own: inside a container the driver may report ids of another namespace. It may
         also report none; a list without this process tells nothing, so it is None.
         """
-        found = self.read("nvmlDeviceGetComputeRunningProcesses")
+        handle = self.handle if self.part is None else self.part  # other parts have processes of their own
+        found = _ask(self.nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
         return len({p.pid for p in found}) if found else None
 
     def _slowed_s(self, policy: int) -> float | None:
@@ -197,10 +202,15 @@ def gpu() -> Gpu | None:
 def gpu_by_id(uuid: str | None) -> Gpu | None:
     """Return a GPU by its id, without an id the first one; None if there is no such GPU.
 
-    (An index would differ: NVML counts all GPUs, torch only the visible ones.)
+    (An index would differ: NVML counts all GPUs, torch only the visible ones.) torch leaves out the prefix of an id, so
+    the id may also be that of a MIG part. NVML meters only the whole GPU, so that is returned.
     """
     nvml = _nvml()
     handle = _ask(nvml, "nvmlDeviceGetHandleByUUID", uuid) if uuid else None
+    part = _ask(nvml, "nvmlDeviceGetHandleByUUID", f"MIG-{uuid.removeprefix('GPU-')}") if uuid and not handle else None
+    if part is not None:
+        whole = _ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
+        return None if whole is None else Gpu(nvml, whole, part)
     if handle is None and (uuid is None or _ask(nvml, "nvmlDeviceGetCount") == 1):
         handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", 0)
     return None if handle is None else Gpu(nvml, handle)

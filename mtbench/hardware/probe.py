@@ -1,8 +1,8 @@
 """The roofline model (Williams, Waterman, Patterson, CACM 52/4, 2009): the least time of a forward pass on this GPU.
 
 A forward pass reads the weights and its rows' keys and values, and multiplies. `count` counts bytes and FLOPs from the
-model's parameters, `probe` measures the GPU's copy and matrix product rates, and `floor_s` combines them. Both are
-stored with the session, so that results can be computed again without model and GPU.
+model's parameters, `probe` measures the GPU's rates of reads, copies and products, and `floor_s` combines them. Both
+are stored with the session, so that results can be computed again without model and GPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,6 +58,16 @@ class Probe:
     copy_bytes: int
     matmul_size: int
     cache_bytes: int  # its L2
+    read_bytes_per_s: float | None = None  # by a sum of `copy_bytes`; None: not measured, in older runs
+
+    @property
+    def most_bytes_per_s(self) -> float:
+        """The highest rate that memory was seen to give. A decode step reads nearly all that it moves."""
+        return max(self.bandwidth_bytes_per_s, self.read_bytes_per_s or 0.0)
+
+    def even_positions(self, dtype: torch.dtype) -> float:
+        """Return the positions at which multiplying with a weight takes as long as reading it."""
+        return self.matmul_flop_per_s / 2 / (self.most_bytes_per_s / dtype.itemsize)
 
 
 def count(model: Any) -> Shape:
@@ -102,7 +112,7 @@ def floor_s(shape: Shape, probe: Probe, *, rows: float, positions: float, judged
     FLOPs, whichever is longer. Weights and cached keys and values are read once; new ones and logits are written and
     read.
     """
-    bandwidth, speed = probe.bandwidth_bytes_per_s, probe.matmul_flop_per_s
+    bandwidth, speed = probe.most_bytes_per_s, probe.matmul_flop_per_s
     fed, logits, seen = rows * positions, rows * judged, shape.seen(context)
     kv_bytes = (rows * seen + 2 * fed) * shape.kv_bytes_per_token
     scores_flop = 4 * shape.layers * shape.heads * shape.head_dim * fed * (seen + positions)
@@ -112,16 +122,11 @@ def floor_s(shape: Shape, probe: Probe, *, rows: float, positions: float, judged
     return body + attention + head + 2 * logits * shape.vocabulary * shape.logit_bytes / bandwidth
 
 
-def describe(device: str, dtype: torch.dtype, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
-    """Measure the device; return the roofline entries of environment.json.
+def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
+    """Return the roofline entries of environment.json.
 
     They are the probe, or the reason for none, and the shape of every loaded checkpoint by its source.
     """
-    return described(*probe(device, dtype), checkpoints)
-
-
-def described(probed: Probe | None, reason: str | None, checkpoints: Mapping[str, Checkpoint]) -> dict[str, Any]:
-    """Return the roofline entries of environment.json for an existing probe."""
     shapes: dict[str, Any] = {}
     for source, checkpoint in checkpoints.items():
         try:
@@ -141,7 +146,7 @@ def probe(device: str, dtype: torch.dtype) -> tuple[Probe | None, str | None]:
     if copy_bytes < 4 * cache_bytes:
         return None, f"{free >> 20} MiB of free GPU memory are too few to measure bandwidth beyond the cache"
     try:
-        bandwidth = copy_rate(torch.device(device), copy_bytes)
+        bandwidth, read = copy_rate(torch.device(device), copy_bytes), read_rate(torch.device(device), copy_bytes)
         speed, size = matmul_rate(torch.device(device), dtype, memory=free // 2)
     except torch.OutOfMemoryError:
         return None, "out of memory during the probe"
@@ -154,6 +159,7 @@ def probe(device: str, dtype: torch.dtype) -> tuple[Probe | None, str | None]:
             copy_bytes=copy_bytes,
             matmul_size=size,
             cache_bytes=cache_bytes,
+            read_bytes_per_s=read,
         ),
         None,
     )
@@ -164,6 +170,12 @@ def copy_rate(device: torch.device, copy_bytes: int) -> float:
     source = torch.empty(copy_bytes // 4, dtype=torch.int32, device=device).random_()
     target = torch.empty_like(source)
     return 2 * source.nbytes / _median_s(device, lambda: target.copy_(source))
+
+
+def read_rate(device: torch.device, read_bytes: int) -> float:
+    """Return the bytes read per second by a sum on the device."""
+    source = torch.empty(read_bytes // 4, dtype=torch.float32, device=device).fill_(1.0)
+    return source.nbytes / _median_s(device, source.sum)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, *, memory: int, size: int = 1024) -> tuple[float, int]:

@@ -76,6 +76,8 @@ def _gpu_text(gpu: GpuInfo) -> str:
         parts.append(f"power cap {number(gpu.power_cap_w)} W")
     if gpu.max_clock_mhz is not None:
         parts.append(f"at most {gpu.max_clock_mhz} MHz")
+    if gpu.mig:
+        parts.append("a MIG part: power, energy, clock and heat are those of the whole GPU")
     return listed(part for part in parts if part is not None)
 
 
@@ -84,7 +86,9 @@ def _probe_text(session: SessionRecord, gpu: GpuInfo | None) -> str | None:
     if session.probe is None:
         return None if gpu is None else session.probe_reason
     copied, multiplied = session.probe.bandwidth_bytes_per_s / 1e12, session.probe.matmul_flop_per_s / 1e12
-    return f"{number(copied)} TB/s copied on the device, {number(multiplied)} TFLOP/s multiplied in this type"
+    read = session.probe.read_bytes_per_s
+    reads = "" if read is None else f"{number(read / 1e12)} TB/s read, "
+    return f"{reads}{number(copied)} TB/s copied on the device, {number(multiplied)} TFLOP/s multiplied in this type"
 
 
 def _device_text(cells: Sequence[ResultCell]) -> str:

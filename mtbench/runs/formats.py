@@ -143,12 +143,16 @@ class GpuInfo(Sparse):
     memory_bytes: StoredCount | None = Field(None, description="memory of the GPU, in bytes")
     power_cap_w: StoredQuantity | None = Field(None, description="power cap, in W")
     max_clock_mhz: StoredCount | None = Field(None, description="highest clock, in MHz")
+    mig: bool | None = Field(
+        None, description="the run had a MIG part of the GPU; power, energy, clock and heat are those of the whole GPU"
+    )
 
 
 class ProbeFigures(Record):
     """Speeds of a GPU measured by short kernels."""
 
     bandwidth_bytes_per_s: Speed = Field(description="bytes read and written by a copy, per second")
+    read_bytes_per_s: Speed | None = Field(None, description="bytes read by a sum, per second; null: not measured")
     matmul_flop_per_s: Speed = Field(description="floating-point operations of a square product, per second")
     copy_bytes: StoredCount = Field(description="bytes copied")
     matmul_size: StoredCount = Field(description="rows and columns of the square product")

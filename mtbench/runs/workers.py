@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from mtbench.decoding.adaptive_width import set_even
 from mtbench.decoding.loop import NoProgressError
 from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.openai_client import ServerError
@@ -103,8 +104,12 @@ class LocalWorker:
 
     def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
-        probed = probe.describe(self.pool.device, DTYPES[self.pool.dtype], self.pool.checkpoints)
-        return {**machine.environment(sys.argv), **self.pool.describe(), **probed}
+        dtype = DTYPES[self.pool.dtype]
+        probed, reason = probe.probe(self.pool.device, dtype)
+        if probed is not None:
+            set_even(self.pool.device, probed.even_positions(dtype))
+        roofline = probe.described(probed, reason, self.pool.checkpoints)
+        return {**machine.environment(sys.argv), **self.pool.describe(), **roofline}
 
     def decode(self, task: Task) -> Done | Failed:
         cell = self.cells[task.cell]

@@ -157,6 +157,31 @@ def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handles == ["GPU-1", None, 0]
 
 
+def test_a_mig_part_is_metered_by_its_whole_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch leaves out the prefix of its id. Only processes are those of the part; environment.json says so."""
+
+    class Parted(Driver):
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+            if uuid != "MIG-1":
+                raise self.NVMLError
+            return uuid
+
+        def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, part: str) -> str:
+            return f"whole of {part}"
+
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+            return processes(7) if handle == "MIG-1" else processes(7, 8)
+
+    monkeypatch.setattr(machine, "_nvml", Parted)
+    found = machine.gpu_by_id.__wrapped__("GPU-1")
+    assert found is not None
+    assert found.handle == "whole of MIG-1"
+    assert found.processes() == 1
+    assert found.describe()["mig"] is True
+    assert Driver().gpu.describe()["mig"] is False
+    assert Driver(nvmlDeviceGetMigMode=[1, 1]).gpu.describe()["mig"] is True  # its id is not known, it is the only one
+
+
 def test_an_arm_that_lost_too_many_windows_is_void_alone(small_run: RunDirectory, tmp_path: Path) -> None:
     """Under 80 % of its samples are left, so it is not compared; the other arms keep all of theirs."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))

@@ -1,7 +1,7 @@
 """The share of the roofline: counts of shapes, floors computed by hand, and null with a reason if undefined."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from made_records import generation_line, timing_line
 from small import small_checkpoint, small_config
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, MistralConfig, MixtralConfig
 
+from mtbench.decoding import adaptive_width
 from mtbench.hardware import probe
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
 from mtbench.models.random_shapes import SHAPES
@@ -71,6 +72,25 @@ def test_the_floor_of_a_forward_pass(
     """
     floor = floor_s(qwen[name], H200, rows=rows, positions=positions, judged=positions, context=1024)
     assert 1e3 * floor == pytest.approx(floor_ms, abs=6e-4)
+
+
+def test_the_floor_takes_the_highest_rate_of_memory(qwen: dict[str, Shape]) -> None:
+    """Decoding nearly only reads. With the rate of copies, which is lower, a step could beat its floor."""
+    step: dict[str, float] = {"rows": 1, "positions": 1, "judged": 1, "context": 1024}
+    faster = replace(H200, read_bytes_per_s=4.7e12)
+    assert floor_s(qwen["qwen2.5-7b"], faster, **step) == pytest.approx(
+        floor_s(qwen["qwen2.5-7b"], H200, **step) * 4.3 / 4.7, rel=1e-6
+    )
+
+
+def test_positions_are_even_where_multiplying_takes_as_long_as_reading() -> None:
+    """184 on an H200 in bfloat16. The widths of `auto` take the probe's, rounded so that sessions choose alike."""
+    assert H200.even_positions(torch.bfloat16) == pytest.approx(184, abs=0.5)
+    assert replace(H200, read_bytes_per_s=3.0e12, bandwidth_bytes_per_s=2.9e12).even_positions(torch.bfloat16) > 260
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptive_width, "EVEN", {"cuda": 184.0})
+        adaptive_width.set_even("cuda", 262.7)
+        assert adaptive_width.EVEN == {"cuda": 264.0}
 
 
 def test_sliding_layers_read_at_most_their_window() -> None:
@@ -165,13 +185,13 @@ def test_an_undefined_fraction_is_null_with_a_reason(session: SessionRecord) -> 
 def test_a_session_on_a_cpu_says_why_it_has_no_probe() -> None:
     """It stores the shapes nevertheless."""
     checkpoint = small_checkpoint()
-    entries = probe.describe("cpu", torch.float64, {"here": checkpoint})
+    entries = probe.described(*probe.probe("cpu", torch.float64), {"here": checkpoint})
     assert (entries["probe"], entries["probe_reason"]) == (None, probe.NO_GPU)
     assert Shape(**entries["shapes"]["here"]) == count(checkpoint.model)
 
 
 def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy reads and writes every byte; a product of size n takes 2n³ FLOPs; the largest n that fits is used."""
+    """A copy reads and writes each byte, a sum reads it; a product takes 2n³ FLOPs; the largest n that fits is used."""
 
     def half_a_second(device: torch.device, action: Callable[[], object]) -> float:
         action()
@@ -181,6 +201,7 @@ def test_the_probe_counts_what_it_moves_and_multiplies(monkeypatch: pytest.Monke
     monkeypatch.setattr(probe, "_once_s", lambda device, action: 0.0)
     cpu = torch.device("cpu")
     assert probe.copy_rate(cpu, 4096) == 2 * 4096 / 0.5
+    assert probe.read_rate(cpu, 4096) == 4096 / 0.5
     assert probe.matmul_rate(cpu, torch.bfloat16, memory=4 * 4 * 32**2, size=8) == (2 * 32**3 / 0.5, 32)
 
 

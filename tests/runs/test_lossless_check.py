@@ -232,3 +232,11 @@ def test_a_sampled_run_is_graded_and_says_at_what_temperature(tmp_path: Path, mo
     }
     assert all(c.repeated_identical == 1 for c in results.cells)
     assert "Sampled at temperature 0.8" in dict(method_notes(results))["Same rules for all arms"]
+
+
+def test_products_in_bfloat16_sum_in_float32() -> None:
+    """A library that splits a sum and adds the parts in bfloat16 would round by shape, and grades would follow."""
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = True
+    ModelPool(RunRequest(device="cpu"))
+    assert not matmul.allow_bf16_reduced_precision_reduction
