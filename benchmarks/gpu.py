@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("--only", choices=list(PARTS), action="append", help="run only this part; may be repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tests this script only")
     args = parser.parse_args()
+    if args.caches is not None and not args.caches.is_file():
+        parser.error(f"--caches {args.caches} is not a file; leave it out in the first call")
     args.out.mkdir(parents=True, exist_ok=True)
     kept = caches.unpack(args.caches)
     bench = Bench(args)

@@ -62,6 +62,8 @@ def test_a_profile_tells_the_time_between_kernels(parts: Any) -> None:
     assert (found["us"], found["busy_us"], found["kernels"]) == (16, 12, 4)
     assert found["by_name"] == {"a": {"us": 7, "count": 2}, "b": {"us": 5, "count": 1}, "c": {"us": 1, "count": 1}}
     assert list(found["by_name"]) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="no kernel"):
+        profile.summary([])
 
 
 def test_caches_survive_the_way_to_another_machine(tmp_path: Path, parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
