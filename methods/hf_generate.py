@@ -14,13 +14,12 @@ rows of a batch are decoded one after the other.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.external import Answers, Outside, stock, target_of
+from mtbench.decoding.external import Answers, Outside, static_cache, stock, target_of
 from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
@@ -72,7 +71,7 @@ class HFGenerate(Outside):
         suppressed, extra = checkpoint.suppressed.tolist(), dict[str, Any]()
         compiled, known = 0, True
         if self.cache == "static":
-            extra["past_key_values"], known = _static_cache(model, len(requests), max(room, prompt + budget))
+            extra["past_key_values"], known = static_cache(model, len(requests), max(room, prompt + budget))
             compiled = compilations()
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
@@ -101,24 +100,6 @@ class HFGenerate(Outside):
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
         draft.config.vocab_size = model.config.vocab_size
         return draft
-
-
-def _static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[StaticCache, bool]:
-    """Return an empty cache for so many rows of a length, and whether an earlier call used it.
-
-    With a new cache for each call, graphs would be recorded anew wherever its address differs, and after 128 of them
-    torch 2.11 runs without graphs.
-    """
-    caches = _static_caches.setdefault(model, {})
-    known = (rows, length) in caches
-    if known:
-        caches[rows, length].reset()
-    else:
-        caches[rows, length] = StaticCache(model.config, max_cache_len=length)
-    return caches[rows, length], known
-
-
-_static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
 
 
 def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:
