@@ -2,8 +2,8 @@
 
 Wolf et al.: "Transformers: State-of-the-Art Natural Language Processing", EMNLP 2020, arXiv 1910.03771.
 An external engine: the stock attention, cache and loop, on the weights that the other arms use. Prompts are padded on
-the left. On CUDA with a static cache, transformers compiles the model and records CUDA graphs, which hold the cache's
-address. So every call of a run gets the same length, and calls of one shape share one cache.
+the left. On CUDA with a static cache, transformers compiles the model for each cache length and records CUDA graphs,
+which hold the cache's address. So every call of a run gets the same length, and calls of one shape share one cache.
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
 arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods,
@@ -14,13 +14,12 @@ rows of a batch are decoded one after the other.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, StaticCache, StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.external import Answers, Outside, stock, target_of
+from mtbench.decoding.external import Answers, Outside, static_cache, stock, target_of
 from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
@@ -70,9 +69,10 @@ class HFGenerate(Outside):
         ids, mask = _left_padded(model, requests, pad)
         prompt, budget = ids.shape[1], max(request.max_new_tokens for request in requests)
         suppressed, extra = checkpoint.suppressed.tolist(), dict[str, Any]()
-        before, known = compilations(), True
+        compiled, known = 0, True
         if self.cache == "static":
-            extra["past_key_values"], known = _static_cache(model, len(requests), max(room, prompt + budget))
+            extra["past_key_values"], known = static_cache(model, len(requests), max(room, prompt + budget))
+            compiled = compilations()
         if self.draft:
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
@@ -90,7 +90,7 @@ class HFGenerate(Outside):
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
         )
-        prepared = self.cache == "static" and (compilations() > before or (model.device.type == "cuda" and not known))
+        prepared = self.cache == "static" and (compilations() > compiled or (model.device.type == "cuda" and not known))
         return Answers(out[:, prompt:].tolist(), prepared=prepared)
 
     def _assistant(self, model: PreTrainedModel, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -100,21 +100,6 @@ class HFGenerate(Outside):
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
         draft.config.vocab_size = model.config.vocab_size
         return draft
-
-
-def _static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[StaticCache, bool]:
-    """Return an empty cache for so many rows of a length, and whether an earlier call used it.
-
-    A new cache at another address would need new graphs; after 128 of them torch 2.11 runs without graphs.
-    """
-    caches = _static_caches.setdefault(model, {})
-    known = (rows, length) in caches
-    cache = caches.setdefault((rows, length), StaticCache(model.config, max_cache_len=length))  # allocates when used
-    cache.reset()
-    return cache, known
-
-
-_static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
 
 
 def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from mtbench.decoding.method import Method, Window
 from mtbench.decoding.output import Generation, Timing, finish
@@ -20,6 +20,7 @@ from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import Checkpoint, Inspected
 
 _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
+_static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
 
 
 class Answers(NamedTuple):
@@ -164,6 +165,21 @@ def stock(checkpoint: Checkpoint) -> PreTrainedModel:
     for ours, theirs in zip(model.modules(), _stock[checkpoint].modules(), strict=True):
         theirs._parameters.update(ours._parameters)  # one of our engines may have replaced parameters since
     return _stock[checkpoint]
+
+
+def static_cache(model: PreTrainedModel, rows: int, length: int) -> tuple[StaticCache, bool]:
+    """Return an empty cache for so many rows of a length, and whether an earlier call used it.
+
+    With a new cache for each call, graphs would be recorded anew wherever its address differs, and after 128 of them
+    torch 2.11 runs without graphs.
+    """
+    caches = _static_caches.setdefault(model, {})
+    known = (rows, length) in caches
+    if known:
+        caches[rows, length].reset()
+    else:
+        caches[rows, length] = StaticCache(model.config, max_cache_len=length)
+    return caches[rows, length], known
 
 
 def until_end(ids: Sequence[int], budget: int, end_ids: Collection[int]) -> list[int]:
