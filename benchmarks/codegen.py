@@ -197,21 +197,23 @@ class _Operations(TorchDispatchMode):
             return func(*args, **kwargs)
 
 
-def decoder(model: str, layers: int) -> Decoder:
-    """Return a decoder of a model's shapes with some layers, on the meta device."""
+def decoder(model: str, layers: int, *, own: bool) -> Decoder:
+    """Return a decoder of a model's shapes with some layers, on the meta device. `own`: with our own products."""
     config = Qwen2Config(**MODELS[model], num_hidden_layers=layers, vocab_size=152064)
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     attention = [Attention(None, None, None)] * layers
     checks: dict[str, Any] = {"_mismatch": lambda *_: None, "_attention_arguments": lambda _: attention}
-    no_passes = mock.patch.object(Decoder, "warm_up", lambda self: None)  # there is no GPU to compile for
+    no_passes = mock.patch.object(Decoder, "warm_up", return_value=None)  # there is no GPU to compile for
     with mock.patch.multiple(fused_decoder, **checks), no_passes, _taken_for(True, CUDA), _Operations([]):
-        return fused_decoder.build(weights)
+        built = fused_decoder.build(weights)
+    built.operations = built.operations if own else None
+    return built
 
 
-def layer(recorder: Recorder, model: str, positions: int) -> list[Launch]:
+def layer(recorder: Recorder, model: str, positions: int, *, own: bool) -> list[Launch]:
     """Return the launches of one layer: those that a decoder of three layers has more than one of two."""
-    fewer, more = (recorder.forward(decoder(model, layers), *FED[positions]) for layers in (2, 3))
+    fewer, more = (recorder.forward(decoder(model, layers, own=own), *FED[positions]) for layers in (2, 3))
     names = [[launch.name for launch in launches] for launches in (fewer, more)]
     begin = next((i for i, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), len(fewer))
     return more[begin : begin + len(more) - len(fewer)]
@@ -302,12 +304,13 @@ def main() -> None:
     parser.add_argument("--model", choices=list(MODELS), action="append", help="only this model; may be repeated")
     parser.add_argument("--positions", default=",".join(map(str, FED)), help=f"some of {', '.join(map(str, FED))}")
     parser.add_argument("--binaries", action="store_true", help="compile the products and our own kernels, too")
+    parser.add_argument("--compiled", action="store_true", help="layers that our own products do not support")
     args = parser.parse_args()
     if reason := cuda_codegen.supported():
         raise SystemExit(f"No code for a GPU can be generated here: {reason}.")
     models, positions = args.model or list(MODELS), [int(n) for n in args.positions.split(",")]
     with Recorder() as recorder:
-        layers = {(model, n): layer(recorder, model, n) for model in models for n in positions}
+        layers = {(model, n): layer(recorder, model, n, own=not args.compiled) for model in models for n in positions}
     counts = {
         model: {str(n): sum(len(launch.launches()) for launch in layers[model, n]) for n in positions}
         for model in models

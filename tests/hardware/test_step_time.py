@@ -5,7 +5,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mtbench.hardware.probe import Probe, Shape, count, floor_s
-from mtbench.hardware.step_time import GPUS, GRAPH_ONE, GRAPH_SEVERAL, Code, code_of, lines, named, prefill_s, step_s
+from mtbench.hardware.step_time import FEW, GPUS, WIDE, Code, code_of, lines, named, prefill_s, step_s
+from mtbench.models import fused_decoder
 from mtbench.models.random_shapes import SHAPES
 
 H200 = GPUS["H200"]
@@ -28,7 +29,7 @@ def of(parts: list[object], what: str) -> float:
 
 @pytest.mark.parametrize(
     ("name", "rows", "positions", "judged", "ms"),
-    [("qwen2.5-7b", 1, 1, 1, 4.33), ("qwen2.5-0.5b", 1, 1, 1, 0.85)],
+    [("qwen2.5-7b", 1, 1, 1, 3.74), ("qwen2.5-7b", 16, 1, 1, 4.2), ("qwen2.5-7b", 16, 7, 4, 4.2)],
 )
 def test_estimates_agree_with_those_made_by_hand(
     name: str, rows: int, positions: int, judged: int, ms: float, qwen: dict[str, Shape]
@@ -83,8 +84,8 @@ def test_launches_of_the_host_hide_behind_work_and_those_of_a_graph_do_not(qwen:
     """Eager decoding takes about 0.9 ms a layer, whatever its size."""
     for name, layers in (("qwen2.5-0.5b", 24), ("qwen2.5-7b", 28)):
         assert step_s(qwen[name], H200, "eager", **STEP) == pytest.approx(0.9e-3 * layers, rel=0.1)
-    assert code_of("graph", 1) is GRAPH_ONE
-    assert code_of("graph", 2) is GRAPH_SEVERAL
+    assert code_of("graph", 1) is code_of("graph", fused_decoder.FEW) is code_of("invariant", 1000) is FEW
+    assert code_of("graph", fused_decoder.FEW + 1) is WIDE
 
 
 def test_a_prefill_is_bound_by_products_of_many_and_by_weights_of_few_positions(qwen: dict[str, Shape]) -> None:
