@@ -30,7 +30,7 @@ def run(out: Path, *options: str) -> Any:
     return found
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_first_call_gives_a_race_a_profile_and_caches_for_the_next_one(tmp_path: Path) -> None:
     """Of both models; the caches are taken by the next call."""
     found = run(tmp_path / "first", "--only", "static-4")

@@ -69,7 +69,7 @@ def run_in(python: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, cwd=where)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_an_installed_package_is_found(environment: Path) -> None:
     """Its method, with its option, and its suite are listed as ours are."""
     methods, suites = run_in(environment, "ls", "methods"), run_in(environment, "ls", "suites")

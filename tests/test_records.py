@@ -258,7 +258,7 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
         yield from places(part, (*path, key))
 
 
-@pytest.mark.parametrize("kind", ["generation", "timing", "results"])
+@pytest.mark.parametrize("kind", ["generation", "timing", pytest.param("results", marks=pytest.mark.slow)])
 def test_schema_and_record_refuse_the_same(small_run: RunDirectory, kind: str) -> None:
     """A document with one value changed, one key dropped or one key added is refused by both or by neither.
 

@@ -11,13 +11,14 @@ R = rows, W = positions fed, V = slots in view, H = query heads, K = key heads, 
 """
 
 import sys
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.functional import linear as _product
 from torch.nn.functional import scaled_dot_product_attention, silu
 
@@ -36,9 +37,16 @@ class Operations(NamedTuple):
     attend: Callable[..., Tensor]
 
 
-@cache
 def _triton() -> ModuleType | None:
-    """Return the module of the kernels; None without Triton."""
+    """Return the module of the kernels; None without Triton, and while operations are recorded, which launches are not.
+
+    (mtbench/decoding/fused_ops.py records the hooks of methods.)
+    """
+    return None if get_proxy_mode() is not None else _triton_kernels()
+
+
+@cache
+def _triton_kernels() -> ModuleType | None:
     try:
         from mtbench.models import triton_kernels
     except ImportError:  # Windows, or a PyTorch build without Triton
@@ -46,14 +54,27 @@ def _triton() -> ModuleType | None:
     return triton_kernels
 
 
-@cache
 def _triton_sampling() -> ModuleType | None:
-    """Return the module of the sampling kernels; None without Triton."""
+    """Return the module of the sampling kernels; None as for `_triton`."""
     if _triton() is None:
         return None
     from mtbench.models import triton_sampling
 
     return triton_sampling
+
+
+def slot_mover(stores: Sequence[Tensor]) -> Callable[[Tensor, Tensor, int], None] | None:
+    """Return a function that copies slots in tensors of one shape (positions, K, d) by one kernel; None without Triton.
+
+    It takes the slots to copy from and to, (R, D) each, and the slots of a row. A captured graph may hold it as long as
+    the tensors stay. Making it waits for the device.
+    """
+    like = stores[0]
+    if _triton() is None or not like.is_cuda or any(store.shape != like.shape for store in stores):
+        return None
+    from mtbench.models import triton_cache
+
+    return partial(triton_cache.move, triton_cache.addresses(stores), like)
 
 
 def compilations() -> int:

@@ -5,11 +5,13 @@ transformers' modules call it by the methods of transformers' own caches: `updat
 R = rows, W = positions fed, S = slots of the cache, V = slots in view, K = key heads, d = head size.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mtbench.models import kernels
 from mtbench.models.attention import AttentionMetadata
 
 
@@ -25,12 +27,15 @@ class KVCache:
         self.rows, self.slots, self.positions, self.epoch = 0, 0, 0, 0
         self.metadata: AttentionMetadata
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # of `_moved` tensors
+        self._moved = 0
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
     def shape(self, rows: int, slots: int) -> None:
         """Make room for `rows` rows of `slots` slots. Cached keys and values are lost."""
         if rows * slots > self.positions:
             self.layers.clear()
+            self._mover = None
             self.positions = rows * slots
             self.epoch += 1
         self.rows, self.slots = rows, slots
@@ -74,11 +79,19 @@ class KVCache:
         return keys, values
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slots (R, D) to slots (R, D) in every layer, so that the accepted path of a draft tree is contiguous."""
+        """Copy slots (R, D) to slots (R, D) in every layer, so that the accepted path of a draft tree is contiguous.
+
+        The sources of a row ascend, and no slot lies before its target.
+        """
+        stores = [store for pair in self.layers.values() for store in pair]
+        if self._mover is None or len(stores) != self._moved:
+            self._mover, self._moved = kernels.slot_mover(stores), len(stores)
+        if self._mover is not None:
+            self._mover(source, target, self.slots)
+            return
         row = torch.arange(self.rows, device=source.device)[:, None]
-        for pair in self.layers.values():
-            for store in map(self._by_row, pair):
-                store[row, target] = store[row, source]
+        for store in map(self._by_row, stores):
+            store[row, target] = store[row, source]
 
     @property
     def bytes_per_slot(self) -> int:

@@ -109,7 +109,7 @@ def test_arms_are_held_to_what_they_promise(finished: tuple[RunDirectory, Any]) 
     assert grades["ar@ar/graph"] is None
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_peak_memory_on_a_cpu_is_measured_on_request(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Without the request it is null and the report says why; a later call can measure it."""
     run = start(tmp_path / "run", request_for(checkpoints, method=["ar"], batch_size=(3,)))

@@ -119,6 +119,7 @@ def test_no_proxy_of_the_environment_is_used(words: Inspected, monkeypatch: pyte
     assert generation.token_ids == [1, 1]
 
 
+@pytest.mark.slow
 def test_each_costs_its_own_cell_only(tmp_path: Path) -> None:
     """In a whole run `ar` beside them keeps all its samples; no file and no terminal gets the key or a control."""
     chosen = [how for how in CORPUS if how.name in IN_A_RUN]

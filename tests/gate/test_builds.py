@@ -465,7 +465,7 @@ def release(index: Path, version: str) -> None:
     write_wheel(index, "multi-token-bench", version, contents)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_release_is_installed_with_our_torch(index: Path) -> None:
     """Without a version it is the newest release of the day, not that of the last time."""
     release(index, "0.2")

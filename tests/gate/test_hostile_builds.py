@@ -92,7 +92,7 @@ HANG = "__import__('time').sleep(100)"
     "faults",
     [
         {"code": HANG},
-        {"code": f"timed and {HANG}"},
+        pytest.param({"code": f"timed and {HANG}"}, marks=pytest.mark.slow),
         {"turn_code": f"block and {HANG}", "live": True},
     ],
     ids=["exact", "timed", "at its turn"],

@@ -14,7 +14,7 @@ from mtbench.runs.plan import RunRequest
 
 pytestmark = pytest.mark.whole
 
-NEW = 24
+NEW = 16
 ARMS = (
     *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),
     *("speculative:ahead=4|auto", "speculative:draft=draft_mars,per_forward=4", "speculative:verify=rejection"),

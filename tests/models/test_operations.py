@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kernel_checks import CHECKS, DEVICE, LAYERS, assert_close, check_arrival_order, check_decoder, noise, two_layers
 from planted_kernels import DECODER_FAULTS, FAULTS, Fault, decoder_finds, finds
 from small import small_checkpoint
+from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import PretrainedConfig
 
 from mtbench.models import kernels
@@ -171,3 +172,44 @@ def test_shares_cover_every_shape(outputs: int, inputs: int, rows: int, processo
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.name, marks=_marks(fault)) for fault in FAULTS])
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
     assert finds(fault, tmp_path)
+
+
+@interpreted
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_slots_move_in_every_layer_as_by_indexing(data: st.DataObject) -> None:
+    """Keys and values of some layers at any sizes; the sources of a row ascend, as the path of a tree does."""
+    from mtbench.models import triton_cache
+
+    rows, slots, layers = data.draw(st.integers(1, 3)), data.draw(st.integers(6, 12)), data.draw(st.integers(1, 3))
+    heads, size, depth = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.sampled_from([16, 24])),
+        data.draw(st.integers(1, 4)),
+    )
+    stores = [noise(rows * slots + 2, heads, size, dtype=torch.float32, seed=i) for i in range(2 * layers)]
+    base = torch.tensor([data.draw(st.integers(0, slots - depth - 2)) for _ in range(rows)])[:, None]
+    steps = [data.draw(st.lists(st.integers(0, 2), min_size=depth, max_size=depth)) for _ in range(rows)]
+    target = base + torch.arange(depth)
+    source = (target + torch.tensor(steps).cumsum(1)).clamp(max=slots - 1)
+    expected = [store.clone() for store in stores]
+    row = torch.arange(rows)[:, None]
+    for store in expected:
+        by_row = store[: rows * slots].view(rows, slots, heads, size)
+        by_row[row, target] = by_row[row, source]
+    triton_cache.move(triton_cache.addresses(stores), stores[0], source.to(DEVICE), target.to(DEVICE), slots)
+    assert all(torch.equal(a, b) for a, b in zip(stores, expected, strict=True))
+
+
+def test_no_kernel_is_launched_while_operations_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch is no operation of PyTorch: what runs later would lack it."""
+    monkeypatch.setattr(kernels, "_triton_kernels", lambda: kernels)
+    found = []
+
+    def hook(x: torch.Tensor) -> torch.Tensor:
+        found.append(kernels._triton())
+        return x + 1
+
+    make_fx(hook, tracing_mode="real")(torch.zeros(1))
+    assert found == [None]
+    assert kernels._triton() is kernels

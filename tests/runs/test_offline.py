@@ -150,6 +150,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @real
 def test_suites_plan_and_score_offline(offline: OfflinePython) -> None:
     """Each suite with data plans one item (of one subtask) and scores a wrong answer 0."""

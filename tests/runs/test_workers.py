@@ -84,6 +84,7 @@ def alone(request_: RunRequest, tmp_path_factory: pytest.TempPathFactory) -> Any
     return finish(begun(tmp_path_factory.mktemp("runs") / "alone", request_))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_loses_its_batch_and_no_more(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """Its replacement has its own session; the figures equal those of one worker; each cell has the flag."""
     run = begun(tmp_path / "run", request_)
@@ -194,6 +195,7 @@ def test_a_batch_that_kills_two_workers_costs_its_cell(
     assert all(cells[name]["tokens"] == whole[name]["tokens"] for name in cells.keys() - {fatal})
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_workers(request_: RunRequest, alone: Any, tmp_path: Path) -> None:
     """What they had finished is kept, and the run goes on."""
     run = begun(tmp_path / "run", request_)

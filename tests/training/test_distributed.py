@@ -29,7 +29,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("objective", [pytest.param("ar", marks=pytest.mark.slow), "mars"])
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["ar", "mars"])
 def test_two_processes_give_the_losses_of_one(base: Path, tmp_path: Path, objective: str) -> None:
     """`accelerate launch` with the same global batch: equal to 1e-5. Only one process prints and writes."""
     words = [objective, "--base", str(base), *OPTIONS.split(), "-o"]

@@ -151,7 +151,7 @@ def test_only_selects_a_stage_and_those_it_needs() -> None:
         recipe_runner.needed(RECIPES["tiny"], ["mras"])
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_recipe_trains_all_stages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end, by the command: two stages in their own processes. A second run does nothing."""
     shape = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

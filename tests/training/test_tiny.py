@@ -56,7 +56,10 @@ def prompts() -> list[list[int]]:
     return [i.prompt_ids for i in plan_of(5).suites[0].items] + [[40]]
 
 
-@pytest.mark.parametrize(("size", "tau"), [(4, 0.95), (2, 0.8), (7, 0.5)])
+SIZES = [(4, 0.95), pytest.param(2, 0.8, marks=pytest.mark.slow), pytest.param(7, 0.5, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("size", "tau"), SIZES)
 def test_cached_decoding_equals_recomputation_on_trained_weights(
     exact_runner: ModelRunner, naive_logits: naive.Logits, prompts: list[list[int]], size: int, tau: float
 ) -> None:
