@@ -69,12 +69,11 @@ def slot_mover(stores: Sequence[Tensor]) -> Callable[[Tensor, Tensor, int], None
     It takes the slots to copy from and to, (R, D) each, and the slots of a row. A captured graph may hold it as long as
     the tensors stay. Making it waits for the device.
     """
-    like = stores[0]
-    if _triton() is None or not like.is_cuda or any(store.shape != like.shape for store in stores):
+    if not stores or _triton() is None or not stores[0].is_cuda or len({store.shape for store in stores}) > 1:
         return None
     from mtbench.models import triton_cache
 
-    return partial(triton_cache.move, triton_cache.addresses(stores), like)
+    return partial(triton_cache.move, triton_cache.addresses(stores), stores[0])
 
 
 def compilations() -> int:

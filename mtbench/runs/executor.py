@@ -23,7 +23,8 @@ from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.model_pool import ModelPool
+from mtbench.runs.formats import Environment
+from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.prompts import open_plan
 from mtbench.runs.requests import requests_of
@@ -54,6 +55,9 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     execution does not name, or if the run started on another device or in another dtype.
     """
     plan = open_plan(run, execution.data_dir, offline=execution.offline)
+    if not execution.ray:  # a cluster's machines are others
+        before = run.read("environment.json", Environment).sessions
+        plan = with_dtype(plan, before[0].dtype if before else None)
     in_this_process = execution.ray is None and execution.workers in (None, 1)
     pool = ModelPool(plan.request, processes=1 if execution.wait is None else 2) if in_this_process else None
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s

@@ -3,9 +3,12 @@
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Outside, run_outside
@@ -18,11 +21,11 @@ from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import gguf
 from mtbench.models.families import locate
-from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load
+from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, load_config
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
-from mtbench.runs.plan import Cell, RunRequest, Script
+from mtbench.runs.plan import Cell, Plan, RunRequest, Script
 
 SMALL_MODEL = 50_000_000  # parameters: on a CPU a smaller model's forward is too short for several threads
 
@@ -193,6 +196,45 @@ def resolve_dtype(asked: str, device: str) -> str:
     if asked != "auto":
         return asked
     return "bfloat16" if device == "cuda" else "float32"
+
+
+def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
+    """Return the plan with the dtype that `auto` means: that of an earlier session, else the fastest on this machine.
+
+    On a CPU with instructions for bfloat16 a large model runs in bfloat16. On two cores with avx512_bf16, SmolLM2-135M
+    takes 0.67 of float32's time for one position, and 0.42 to 0.56 for 2 to 16.
+    """
+    request = plan.request
+    if request.dtype != "auto":
+        return plan
+    if decoded_in is not None:
+        return plan.changed(request=request.changed(dtype=decoded_in))
+    device = resolve_device(request.device)
+    fast = device == "cpu" and _computes_bfloat16() and _largest(plan) >= SMALL_MODEL
+    return plan.changed(request=request.changed(dtype="bfloat16" if fast else resolve_dtype("auto", device)))
+
+
+def _computes_bfloat16() -> bool:
+    """Return whether the CPU has instructions for products of bfloat16. Without them it is slower than float32."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def _largest(plan: Plan) -> int:
+    """Return the parameters of the largest checkpoint of a plan, without loading it."""
+    sources = {source for cell in plan.cells if not method_of(cell).weightless for source in cell.checkpoints.values()}
+    return max((_parameters(source, plan.request.offline) for source in sources), default=0)
+
+
+@cache
+def _parameters(source: str, offline: bool) -> int:
+    """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading will say why."""
+    try:
+        config = load_config(locate(source), offline=offline)
+    except UserError:
+        return 0
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def method_of(cell: Cell) -> Method:

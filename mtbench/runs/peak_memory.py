@@ -90,7 +90,7 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
     context.set_forkserver_preload(["mtbench.runs.peak_memory"])
     receive, send = context.Pipe(duplex=False)
     child = context.Process(
-        target=_in_child, args=(str(run.path), cell.cell, pool.device, first_block(plan, cell), send)
+        target=_in_child, args=(str(run.path), cell.cell, pool.device, pool.dtype, first_block(plan, cell), send)
     )
     child.start()
     send.close()
@@ -103,12 +103,12 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
 
 
 def _in_child(
-    directory: str, name: str, device: str, block: FirstBlock, send: multiprocessing.connection.Connection
+    directory: str, name: str, device: str, dtype: str, block: FirstBlock, send: multiprocessing.connection.Connection
 ) -> None:
     """Decode the cell's first block and send the peak of this process."""
     plan = read_plan(RunDirectory(Path(directory)))
     torch.set_num_threads(1)  # a forked process must not wake its parent's thread pool
-    pool = ModelPool(plan.request.changed(device=device))
+    pool = ModelPool(plan.request.changed(device=device, dtype=dtype))
     pool.decode(plan.cell(name), block.requests, room=block.room)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     send.send(kibibytes if sys.platform == "darwin" else kibibytes * 1024)

@@ -29,7 +29,7 @@ class RunRequest(Record):
     rounds: int = Field(3, description="how many times the first blocks are timed")
     time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
     max_new_tokens: int | None = Field(None, description="most tokens of an answer; null: the suite's own number")
-    dtype: str = Field("auto", description="number type of the weights; auto: the device decides")
+    dtype: str = Field("auto", description="number type of the weights; auto: the fastest on the device")
     device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
     weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
     accept: str | None = Field(

@@ -13,7 +13,7 @@ from mtbench.hardware import step_time
 from mtbench.hardware.probe import Shape, count
 from mtbench.hardware.step_time import Gpu
 from mtbench.models.loading import DTYPES, load_config
-from mtbench.runs.model_pool import ModelPool, method_of, resolve_device, resolve_dtype
+from mtbench.runs.model_pool import ModelPool, method_of, resolve_device, resolve_dtype, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.requests import requests_of
 
@@ -93,7 +93,7 @@ def measured_blocks_s(plan: Plan) -> list[float]:
 
     Every cell decodes the first block of its group for a few tokens, once to warm up and once timed.
     """
-    pool, found = ModelPool(plan.request), []
+    pool, found = ModelPool(with_dtype(plan).request), []
     pool.load(plan.cells)
     for group in plan.groups:
         suite, block_s = plan.suite(group.suite), 0.0
