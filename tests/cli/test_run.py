@@ -298,7 +298,7 @@ def arguments(checkpoints: dict[str, str], path: Path) -> list[str]:
     return ["run", *roles, *arms, "--batch-size=3", "--limit=7", "--rounds=2", "--max-new-tokens=6", f"-o{path}"]
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_killed_run_can_be_resumed(
     checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
