@@ -9,6 +9,7 @@
     fails         cells that fail
     gone          arms that `plan` refuses, by the start of their name
     memory        factor on the peak memory
+    computing     share of the wall time in which it computes; default: not measured
     dropped       share of samples that are dropped
     drops_in      pairs, such as "fresh/0001", in which all samples are dropped
     crash         stages that die: "exact", "timed"; "timed once": only the first time
@@ -124,7 +125,8 @@ def generate(folder: Path, faults: dict[str, Any], words: list[str]) -> None:
                     dropped = "planted" if chance.random() < share and timed else None
                     append(
                         run / f"timings/{cell}.jsonl",
-                        timing(round_, block, len(group["blocks"][block]), wall_s, dropped),
+                        timing(round_, block, len(group["blocks"][block]), wall_s, dropped)
+                        | {"cpu_s": wall_s * faults["computing"] if "computing" in faults else None},
                     )
                     for place, number in enumerate(group["blocks"][block] if round_ == 1 else []):
                         first = block == 0 and place == 0

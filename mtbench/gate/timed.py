@@ -57,7 +57,8 @@ class TimedStage:
         values = differences(pairs, names)
         results = [self._result(cell, timed, pairs, values[cell.cell], decided, gate.request.margin) for cell in timed]
         findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
-        findings += _shared_processor(pairs) if gate.key.gpu_uuid is None else []
+        here = [cell.cell for cell in timed if not _asks_a_server(cell)]
+        findings += _shared_processor(pairs, here) if gate.key.gpu_uuid is None else []
         findings += self._of_failure(results, decided, fresh) if decided.word == "FAIL" else _undecided(results)
         return gate.changed(
             pairs=len(pairs),
@@ -196,9 +197,14 @@ def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iter
             yield _finding("environment", "note", text, cell)
 
 
-def _shared_processor(pairs: Sequence[PairTimes]) -> Iterator[Finding]:
-    """Yield that the processes computed for too small a part of the time: others had the processor meanwhile."""
-    processes = [process for pair in pairs for both in pair.processes.values() for process in both]
+def _asks_a_server(cell: Cell) -> bool:
+    """Return whether a cell's tokens are computed by another process."""
+    return cell.method in list(METHODS) and METHODS[cell.method].weightless
+
+
+def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
+    """Yield that the processes computed in these cells for too small a part of the time: others had the processor."""
+    processes = [process for pair in pairs for cell in cells for process in pair.processes.get(cell, ())]
     known = [(process.cpu_s, process.wall_s) for process in processes if process.cpu_s is not None]
     wall_s = sum(wall_s for _, wall_s in known)
     share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mtbench.hardware.probe import Shape
+from mtbench.models import fused_decoder
 
-FEW_POSITIONS = 128  # fused_decoder.FEW
 PREFILL_SHARE = 0.6  # of the rate of large products that a prefill reaches
 
 
@@ -64,7 +64,7 @@ def code_of(engine: str, fed: int) -> Code:
     """Return the code of an engine for a step of `fed` positions in all."""
     if engine == "eager":
         return EAGER
-    return FEW if fed <= FEW_POSITIONS or engine == "invariant" else WIDE
+    return FEW if fed <= fused_decoder.FEW or engine == "invariant" else WIDE
 
 
 class Line(NamedTuple):

@@ -27,15 +27,13 @@ class KVCache:
         self.rows, self.slots, self.positions, self.epoch = 0, 0, 0, 0
         self.metadata: AttentionMetadata
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # of `_moved` tensors
-        self._moved = 0
+        self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # for the layers that are there
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
     def shape(self, rows: int, slots: int) -> None:
         """Make room for `rows` rows of `slots` slots. Cached keys and values are lost."""
         if rows * slots > self.positions:
             self.layers.clear()
-            self._mover = None
             self.positions = rows * slots
             self.epoch += 1
         self.rows, self.slots = rows, slots
@@ -70,6 +68,7 @@ class KVCache:
         if layer not in self.layers:
             keys, values = (t.new_zeros(self.positions, *t.shape[-2:]) for t in like)
             self.layers[layer] = (keys, values)
+            self._mover = None
         return self.layers[layer]
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -84,8 +83,7 @@ class KVCache:
         The sources of a row ascend, and no slot lies before its target.
         """
         stores = [store for pair in self.layers.values() for store in pair]
-        if self._mover is None or len(stores) != self._moved:
-            self._mover, self._moved = kernels.slot_mover(stores), len(stores)
+        self._mover = self._mover or kernels.slot_mover(stores)
         if self._mover is not None:
             self._mover(source, target, self.slots)
             return

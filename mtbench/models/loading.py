@@ -215,6 +215,14 @@ def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
             )
 
 
+def without_weights(source: str, dtype: torch.dtype = torch.float32, *, offline: bool = False) -> PreTrainedModel:
+    """Return a checkpoint's model on the meta device: its sizes, but no weights. Raises UserError as `load_config`."""
+    config = load_config(locate(source), offline=offline)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model
+
+
 def random_model(config: PretrainedConfig, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """Return a model with the architecture's own initialisation, drawn on `device` in `dtype` from a fixed seed."""
     gpus = [torch.cuda.current_device()] if device == "cuda" else []

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Outside, run_outside
@@ -21,7 +20,7 @@ from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import gguf
 from mtbench.models.families import locate
-from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, load_config
+from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
@@ -230,11 +229,9 @@ def _largest(plan: Plan) -> int:
 def _parameters(source: str, offline: bool) -> int:
     """Return a checkpoint's number of parameters by its configuration; 0 if it cannot be read: loading will say why."""
     try:
-        config = load_config(locate(source), offline=offline)
+        return int(without_weights(source, offline=offline).num_parameters())
     except UserError:
         return 0
-    with torch.device("meta"):
-        return int(AutoModelForCausalLM.from_config(config).num_parameters())
 
 
 def method_of(cell: Cell) -> Method:

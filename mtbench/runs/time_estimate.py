@@ -7,12 +7,11 @@ minutes, so the time is computed from the models' sizes instead (mtbench/hardwar
 from functools import cache
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from mtbench.hardware import step_time
 from mtbench.hardware.probe import Shape, count
 from mtbench.hardware.step_time import Gpu
-from mtbench.models.loading import DTYPES, load_config
+from mtbench.models.loading import DTYPES, without_weights
 from mtbench.runs.model_pool import ModelPool, method_of, resolve_device, resolve_dtype, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.requests import requests_of
@@ -64,8 +63,7 @@ def _shapes(plan: Plan) -> dict[str, Shape]:
 
 @cache
 def _shape(source: str, dtype: torch.dtype, *, offline: bool) -> Shape:
-    with torch.device("meta"):  # sizes, but no weights
-        return count(AutoModelForCausalLM.from_config(load_config(source, offline=offline), dtype=dtype))
+    return count(without_weights(source, dtype, offline=offline))
 
 
 def _block_s(plan: Plan, group: Group, cell: Cell, shapes: dict[str, Shape], gpu: Gpu) -> float:

@@ -12,6 +12,7 @@ from fake_build import build, calls
 from fake_gate import AR, ARGUMENTS, MARS, a_gate
 from whole import plan_of
 
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.gate import decision, floor, page
 from mtbench.gate.calibrate import Calibration
@@ -425,6 +426,20 @@ def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp
     calibrated(tmp_path, plan, 0.002)
     noisy = gate(noise=0.03, base={"noise": 0.03})
     assert {f.cell for f in noisy.findings if f.kind == "environment" and "scatter" in f.text} == {AR, MARS}
+
+
+def test_a_shared_processor_is_noted_where_the_build_itself_computes(
+    gate: Callable[..., Gate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of arms whose tokens a server computes."""
+    shares: dict[str, Any] = {"base": {"computing": 0.6}, "computing": 0.4, "asked": {"pairs": 2}}
+    said = [f.text for f in gate(**shares).findings if "shared processor" in f.text]
+    assert [text.partition(";")[0] for text in said] == ["shared processor: the builds computed in 50% of the time"]
+    for name in ("runs", "base", "head"):
+        shutil.rmtree(tmp_path / name)
+    for method in ("ar", "mars"):
+        monkeypatch.setattr(METHODS[method], "weightless", True)
+    assert not any("shared processor" in f.text for f in gate(**shares).findings)
 
 
 def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:

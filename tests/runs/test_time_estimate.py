@@ -35,12 +35,18 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_a_known_gpu_the_time_is_computed(h200: None) -> None:
-    """128 steps of 4.4 ms and a prefill; 16 rows take little longer than one; every block of every round counts."""
+    """128 steps of 3.8 ms and a prefill; 16 rows take little longer than one; every block of every round counts."""
     [one], [sixteen] = estimate_blocks_s(planned()), estimate_blocks_s(planned(size=16))
-    assert one == pytest.approx(128 * 4.4e-3, rel=0.1)
+    assert one == pytest.approx(128 * 3.8e-3, rel=0.1)
     assert one < sixteen < 2 * one
     plan = planned()
     assert estimate_s(plan) == pytest.approx(sum(plan.groups[0].rounds) * one)
+
+
+def test_embedded_checkpoints_are_counted(h200: None) -> None:
+    """Their names are no folders and no hub ids."""
+    plan = make_plan(RunRequest(method=("ar", "mars"), batch_size=(8,), limit=8, device="cuda"))
+    assert all(0 < block_s < 1 for block_s in estimate_blocks_s(plan))
 
 
 def test_a_window_costs_its_positions_and_a_draft_model_its_forwards(h200: None) -> None:
