@@ -225,7 +225,7 @@ LAYERS: dict[str, PretrainedConfig] = {
 def check_decoder(
     run: Operations, dtype: torch.dtype, config: PretrainedConfig, decoder_class: type[Decoder] = Decoder
 ) -> None:
-    """Logits and features of transformers' modules in float64: a prefill chunk, steps of ragged rows, a tree of guesses."""
+    """Logits and features of transformers' modules in float64: a prefill chunk, ragged steps, a tree."""
     checkpoint = small_checkpoint(config)
     for seed, parameter in enumerate(checkpoint.model.to(DEVICE).parameters()):
         parameter.data += 0.2 * noise(*parameter.shape, dtype=torch.float64, seed=seed)

@@ -77,7 +77,7 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 def naively(
     read: Read, heads: dict[str, Tensor], runner: ModelRunner, prompt: list[int], choices: Sequence[int]
 ) -> Any:
-    """Every head guesses from the text but its last token; then greedy tokens while each is among the head's choices."""
+    """Every head guesses from the text but its last token; then greedy tokens while each is among those guesses."""
     answer: list[int] = []
     commits: list[int] = []
     ended = False
