@@ -42,15 +42,22 @@ def _draft_config(source: str, offline: bool) -> DraftConfig | None:
     with explained(location, "configuration", offline):
         raw, _ = PretrainedConfig.get_config_dict(locate(location), local_files_only=offline)
         check_sizes(raw)
-        for recognise in FORMATS:
-            if (config := recognise(raw, part)) is not None:
-                return config
+        if (config := recognised(raw, part)) is not None:
+            return config
     if part:
         raise UserError(
             f"checkpoint {location!r} has no draft layers of a known format for {part!r} "
             f"({raw.get('model_type', 'no model_type')}); name a draft with `{OTHER_CHECKPOINT}`."
         )
     return None
+
+
+def recognised(raw: Mapping[str, Any], part: str = "") -> DraftConfig | None:
+    """Return the configuration of a draft from its config.json, None for other models.
+
+    Raises ValueError for a draft of a known format that cannot be run.
+    """
+    return next((config for recognise in FORMATS if (config := recognise(raw, part)) is not None), None)
 
 
 def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> Inspected | None:
