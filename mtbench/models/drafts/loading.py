@@ -18,6 +18,7 @@ from transformers import PretrainedConfig
 
 from mtbench.errors import UserError
 from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
+from mtbench.models.drafts import dflash
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
@@ -25,7 +26,7 @@ from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, expl
 # Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
-FORMATS: list[Recogniser] = []
+FORMATS: list[Recogniser] = [dflash.recognise]
 
 
 def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
