@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
-from mtbench.report.formatting import listed, percent
-from mtbench.results.format import ResultCell, SameItems
+from mtbench.report.formatting import listed, number, percent
+from mtbench.results.format import ResultCell, SameItems, Spread
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 
@@ -99,6 +99,17 @@ def _simulation_note(cell: ResultCell, mark: Simulated) -> str:
 def flags_of_measurement(cell: ResultCell) -> list[str]:
     """Return the flags of a cell without the flags for simulation."""
     return [flag for flag in cell.flags if flag not in flags_of(cell.simulated)]
+
+
+def spread_over_tasks(spread: Spread | None) -> str | None:
+    """Return the worst and the best task of a figure; None if there is none, or if both figures are written alike."""
+    if spread is None:
+        return None
+    low, high = number(spread.worst.value, 2), number(spread.best.value, 2)
+    if low == high:
+        return None
+    among = "" if spread.compared == spread.tasks else f" among {spread.compared} of {spread.tasks} tasks"
+    return f"from {low} on {spread.worst.task} to {high} on {spread.best.task}{among}"
 
 
 def breaks_promise(cell: ResultCell) -> bool:

@@ -19,7 +19,7 @@ from mtbench.report.formatting import (
     seconds,
     times,
 )
-from mtbench.report.phrases import flags_of_measurement, ungraded
+from mtbench.report.phrases import flags_of_measurement, spread_over_tasks, ungraded
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import (
@@ -146,8 +146,9 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
         ),
         Column(
             "tokens per forward",
-            "committed tokens per forward pass of the model",
-            lambda cell: Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci)),
+            "committed tokens per forward pass of the model; the worst and the best task of several; without the "
+            "answers that end in a loop",
+            _per_forward_entry,
         ),
         *_speed_columns(cells, own),
         Column(
@@ -156,7 +157,11 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
             "and the largest batch size of the run",
             _lossless_entry,
         ),
-        Column("cut by budget, %", "answers that ended at the token budget", _cut_entry),
+        Column(
+            "cut by budget, %",
+            "answers that ended at the token budget, and those of them that end in a loop",
+            _cut_entry,
+        ),
         Column(
             "between commits",
             "median and 95th percentile of the time between two commits of a row",
@@ -193,7 +198,7 @@ def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column
         Column(
             "speedup, same checkpoint",
             "wall time of the baseline on the same checkpoint over that of the arm, on the same prompts; the ratio of "
-            "answer lengths is given if it differs from 1 by more than 1%",
+            "answer lengths is given if it differs from 1 by more than 1%; the worst and the best task of several",
             lambda cell: _speedup_entry(own.same.get(cell.arm)),
         ),
         Column(
@@ -313,12 +318,12 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         Column(
             "acceptance length",
             "tokens per forward that committed any; it includes the model's own token",
-            lambda cell: Entry(number(figures[cell.arm].length)),
+            lambda cell: Entry(number(figures[cell.arm].length), detail=_without_loops(cell, "acceptance_length")),
         ),
         Column(
             "acceptance rate, %",
             "accepted guesses over offered guesses",
-            lambda cell: Entry(percent(figures[cell.arm].rate)),
+            lambda cell: Entry(percent(figures[cell.arm].rate), detail=_without_loops(cell, "acceptance_rate")),
         ),
         Column("offered", "guesses offered", lambda cell: Entry(count(figures[cell.arm].offered))),
         Column(
@@ -556,12 +561,30 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
     return entry if versus is None else replace(entry, verdict=versus.verdict, against=versus.baseline)
 
 
+def _per_forward_entry(cell: ResultCell) -> Entry:
+    details = (spread_over_tasks(cell.tokens_per_forward_spread), _without_loops(cell, "tokens_per_forward"))
+    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=_details(details))
+
+
+def _without_loops(cell: ResultCell, name: str) -> str | None:
+    """Return a figure of the answers that do not end in a loop; None if no answer does, or it is not known."""
+    found = cell.degenerate
+    value = None if found is None or not found.answers else getattr(found, name)
+    if value is None:
+        return None
+    return f"{percent(value) if name == 'acceptance_rate' else number(value)} without loops"
+
+
+def _details(details: Sequence[str | None]) -> str | None:
+    return listed(detail for detail in details if detail) or None
+
+
 def _speedup_entry(speedup: Speedup | None) -> Entry:
     if speedup is None or speedup.value is None:
         return Entry()
     length = speedup.length_ratio
     differs = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
-    detail = f"length {times(length)}" if differs else None
+    detail = _details([f"length {times(length)}" if differs else None, spread_over_tasks(speedup.spread)])
     return Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, detail)
 
 
@@ -590,7 +613,12 @@ def _lossless_entry(cell: ResultCell) -> Entry:
 
 
 def _cut_entry(cell: ResultCell) -> Entry:
-    return Entry(percent(cell.finish.length / cell.items)) if cell.items else Entry()
+    """Return the share of answers that the budget cut, with the part of it that is in loops."""
+    if not cell.items:
+        return Entry()
+    found = cell.degenerate
+    loops = f"{percent(found.share)} in a loop" if found is not None and found.answers else None
+    return Entry(percent(cell.finish.length / cell.items), detail=loops)
 
 
 def _repeated_entry(cell: ResultCell) -> Entry:
