@@ -108,8 +108,11 @@ def spread_over_tasks(spread: Spread | None) -> str | None:
     low, high = number(spread.worst.value, 2), number(spread.best.value, 2)
     if low == high:
         return None
-    among = "" if spread.compared == spread.tasks else f" among {spread.compared} of {spread.tasks} tasks"
-    return f"from {low} on {spread.worst.task} to {high} on {spread.best.task}{among}"
+    words, missing = (
+        f"from {low} on {spread.worst.task} to {high} on {spread.best.task}",
+        spread.tasks - spread.compared,
+    )
+    return f"{words}, {missing} of {spread.tasks} tasks measured too little" if missing else words
 
 
 def breaks_promise(cell: ResultCell) -> bool:

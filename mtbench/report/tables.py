@@ -318,12 +318,12 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         Column(
             "acceptance length",
             "tokens per forward that committed any; it includes the model's own token",
-            lambda cell: Entry(number(figures[cell.arm].length), detail=_without_loops(cell, "acceptance_length")),
+            lambda cell: _acceptance_entry(cell, figures[cell.arm].length, "acceptance_length", number),
         ),
         Column(
             "acceptance rate, %",
             "accepted guesses over offered guesses",
-            lambda cell: Entry(percent(figures[cell.arm].rate), detail=_without_loops(cell, "acceptance_rate")),
+            lambda cell: _acceptance_entry(cell, figures[cell.arm].rate, "acceptance_rate", percent),
         ),
         Column("offered", "guesses offered", lambda cell: Entry(count(figures[cell.arm].offered))),
         Column(
@@ -562,17 +562,24 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
 
 
 def _per_forward_entry(cell: ResultCell) -> Entry:
-    details = (spread_over_tasks(cell.tokens_per_forward_spread), _without_loops(cell, "tokens_per_forward"))
-    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=_details(details))
+    value = number(cell.tokens_per_forward)
+    details = [spread_over_tasks(cell.tokens_per_forward_spread)]
+    if cell.degenerate is not None:
+        details.append(_without_loops(number(cell.degenerate.tokens_per_forward), value))
+    return Entry(value, interval(cell.tokens_per_forward_ci), detail=_details(details))
 
 
-def _without_loops(cell: ResultCell, name: str) -> str | None:
-    """Return a figure of the answers that do not end in a loop; None if no answer does, or it is not known."""
-    found = cell.degenerate
-    value = None if found is None or not found.answers else getattr(found, name)
-    if value is None:
-        return None
-    return f"{percent(value) if name == 'acceptance_rate' else number(value)} without loops"
+def _acceptance_entry(
+    cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
+) -> Entry:
+    """Return a figure of acceptance with that of the answers that do not end in a loop. name: field of Degenerate."""
+    others = None if cell.degenerate is None else getattr(cell.degenerate, name)
+    return Entry(written(figure), detail=_without_loops(written(others), written(figure)))
+
+
+def _without_loops(others: str, of_all: str) -> str | None:
+    """Return the figure of the answers that do not end in a loop; None if it is not known or is that of all answers."""
+    return None if others in (NONE, of_all) else f"{others} without loops"
 
 
 def _details(details: Sequence[str | None]) -> str | None:

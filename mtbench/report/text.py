@@ -175,15 +175,15 @@ NOTES: Mapping[str, str] = {
     "By task": (
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
         "the whole suite, and not for several tasks. The worst and the best task stand next to a speedup and to tokens "
-        "per forward; only tasks with enough blocks for an interval count. They are the extremes of measured values, so "
-        "they tend to lie further apart than the true ones; results.json has their intervals."
+        "per forward, chosen among the tasks that were measured enough for a verdict or an interval. They are extremes "
+        "of measured values, so they tend to lie further apart than the true ones; results.json has their intervals."
     ),
     "Degenerate answers": (
         "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "
-        "most {longest_period} tokens; longer loops are not counted. A loop is easy to guess, so it inflates tokens per "
-        "forward, acceptance and speedup. An arm has a note if more than {flagged} of its answers end in a loop. Figures "
-        "without loops are those of its other answers. A speedup has no such figure, since a batch decodes both kinds "
-        "together."
+        "most {longest_period} tokens; longer loops are not counted. A loop is easy to guess, so it inflates tokens "
+        "per forward, acceptance and speedup. An arm has a note if more than {flagged} of its answers end in a loop. "
+        "Figures without loops are those of its other answers. A speedup has no such figure, since a batch decodes "
+        "both kinds together."
     ),
     "Factors of the speedup": (
         "Tokens per second over the baseline's are exactly the product of five factors: tokens per forward, time of a "

@@ -170,11 +170,14 @@ class TaskValue(Record):
 
 
 class Spread(Record):
-    """The worst and the best task for a figure, of the tasks with enough blocks for an interval."""
+    """The worst and the best task for a figure, of the tasks that were measured enough.
+
+    Enough: for a verdict on a speedup, for an interval of tokens per forward.
+    """
 
     worst: TaskValue = Field(description="task with the smallest figure")
     best: TaskValue = Field(description="task with the largest figure")
-    compared: Annotated[int, Field(ge=2)] = Field(description="tasks with enough blocks")
+    compared: Annotated[int, Field(ge=2)] = Field(description="tasks that were measured enough")
     tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
 
 
@@ -211,7 +214,7 @@ class Speedup(Sparse):
         "by no engine of ours, or the run has no such arm",
     )
     spread: Spread | None = Field(
-        None, description="worst and best task; null: fewer than two tasks have enough blocks, or all are equal"
+        None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
     )
 
     @model_validator(mode="after")
@@ -389,7 +392,7 @@ class ResultCell(Sparse):
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")
     tokens_per_forward_spread: Spread | None = Field(
-        None, description="worst and best task; null: fewer than two tasks have enough blocks, or all are equal"
+        None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
     )
     acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")

@@ -105,8 +105,14 @@ def tokens_per_forward_spread(tasks: Sequence[TaskFigures]) -> Spread | None:
 
 
 def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | None:
-    speedups = [(part.task, speedup) for part in tasks for speedup in part.speedup if speedup.baseline == baseline]
-    return _spread([(task, s.value, s.ci_low, s.ci_high) for task, s in speedups], len(tasks))
+    """Return the spread over the tasks that were measured enough for a verdict."""
+    figures = [
+        (part.task, speedup.value, speedup.ci_low, speedup.ci_high)
+        for part in tasks
+        for speedup in part.speedup
+        if speedup.baseline == baseline and not statistics.withheld(speedup.verdict)
+    ]
+    return _spread(figures, len(tasks))
 
 
 def _spread(figures: Sequence[tuple[str, float | None, float | None, float | None]], tasks: int) -> Spread | None:
