@@ -19,7 +19,7 @@ from mtbench.report.formatting import (
     seconds,
     times,
 )
-from mtbench.report.phrases import flags_of_measurement, spread_over_tasks, ungraded
+from mtbench.report.phrases import flags_of_measurement, headline_spreads, ungraded
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import (
@@ -97,7 +97,7 @@ class Row:
     number: int | None
     arm: str
     entries: list[Entry]
-    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag
+    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag, spread
     void: bool
     failed: bool
     simulated: bool
@@ -146,8 +146,7 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
         ),
         Column(
             "tokens per forward",
-            "committed tokens per forward pass of the model; the worst and the best task of several; without the "
-            "answers that end in a loop",
+            "committed tokens per forward pass of the model, and those without the answers that end in a loop",
             _per_forward_entry,
         ),
         *_speed_columns(cells, own),
@@ -183,7 +182,7 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
             lambda cell: Entry(memory(cell.peak_memory_bytes)),
         ),
     ]
-    return _table(columns, cells, numbers, _notes)
+    return _table(columns, cells, numbers, lambda cell: [*_notes(cell), *_spread_note(cell, own)])
 
 
 def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
@@ -198,7 +197,7 @@ def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column
         Column(
             "speedup, same checkpoint",
             "wall time of the baseline on the same checkpoint over that of the arm, on the same prompts; the ratio of "
-            "answer lengths is given if it differs from 1 by more than 1%; the worst and the best task of several",
+            "answer lengths is given if it differs from 1 by more than 1%",
             lambda cell: _speedup_entry(own.same.get(cell.arm)),
         ),
         Column(
@@ -549,6 +548,12 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
     return notes
 
 
+def _spread_note(cell: ResultCell, own: OwnSpeedups) -> list[tuple[str, str]]:
+    """Return the worst and the best task for the arm's speedups and tokens per forward, if the suite has several."""
+    spreads = headline_spreads(cell, (own.same.get(cell.arm), own.deployed.get(cell.arm)))
+    return [("spread", f"By task: {spreads}.")] if spreads else []
+
+
 def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
     """Return the accuracy, with the verdict against the baseline on the same checkpoint if there is one."""
     if cell.accuracy is None or cell.accuracy.value is None:
@@ -563,10 +568,8 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
 
 def _per_forward_entry(cell: ResultCell) -> Entry:
     value = number(cell.tokens_per_forward)
-    details = [spread_over_tasks(cell.tokens_per_forward_spread)]
-    if cell.degenerate is not None:
-        details.append(_without_loops(number(cell.degenerate.tokens_per_forward), value))
-    return Entry(value, interval(cell.tokens_per_forward_ci), detail=_details(details))
+    others = None if cell.degenerate is None else cell.degenerate.tokens_per_forward
+    return Entry(value, interval(cell.tokens_per_forward_ci), detail=_without_loops(number(others), value))
 
 
 def _acceptance_entry(
@@ -582,16 +585,12 @@ def _without_loops(others: str, of_all: str) -> str | None:
     return None if others in (NONE, of_all) else f"{others} without loops"
 
 
-def _details(details: Sequence[str | None]) -> str | None:
-    return listed(detail for detail in details if detail) or None
-
-
 def _speedup_entry(speedup: Speedup | None) -> Entry:
     if speedup is None or speedup.value is None:
         return Entry()
     length = speedup.length_ratio
     differs = length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND
-    detail = _details([f"length {times(length)}" if differs else None, spread_over_tasks(speedup.spread)])
+    detail = f"length {times(length)}" if differs else None
     return Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict, speedup.baseline, detail)
 
 

@@ -14,7 +14,7 @@ from mtbench.report.phrases import (
     fewer_items,
     flags_of_measurement,
     floors,
-    spread_over_tasks,
+    headline_spreads,
     ungraded,
 )
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
@@ -193,18 +193,9 @@ def _ratios(values: Mapping[str, float | None]) -> str:
 
 
 def _spreads(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:
-    """Return a line per arm with the worst and the best task of its headline figures."""
-    lines = []
-    for cell in cells:
-        same = None if cell.void else own.same.get(cell.arm)
-        figures = []
-        if same is not None and (spread := spread_over_tasks(same.spread)):
-            figures.append(f"speedup {number(same.value, 2)}, {spread}")
-        if not cell.void and (spread := spread_over_tasks(cell.tokens_per_forward_spread)):
-            figures.append(f"tokens per forward {number(cell.tokens_per_forward, 2)}, {spread}")
-        if figures:
-            lines.append(f"{cell.arm}: {'; '.join(figures)}")
-    return lines
+    """Return a line per arm with the worst and the best task for its headline figures."""
+    found = {cell.arm: headline_spreads(cell, [own.same.get(cell.arm)]) for cell in cells}
+    return [f"{arm} by task: {spreads}" for arm, spreads in found.items() if spreads]
 
 
 def _inconclusive(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:

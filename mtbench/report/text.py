@@ -174,9 +174,10 @@ NOTES: Mapping[str, str] = {
     ),
     "By task": (
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
-        "the whole suite, and not for several tasks. The worst and the best task stand next to a speedup and to tokens "
-        "per forward, chosen among the tasks that were measured enough for a verdict or an interval. They are extremes "
-        "of measured values, so they tend to lie further apart than the true ones; results.json has their intervals."
+        "the whole suite, and not for several tasks. An arm's row names the worst and the best task for its speedup "
+        "and tokens per forward. Tasks measured too little for a verdict or an interval do not count. The two are "
+        "extremes of measured values, so they tend to lie further apart than the true ones; results.json has their "
+        "intervals."
     ),
     "Degenerate answers": (
         "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "

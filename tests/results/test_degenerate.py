@@ -84,6 +84,12 @@ def test_an_external_engine_has_a_share_and_no_figures() -> None:
     assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 0.25)
 
 
+def test_a_hidden_answer_hides_the_figures() -> None:
+    """The rest alone would be the figures of other answers."""
+    lines = [*answers([(LOOP, [4] * 16), (TEXT[:8], [4, 4])]), generation_line(item="a/2/0", token_ids=TEXT)]
+    assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 1 / 3)
+
+
 def test_loops_alone_leave_no_figures() -> None:
     assert degenerate.of_cell(cell_data(answers([(LOOP, [4] * 16)]), [])) == hidden(1, 1.0)
 

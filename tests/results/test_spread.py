@@ -121,6 +121,13 @@ def test_equal_tasks_give_no_spread() -> None:
     assert tokens_per_forward_spread(tasks) is None
 
 
+def test_each_baseline_has_its_own_spread() -> None:
+    """The tasks were not compared with the second one."""
+    tasks = figures({"code": 2.5, "chat": 1.25})[1]
+    first, second = with_spreads([speedup(baseline=AR), speedup(baseline="ar@mars/graph")], tasks)
+    assert (ends(first.spread), second.spread) == (("chat", "code", 2, 2), None)
+
+
 def test_a_ratio_that_contains_an_engine_has_none() -> None:
     """No task has a speedup over another engine."""
     tasks = figures({"code": 2.5, "chat": 1.25})[1]
@@ -189,42 +196,41 @@ def test_the_summary_says_it_beside_the_headline() -> None:
     assert "at 2.00 tokens per forward (from 1.50 on chat to 2.40 on code)." in said
 
 
-def test_the_main_table_says_it_under_the_figures() -> None:
-    """With the ratio of lengths, if that is given; for both kinds of baseline."""
-    both = cells()
-    own = own_speedups(both).same[ARM].changed(length_ratio=1.2)
-    table = main_table(both, {AR: 1, ARM: 2}, OwnSpeedups({ARM: own}, {ARM: own}))
-    shown = {heading: entry.line() for (heading, _), entry in zip(table.columns, table.rows[1].entries, strict=True)}
-    assert shown["tokens per forward"] == "2.00 [1.90, 2.10], from 1.50 on chat to 2.40 on code"
-    for kind in ("same checkpoint", "deployment"):
-        assert shown[f"speedup, {kind}"] == (
-            f"×1.90 [1.80, 2.00], length ×1.20, from 1.20 on chat to 2.60 on code, faster than {AR}"
-        )
+SAME = f"speedup over {AR} from 1.20 on chat to 2.60 on code"
+DEPLOYED = "speedup over ar@mars/graph from 1.30 on chat to 2.10 on code"
+TOKENS = "tokens per forward from 1.50 on chat to 2.40 on code"
+
+
+def test_the_row_of_an_arm_says_it() -> None:
+    """For both kinds of baseline, after what limits the figures. The baseline has nothing to say."""
+    both = cells(flags=["accuracy 1%"])
+    deployed = both[1].speedup[0].changed(baseline="ar@mars/graph", spread=made(1.3, 2.1))
+    own = OwnSpeedups(own_speedups(both).same, {ARM: deployed})
+    baseline, arm = main_table(both, {AR: 1, ARM: 2}, own).rows
+    assert baseline.notes == []
+    assert arm.notes == [("flag", "Note: accuracy 1%."), ("spread", f"By task: {SAME}; {DEPLOYED}; {TOKENS}.")]
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (
-            {},
-            f"{ARM}: speedup 1.90, from 1.20 on chat to 2.60 on code; "
-            "tokens per forward 2.00, from 1.50 on chat to 2.40 on code",
-        ),
-        ({"speedup": []}, f"{ARM}: tokens per forward 2.00, from 1.50 on chat to 2.40 on code"),
+        ({}, f"{ARM} by task: {SAME}; {TOKENS}"),
+        ({"speedup": []}, f"{ARM} by task: {TOKENS}"),
+        ({"tokens_per_forward_spread": None}, f"{ARM} by task: {SAME}"),
         ({"void": ["tokens differ between rounds"]}, None),
+        ({"status": "failed", "error": "out of memory"}, None),
         ({"speedup": [], "tokens_per_forward_spread": None}, None),
     ],
-    ids=["both", "no speedup", "void", "none"],
+    ids=["both", "no speedup", "no forwards", "void", "failed", "none"],
 )
 def test_the_terminal_says_it_below_the_table(given: dict[str, Any], line: str | None) -> None:
     """A line per arm that can be trusted and has a spread."""
-    results = made_results(cells(**given))
     console = Console(width=200)
     with console.capture() as printed:
-        console.print(*results_tables(results, 200))
+        console.print(*results_tables(made_results(cells(**given)), 200))
     words = " ".join(printed.get().split())
-    assert ("on chat" in words) is (line is not None)
-    assert line is None or f" {line} " in f"{words} "
+    assert ("by task" in words) is (line is not None)
+    assert line is None or words.endswith(line) or f"{line} (1)" in words
 
 
 def test_results_of_earlier_versions_are_read() -> None:
