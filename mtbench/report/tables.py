@@ -567,22 +567,26 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
 
 
 def _per_forward_entry(cell: ResultCell) -> Entry:
-    value = number(cell.tokens_per_forward)
-    others = None if cell.degenerate is None else cell.degenerate.tokens_per_forward
-    return Entry(value, interval(cell.tokens_per_forward_ci), detail=_without_loops(number(others), value))
+    detail = _without_loops(cell, cell.tokens_per_forward, "tokens_per_forward", number)
+    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=detail)
 
 
 def _acceptance_entry(
     cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
 ) -> Entry:
-    """Return a figure of acceptance with that of the answers that do not end in a loop. name: field of Degenerate."""
-    others = None if cell.degenerate is None else getattr(cell.degenerate, name)
-    return Entry(written(figure), detail=_without_loops(written(others), written(figure)))
+    return Entry(written(figure), detail=_without_loops(cell, figure, name, written))
 
 
-def _without_loops(others: str, of_all: str) -> str | None:
-    """Return the figure of the answers that do not end in a loop; None if it is not known or is that of all answers."""
-    return None if others in (NONE, of_all) else f"{others} without loops"
+def _without_loops(
+    cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
+) -> str | None:
+    """Return a figure of the answers that do not end in a loop; None if no answer does, or if it is written alike.
+
+    figure: that of all answers; name: the field of Degenerate.
+    """
+    found = cell.degenerate
+    others = written(getattr(found, name)) if found is not None and found.answers else NONE
+    return None if others in (NONE, written(figure)) else f"{others} without loops"
 
 
 def _speedup_entry(speedup: Speedup | None) -> Entry:
