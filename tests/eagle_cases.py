@@ -63,7 +63,9 @@ FORMATS = {
     "specforge 3.1": Format(
         {
             **SPECFORGE,
-            **{"draft_vocab_size": len(CUT), "fc_norm": True, "norm_output": True},
+            "draft_vocab_size": len(CUT),
+            "fc_norm": True,
+            "norm_output": True,
             "eagle_config": {IDS: [0, 1], "use_aux_hidden_state": True},
         },
         (1, 2),
@@ -76,7 +78,10 @@ FORMATS = {
             "speculators_model_type": "eagle3",
             "speculators_config": {"algorithm": "eagle3"},
             "transformer_layer_config": {"model_type": "llama", **LAYER},
-            **{"draft_vocab_size": len(CUT), "norm_before_residual": True, "norm_before_fc": True, IDS: [0, 1, 2]},
+            "draft_vocab_size": len(CUT),
+            "norm_before_residual": True,
+            "norm_before_fc": True,
+            IDS: [0, 1, 2],
         },
         (0, 1, 2),
         prefix="layers.0",
@@ -84,8 +89,13 @@ FORMATS = {
     ),
     "deepspec": Format(
         {
-            **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", **LAYER, "target_layer_ids": [0, 1]},
-            **{"ttt_length": 7, "step_loss_decay": 0.8, "layer_types": ["full_attention"]},
+            "architectures": ["Qwen3Eagle3Model"],
+            "model_type": "qwen3",
+            **LAYER,
+            "target_layer_ids": [0, 1],
+            "ttt_length": 7,
+            "step_loss_decay": 0.8,
+            "layer_types": ["full_attention"],
         },
         (1, 2),
         prefix="layers.0",
@@ -104,7 +114,7 @@ def write_draft(folder: Path, form: Format, seed: int = 1) -> Path:
         return torch.randn(rows, columns).double() * columns**-0.5
 
     def norm(size: int) -> Tensor:
-        return 1 + 0.3 * torch.randn(size).double()
+        return torch.randn(size).double()
 
     layer = {
         **{f"self_attn.{x}_proj.weight": matrix(n * HEAD, 2 * WIDTH) for x, n in (("q", HEADS), ("k", KEY_HEADS))},

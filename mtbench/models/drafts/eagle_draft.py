@@ -104,16 +104,18 @@ def _speculators(raw: Raw) -> EagleConfig:
 
 
 def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...]) -> EagleConfig:
-    sizes = {"draft_vocab_size": raw.get("draft_vocab_size"), "target_hidden_size": raw.get("target_hidden_size")}
-    check_sizes({"vocab_size": sizes["draft_vocab_size"], "hidden_size": sizes["target_hidden_size"]})
+    if _flag(raw, "fc_norm") and _flag(raw, "norm_before_fc"):
+        raise ValueError("fc_norm and norm_before_fc are both true, and one of them is supported")
+    draft_vocabulary, width = raw.get("draft_vocab_size"), raw.get("target_hidden_size")
+    check_sizes({"vocab_size": draft_vocabulary, "hidden_size": width})
     return EagleConfig(
         name=name,
         raw=raw,
         taps=taps,
         tap_count=len(taps) or 3,
-        width=sizes["target_hidden_size"] or layer.hidden_size,
+        width=width or layer.hidden_size,
         vocabulary=layer.vocab_size,
-        draft_vocabulary=sizes["draft_vocab_size"] or layer.vocab_size,
+        draft_vocabulary=draft_vocabulary or layer.vocab_size,
         max_positions=layer.max_position_embeddings,
         layer=layer,
         norm_each=_flag(raw, "fc_norm"),
