@@ -59,10 +59,9 @@ class FeatureDraft(nn.Module):
         return next(self.parameters()).device
 
     def num_parameters(self) -> int:
-        """Return how many parameters a forward reads: its own, and the LM head if that is the target's."""
-        own = sum(parameter.numel() for parameter in self.parameters())
-        head = self.get_output_embeddings()
-        return own if head in self.modules() else own + head.weight.numel()
+        """Return how many parameters a forward reads: of the LM head too if it is the target's, of no embedding."""
+        embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
+        return head.numel() + sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
 
     def settle(self, stored: Mapping[str, Tensor]) -> None:
         """Make or drop the parts that a checkpoint may lack, given its tensors by the module's names.

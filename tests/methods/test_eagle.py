@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -29,7 +30,7 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.errors import UserError
 from mtbench.models.drafts import eagle_draft, loading
-from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.feature_draft import DraftRunner, in_target_vocabulary
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted
@@ -113,7 +114,7 @@ def flipped(name: str) -> Callable[[Patch], None]:
         right = eagle_draft.EagleDraft.__init__
 
         def made(self: Any, config: Any, target: Any) -> None:
-            right(self, eagle_draft.replace(config, **{name: not getattr(config, name)}), target)
+            right(self, replace(config, **{name: not getattr(config, name)}), target)
 
         patch.setattr(eagle_draft.EagleDraft, "__init__", made)
 
@@ -146,7 +147,7 @@ def no_prefill(patch: Patch) -> None:
 
 def unmapped(patch: Patch) -> None:
     """Ids of the cut vocabulary taken for the target's."""
-    right = eagle_draft.in_target_vocabulary
+    right = in_target_vocabulary
     patch.setattr(
         eagle_draft,
         "in_target_vocabulary",
@@ -179,7 +180,7 @@ def blind_tree(patch: Patch) -> None:
     patch.setattr(
         feature_drafting,
         "levels",
-        lambda *how: [level._replace(sees=torch.ones_like(level.sees)) for level in right(*how)],
+        lambda *how: [level._replace(sees=torch.ones(level.sees.shape, dtype=torch.bool)) for level in right(*how)],
     )
 
 

@@ -205,7 +205,8 @@ class EagleLayer(nn.Module):
         )
         residual = normed if self.residual_normed else feature
         hidden = (residual + attended)[:, residual.shape[1] - judged :]
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class EagleDraft(FeatureDraft):
@@ -213,6 +214,7 @@ class EagleDraft(FeatureDraft):
 
     embed_tokens: nn.Embedding | None
     lm_head: nn.Linear | None
+    d2t: Tensor | None  # (D,) what to add to a draft id for the target's; None: the vocabulary is the target's
     format: EagleConfig
 
     def __init__(self, format: EagleConfig, target: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from eagle_cases import CUT, FORMATS, IDS, LAYER, SPECFORGE, Entry, Format, Pair, make_pair, stored, write_draft
 from safetensors.torch import save_file
-from small import save_small
+from small import VOCABULARY, save_small
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -22,7 +22,7 @@ from mtbench.models.drafts.eagle_draft import EagleConfig, recognise
 from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
 from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import inspect, load, without_weights
-from mtbench.models.runner import ModelRunner
+from mtbench.models.runner import Forwarded, ModelRunner
 
 TEXT = [5, 9, 1, 7, 2, 30, 4, 4]
 BARE = Format(SPECFORGE, (2, 1, 0), cut=False, heads=False)  # embedding and LM head are the target's
@@ -56,19 +56,22 @@ def test_logits_and_features_are_those_written_out(pairs: Callable[[str], Pair],
         out = runner.step(ids[:, 1:], runner.read(places[:, :-1]), at, known)
         final = pair.reference.entries(TEXT)
         for i in range(known):
-            check(pair.reference.predict(final[: i + 1]), out.logits[0, i], out.feature[0, i])
+            check(pair.reference.predict(final[: i + 1]), out, i)
         own: list[Entry] = []
         feature = pair.reference.predict(final)[1]
         for step, token in enumerate((7, 12)):
             place = torch.tensor([[known + step]])
             at = AttentionMetadata(place, place, place[:, 0], 16)
+            assert out.feature is not None
             out = runner.step(torch.tensor([[token]]), out.feature[:, -1:], at, 1, own=True)
             own.append(Entry(feature, token, known + step))
             feature = pair.reference.predict(final + own)[1]
-            check(pair.reference.predict(final + own), out.logits[0, 0], out.feature[0, 0])
+            check(pair.reference.predict(final + own), out)
 
 
-def check(want: tuple[Tensor, Tensor], logits: Tensor, feature: Tensor) -> None:
+def check(want: tuple[Tensor, Tensor], out: Forwarded, index: int = 0) -> None:
+    assert out.feature is not None
+    logits, feature = out.logits[0, index], out.feature[0, index]
     torch.testing.assert_close(logits, want[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(feature, want[1], atol=1e-5, rtol=1e-5)
 
@@ -98,7 +101,13 @@ def text(layers: int) -> Any:
 
 
 def test_what_is_no_eagle_draft_is_left_to_others() -> None:
-    for config in ({}, {"architectures": ["LlamaForCausalLM"]}, {"architectures": []}, {"architectures": "x"}):
+    others: list[dict[str, Any]] = [
+        {},
+        {"architectures": ["LlamaForCausalLM"]},
+        {"architectures": []},
+        {"architectures": "x"},
+    ]
+    for config in others:
         assert recognise(config, "") is None
     assert recognise(SPECFORGE, "mtp") is None
 
@@ -109,10 +118,11 @@ def test_of_a_draft_of_another_width_embedding_and_head_are_its_own() -> None:
     assert (config.width, config.vocabulary, config.draft_vocabulary) == (64, 40, 26)
 
 
-def test_parameters_of_a_forward_include_the_head_of_the_target(pairs: Callable[[str], Pair]) -> None:
-    own = sum(t.numel() for t in stored(pairs("bare").folder).values())
-    draft = pairs("bare").runners()["eagle"].model
-    assert draft.num_parameters() == own + 40 * 32
+def test_parameters_of_a_forward_are_those_it_reads(pairs: Callable[[str], Pair]) -> None:
+    """The LM head, whosever it is; an embedding is looked up."""
+    for form, change in (("bare", VOCABULARY * 32), ("deepspec", -VOCABULARY * 32)):
+        stored_numbers = sum(t.numel() for t in stored(pairs(form).folder).values())
+        assert pairs(form).runners()["eagle"].model.num_parameters() == stored_numbers + change
 
 
 @pytest.mark.parametrize("form", FORMATS)
