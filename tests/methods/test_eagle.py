@@ -177,11 +177,12 @@ def other_parents(patch: Patch) -> None:
 def blind_tree(patch: Patch) -> None:
     """Guesses of a tree see all guesses before them."""
     right = feature_drafting.levels
-    patch.setattr(
-        feature_drafting,
-        "levels",
-        lambda *how: [level._replace(sees=torch.ones(level.sees.shape, dtype=torch.bool)) for level in right(*how)],
-    )
+
+    def blind(*how: Any) -> list[feature_drafting.Level]:
+        levels = right(*how)
+        return [level._replace(sees=None if level.sees is None else torch.ones_like(level.sees)) for level in levels]
+
+    patch.setattr(feature_drafting, "levels", blind)
 
 
 FAULTS: list[tuple[str, str, Callable[[Patch], None]]] = [  # format, shape, what is wrong
