@@ -30,7 +30,8 @@ ARMS = (
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
-ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+# They need a server (tests/methods/test_openai.py), and a draft (tests/methods/test_eagle.py).
+ELSEWHERE = {"openai", "eagle"}
 
 
 @pytest.fixture(scope="module")
