@@ -214,11 +214,7 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
     reads_token = confidence and raw.get("confidence_head_with_markov") is True
     if reads_token and not rank:
         raise ValueError("its confidence head reads the Markov head, and markov_rank is 0")
-    last = raw.get("num_target_layers")
-    if last is not None and last - 1 in raw.get("target_layer_ids", ()):
-        # Its training reads the last layer's output before the norm, its decoding after it.
-        raise ValueError(f"target_layer_ids has the target's last layer, {last - 1}, which is not supported")
-    return _config(
+    config = _config(
         "DSpark of DeepSpec" if rank or confidence else "DFlash of DeepSpec",
         raw,
         raw,
@@ -228,6 +224,10 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
         confidence=confidence,
         confidence_reads_token=reads_token,
     )
+    if raw.get("num_target_layers") in config.taps:
+        # Its training reads the last layer's output before the last norm, its decoding after it.
+        raise ValueError("target_layer_ids has the target's last layer, which is not supported")
+    return config
 
 
 def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:
