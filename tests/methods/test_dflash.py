@@ -195,7 +195,7 @@ def replaced(holder: type, name: str, make: Callable[[Any], Any]) -> Callable[[p
 
 def keep_block_keys(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
     """Accepted tokens keep the keys they had as masks: only the newest entry is made of features."""
-    real = block_drafting.new_entries
+    real: Any = vars(block_drafting)["new_entries"]
     late = SimpleNamespace(tight=False)
     patch.setattr(
         block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
@@ -231,7 +231,7 @@ def before_their_norm(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
 
 def forget(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
     """A recurrent state starts anew at every token."""
-    real = runner.draft.markov_head.forward
+    real: Any = runner.draft.markov_head.forward  # type: ignore[union-attr]
     patch.setattr(
         runner.draft.markov_head, "forward", lambda before, hidden, state: real(before, hidden, torch.zeros_like(state))
     )

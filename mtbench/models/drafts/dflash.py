@@ -71,6 +71,11 @@ class BlockDraftConfig(DraftConfig):
         return self.block if self.from_anchor else self.block - 1
 
     @property
+    def heads(self) -> bool:
+        """Whether it has a head beside the LM head."""
+        return self.markov is not None or self.confidence
+
+    @property
     def room(self) -> int:
         return self.block + 1  # a block may end behind the target's guesses; a slot after it is for nothing
 
@@ -126,10 +131,9 @@ class BlockDraft(FeatureDraft):
 
     def chances(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Return each draft's chance of acceptance (R, K), by hidden states (R, K, C) and tokens before (R, K)."""
-        read = (hidden,)
         if self.format.confidence_reads_token:
-            read = (hidden, self.markov_head.markov_w1(before))
-        chance: Tensor = self.confidence_head(torch.cat(read, -1))
+            hidden = torch.cat((hidden, self.markov_head.markov_w1(before)), -1)
+        chance: Tensor = self.confidence_head(hidden)
         return chance
 
 
@@ -156,13 +160,14 @@ class BlockLayer(nn.Module):
         if not hidden.shape[1]:
             return hidden
         hidden = hidden + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        mixed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + mixed
 
 
-class BlockAttention(Qwen3Attention):
+class BlockAttention(Qwen3Attention):  # type: ignore[misc]
     """Attention of a block to the context and to itself."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         context: Tensor,
         hidden: Tensor,
@@ -184,7 +189,8 @@ class BlockAttention(Qwen3Attention):
         return attended
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim))
+        heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))
+        return heads
 
 
 def rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

@@ -59,7 +59,8 @@ def fed(folder: Path, target: Checkpoint, kind: str) -> tuple[DraftRunner, torch
     first.reserve(rows, 32, runner.taps)
     runner.reserve(rows, 32)
     arange, base = torch.arange(32), length - 1
-    first.feed(tokens, AttentionMetadata(*[arange[:10].expand(rows, -1)] * 2, base, 16))
+    every = arange[:10].expand(rows, -1)
+    first.feed(tokens, AttentionMetadata(every, every, base, 16))
     known = (base[:, None] - 1 + arange[:8] - 7).clamp(min=0)  # all but the newest position before the last token
     runner.feed(tokens, AttentionMetadata(known, known, base, 16))
     newest = base[:, None] - 1
@@ -124,7 +125,8 @@ def test_keys_of_a_block_that_stayed_would_be_seen(
     folder: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault: only the newest entry is made of features."""
-    real, late = block_drafting.new_entries, SimpleNamespace(tight=False)
+    real: Any = vars(block_drafting)["new_entries"]
+    late = SimpleNamespace(tight=False)
     monkeypatch.setattr(
         block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
     )
