@@ -8,7 +8,7 @@ R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -70,9 +70,8 @@ def draft_block(
     metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=_everything(size, base.device))
     out = runner.step(ids, entries.features, metadata, judged=ahead)
     assert out.feature is not None
-    if draft.format.markov is None and not draft.format.confidence:
-        return _chosen(draft, rows, out.logits, out.feature, last, confidence)
-    return runner.run_heads(lambda: _chosen(draft, rows, out.logits, out.feature, last, confidence))
+    choose = partial(_chosen, draft, rows, out.logits, out.feature, last, confidence)
+    return runner.run_heads(choose) if draft.format.heads else choose()
 
 
 @cache

@@ -371,7 +371,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
     "method": (
         ["--method", "marz"],
-        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, eagle, hf-generate, jacobi, "
+        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, hf-generate, jacobi, "
         "lookahead, mars, mars-selfspec, mars-speculative, medusa, openai, prompt-lookup, speculative, suffix.",
     ),
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),

@@ -30,8 +30,8 @@ ARMS = (
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
-# They need a server (tests/methods/test_openai.py), and a draft (tests/methods/test_eagle.py).
-ELSEWHERE = {"openai", "eagle"}
+ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+ELSEWHERE |= {"dflash", "eagle"}  # need a draft on hidden states, which the family has not: their own tests
 
 
 @pytest.fixture(scope="module")
