@@ -9,15 +9,16 @@ The draft has its own KV cache. An entry for slot i is final if it was made from
 R = rows, P = features fed, W = tokens fed, T = taps, C = hidden size of the target, V = the target's vocabulary.
 """
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mtbench.models.attention import AttentionMetadata
+from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Calls, Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
@@ -30,7 +31,7 @@ class FeatureDraft(nn.Module):
     token from each, and makes its own feature for the next step. A block draft caches the features fed, whatever tokens
     there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
 
-    Beside this it has what is read of a model of transformers: `config`, `dtype`, and both embeddings.
+    Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, and both embeddings.
     """
 
     def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
@@ -40,18 +41,37 @@ class FeatureDraft(nn.Module):
         self._target = [target]  # in a list, so that it does not become a submodule
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the embedding that it reads, by default the target's."""
-        embedding: nn.Embedding = self._target[0].get_input_embeddings()
+        """Return the embedding that it reads: its own if it has one, else the target's."""
+        embedding: nn.Embedding = getattr(self, "embed_tokens", None) or self._target[0].get_input_embeddings()
         return embedding
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the LM head that it uses, by default the target's."""
-        head: nn.Linear = self._target[0].get_output_embeddings()
+        """Return the LM head that it uses: its own if it has one, else the target's."""
+        head: nn.Linear = getattr(self, "lm_head", None) or self._target[0].get_output_embeddings()
         return head
+
+    def own(self, stored: dict[str, Tensor]) -> None:
+        """Make room for an embedding and an LM head that are stored with it; remove copies of the target's."""
+        target = self._target[0]
+        for name, theirs in (
+            ("embed_tokens", target.get_input_embeddings()),
+            ("lm_head", target.get_output_embeddings()),
+        ):
+            weight = stored.get(f"{name}.weight")
+            if weight is None or hasattr(self, name):
+                continue
+            if weight.shape == theirs.weight.shape and torch.equal(weight.to(theirs.weight), theirs.weight):
+                del stored[f"{name}.weight"]
+            else:
+                setattr(self, name, copy.deepcopy(theirs))
 
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     @abstractmethod
     def forward(
@@ -92,6 +112,11 @@ class DraftConfig:
         It must run on the meta device, too.
         """
 
+    @property
+    def room(self) -> int:
+        """How many slots of a row its cache needs more than the target's."""
+        return 0
+
     def rename(self, name: str) -> str | None:
         """Return the module's name of a stored tensor; None if it is not needed."""
         return name
@@ -107,6 +132,10 @@ class DraftRunner(ModelRunner):
         self.target = target
         self.draft: FeatureDraft = checkpoint.model
         self.taps = self.draft.format.taps
+        self.room = -(-self.draft.format.room // ALIGNED) * ALIGNED
+
+    def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
+        super().reserve(rows, slots + self.room, taps)
 
     def step(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, judged: int, *, own: bool = False

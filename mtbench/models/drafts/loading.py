@@ -90,6 +90,8 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     draft = config.build(target.model)
     like = target.model.get_output_embeddings().weight
     stored = _weights(source, config, offline=offline)
+    draft.own(stored)
+    _check_weights(source, config, draft, stored)
     with explained(source, "weights", offline):
         draft.load_state_dict(
             {
@@ -122,6 +124,21 @@ def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Te
                 if (ours := config.rename(name)) is not None:
                     tensors[ours] = weights.get_tensor(name)
     return tensors
+
+
+def _check_weights(source: str, config: DraftConfig, draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
+    """Raise UserError for the first tensor that is missing, superfluous or of another shape."""
+    expected = {name: list(tensor.shape) for name, tensor in draft.state_dict().items()}
+    reason = None
+    if missing := sorted(expected.keys() - stored.keys()):
+        reason = f"lacks {len(missing)} weights of its configuration, such as {missing[0]!r}"
+    elif unknown := sorted(stored.keys() - expected.keys()):
+        reason = f"has {len(unknown)} weights that its configuration has no place for, such as {unknown[0]!r:.80}"
+    elif wrong := [name for name in expected if expected[name] != list(stored[name].shape)]:
+        found, said = list(stored[wrong[0]].shape), expected[wrong[0]]
+        reason = f"has {wrong[0]} of shape {found}, and its config.json says {said}"
+    if reason:
+        raise UserError(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:
