@@ -85,12 +85,15 @@ class KVCache:
         return keys, values
 
     def keep_feature(self, tap: int, hidden: Tensor) -> None:
-        """Write the hidden states (R·W, C) of the positions fed if `tap` is kept. The first call allocates."""
-        if tap not in self.taps:
-            return
+        """Write the hidden states (R·W, C) of the positions fed if `tap` is kept."""
+        if tap in self.taps:
+            self.make_feature(tap, hidden)
+            self._features[tap].index_copy_(0, self.index, hidden)
+
+    def make_feature(self, tap: int, like: Tensor) -> None:
+        """Allocate the features of a tap, of the width and type of `like`, unless they are there."""
         if tap not in self._features:
-            self._features[tap] = hidden.new_zeros(self.positions, hidden.shape[-1])
-        self._features[tap].index_copy_(0, self.index, hidden)
+            self._features[tap] = like.new_zeros(self.positions, like.shape[-1])
 
     def features(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the features in slots (R, W), tap after tap, (R, W, T·C). `rows` (R,): cache rows; None: all."""
