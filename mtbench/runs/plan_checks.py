@@ -12,6 +12,7 @@ from mtbench.decoding.method_checks import refuse_too_wide
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
+from mtbench.models.families import PART
 from mtbench.models.loading import DTYPES
 from mtbench.options import check_value, options_of, roles_of
 from mtbench.runs.directory import RunDirectory
@@ -116,6 +117,9 @@ def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
     for role in (cell.on, *roles_of(method, cell.options)):
         if role not in cell.checkpoints:
             raise _fault(f"{field}.checkpoints", f"the role {role!r} has none")
+        if role.startswith(PART) and cell.checkpoints[role] != cell.checkpoints[cell.on] + role:
+            found = cell.checkpoints[role]
+            raise _fault(f"{field}.checkpoints", f"{role!r} is {found!r:.80}, no part of the target's checkpoint")
     if cell.fault is None:
         built = check_options(method, cell.options)
         if not method.outside:
