@@ -91,18 +91,17 @@ FAMILIES = {
         blank_start=False,
     ),
 }
+DENSE = ("mimo", "qwen3.5")
 SERVED = ("mimo", "glm", "deepseek")  # the others have recurrent layers
 
 
 def config_of(family: str, layers: int) -> PretrainedConfig:
     published = FAMILIES[family]
-    kinds: dict[str, Any] = {}
+    changes = {"num_hidden_layers": layers, "max_position_embeddings": 1024, **published.changes}
     if family.startswith("qwen"):
-        kinds = {"layer_types": ["linear_attention"] * LAYERS + ["full_attention"] * (layers - LAYERS)}
+        changes["layer_types"] = ["linear_attention"] * LAYERS + ["full_attention"] * (layers - LAYERS)
     # A tied head likes the token it has just read, so random targets and drafts often agree.
-    return small_config(
-        published.config, num_hidden_layers=layers, tie_word_embeddings=True, **kinds, **published.changes
-    )
+    return small_config(published.config, tie_word_embeddings=True, **changes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +119,15 @@ class Headed:
 
     def target(self) -> Checkpoint:
         checkpoint = load(str(self.folder), dtype=torch.float64)
-        if self.family != "mimo":
-            checkpoint.model.set_experts_implementation("eager")  # the others lack float64
+        if self.family not in DENSE:
+            eager_experts(checkpoint.model)
         return checkpoint
+
+    def plain(self) -> Any:
+        """The target as transformers loads it."""
+        how = {"dtype": torch.float64, "attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(self.folder, config=config_of(self.family, LAYERS), **how)
+        return model if self.family in DENSE else eager_experts(model)
 
     def runners(self) -> ModelRunners:
         """The target and its layer."""
@@ -133,8 +138,7 @@ class Headed:
     @cached_property
     def features(self) -> Callable[[list[int]], Tensor]:
         """The target's last hidden states, (L, C): what its LM head reads."""
-        model = self.target().model
-        model.set_attn_implementation("eager")
+        model = self.plain()
         found: dict[tuple[int, ...], Tensor] = {}
 
         @torch.no_grad()
@@ -181,13 +185,19 @@ class Headed:
         return out
 
 
+def eager_experts(model: Any) -> Any:
+    """A mixture of experts that computes in float64, as transformers' faster ones do not."""
+    model.set_experts_implementation("eager")
+    return model
+
+
 def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
     """A random checkpoint with a layer that often says what the target says."""
     published = FAMILIES[family]
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
-    if family != "mimo" and family != "qwen3.5":
-        model.set_experts_implementation("eager")
+    if family not in DENSE:
+        eager_experts(model)
     width = model.config.hidden_size
     head = {name: 0.3 * torch.randn(width).double() for name in ("token_norm", "feature_norm", "last_norm")}
     if not family.startswith("qwen"):
@@ -195,6 +205,8 @@ def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
     token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
     head["join"] = torch.cat((token, feature) if published.token_first else (feature, token), 1)
     with torch.no_grad():
+        # A norm of what was normed changes nothing, unless it has a scale.
+        model.base_model.norm.weight.add_(0.5 * torch.randn(width))
         for name, tensor in model.base_model.layers[LAYERS].state_dict().items():
             noise = torch.randn_like(tensor)
             if "norm" in name or name.endswith("bias"):
@@ -216,7 +228,9 @@ def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:
     }
     ours = ("token_norm", "feature_norm", "join", "last_norm")
     tensors |= {f"{published.stem}{name}.weight": head[our] for name, our in zip(published.names, ours, strict=True)}
-    tensors |= {f"{published.stem}{name}.weight": stored["model.embed_tokens.weight"].clone() for name in published.copies}
+    tensors |= {
+        f"{published.stem}{name}.weight": stored["model.embed_tokens.weight"].clone() for name in published.copies
+    }
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     config_of(family, LAYERS).save_pretrained(folder)
     if family == "mimo":
