@@ -112,10 +112,7 @@ class Headed:
     folder: Path
     longer: Any
     head: dict[str, Tensor]
-
-    @property
-    def published(self) -> Published:
-        return FAMILIES[self.family]
+    published: Published
 
     def target(self) -> Checkpoint:
         checkpoint = load(str(self.folder), dtype=torch.float64)
@@ -216,7 +213,7 @@ def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
     model.save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
     _rewrite(folder, family, head)
-    return Headed(family, folder, model.eval(), head)
+    return Headed(family, folder, model.eval(), head, published)
 
 
 def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ ARMS = (
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
-ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+ELSEWHERE = {"openai", "eagle", "mtp"}  # need a server, a draft, layers in the target: tests of their own
 
 
 @pytest.fixture(scope="module")

@@ -62,8 +62,8 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     location, part = split_part(source)
     if part and source.startswith(RANDOM):
         raise UserError(
-            f"{location!r} are random weights, and the method reads {source!r}, a part of a checkpoint; leave the method "
-            f"out, or give a checkpoint that has the part with `{OTHER_CHECKPOINT}`."
+            f"{location!r} are random weights, and the method reads {source!r}, a part of a checkpoint; leave the "
+            f"method out, or give a checkpoint that has the part with `{OTHER_CHECKPOINT}`."
         )
     config = draft_config(source, offline=offline)
     if config is None:

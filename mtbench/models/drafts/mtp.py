@@ -135,7 +135,7 @@ class MtpConfig(DraftConfig):
 
 
 class MtpLayer(FeatureDraft):
-    """One layer for multi-token prediction. Rotary embedding, and by default embedding and LM head, are the target's."""
+    """One layer for multi-token prediction. The rotary embedding, and usually embedding and head, are the target's."""
 
     def __init__(self, format: MtpConfig, config: Any, target: Any) -> None:
         super().__init__(format, config, target)
