@@ -65,8 +65,7 @@ class HFGenerate(Outside):
         target = target_of(checkpoints)
         if self.mtp and not _layers(target):
             raise UserError(
-                f"hf-generate: mtp=true, and transformers knows no multi-token-prediction layers of {target.source!r} "
-                f"({target.config.model_type}); leave it out, or try the method `mtp`."
+                f"hf-generate: transformers knows no MTP layers of {target.source!r}; try the method `mtp`."
             )
         if self.mtp:
             inspect_draft(target.source + "#mtp", target, offline=target.offline)  # refuses a target without weights
@@ -116,10 +115,9 @@ class HFGenerate(Outside):
         return draft
 
 
-def _layers(checkpoint: Checkpoint | Inspected) -> int:
+def _layers(checkpoint: Any) -> int:
     """Return the number of multi-token-prediction layers that transformers knows of."""
-    config = checkpoint.model.config if isinstance(checkpoint, Checkpoint) else checkpoint.config
-    return getattr(config, "num_mtp_layers", None) or 0
+    return getattr(getattr(checkpoint, "model", checkpoint).config, "num_mtp_layers", None) or 0
 
 
 def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:

@@ -168,7 +168,8 @@ class Headed:
     def normed(self, x: Tensor, name: str) -> Tensor:
         """RMSNorm; Qwen's newer ones store the scale less one."""
         scale = self.head[name] + self.family.startswith("qwen")
-        return x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt() * scale
+        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt() * scale
+        return out
 
     def block(self, x: Tensor) -> Tensor:
         """The decoder layer over a whole sequence (L, C)."""

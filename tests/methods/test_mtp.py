@@ -187,9 +187,11 @@ def first_embedding_kept(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
 def feature_before_the_norm(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
     @contextmanager
     def kept(model: Any, cache: KVCache) -> Iterator[None]:
-        keep = model.base_model.norm.register_forward_pre_hook(
-            lambda _, inputs: [cache.keep_feature(tap, inputs[0].flatten(0, 1)) for tap in cache.taps] and None
-        )
+        def keep_input(_: Any, inputs: tuple[Tensor]) -> None:
+            for tap in cache.taps:
+                cache.keep_feature(tap, inputs[0].flatten(0, 1))
+
+        keep = model.base_model.norm.register_forward_pre_hook(keep_input)
         yield
         keep.remove()
 
@@ -336,7 +338,7 @@ def test_transformers_drafts_with_the_layers_too(
 
 def test_transformers_knows_no_layers_of_some_targets(made: Callable[[str], Headed]) -> None:
     for method, said in (
-        ("hf-generate:mtp=true", r"transformers knows no multi-token-prediction layers of .*qwen2.*method `mtp`"),
+        ("hf-generate:mtp=true", r"hf-generate: transformers knows no MTP layers of .*; try the method `mtp`"),
         ("hf-generate:mtp=true,prompt_lookup=2", r"draft, prompt_lookup or mtp; give one"),
         ("hf-generate:mtp=true,cache=static", r"drafting needs cache=dynamic"),
     ):

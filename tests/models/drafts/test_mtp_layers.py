@@ -90,7 +90,8 @@ def chain(draft: MtpLayer, headed: Headed, ahead: int) -> Tensor:
     def feed(ids: Tensor, feature: Tensor, slots: Tensor, own: bool) -> tuple[Tensor, Tensor]:
         metadata = AttentionMetadata(slots, slots, known - 1, 16)
         cache.set_batch(metadata)
-        return draft(ids, feature, metadata, cache, 1, own)
+        out: tuple[Tensor, Tensor] = draft(ids, feature, metadata, cache, 1, own)
+        return out
 
     for begin, end in ((0, 3), (3, longest - 1)):
         slots = (known[:, None] - longest + torch.arange(begin, end)).clamp(min=0)
@@ -121,6 +122,39 @@ def agrees(headed: Headed, draft: MtpLayer) -> bool:
 def test_ragged_rows_of_features_give_the_logits_of_plain_torch(made: Callable[[str], Headed], family: str) -> None:
     """Also where the target cannot be decoded, for its recurrent layers."""
     assert agrees(made(family), module(made(family)))
+
+
+def test_the_reference_is_a_block_as_in_qwen2(made: Callable[[str], Headed]) -> None:
+    """Its attention, rotary embedding and MLP written out: the other tests take transformers' layers."""
+    headed = made("mimo")
+    w = {name: tensor.detach() for name, tensor in headed.longer.model.layers[LAYERS].state_dict().items()}
+    torch.manual_seed(1)
+    x = torch.randn(6, 32).double()
+
+    def norm(h: Tensor, name: str) -> Tensor:
+        return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"]
+
+    def heads(h: Tensor, name: str) -> Tensor:
+        made = h @ w[f"self_attn.{name}_proj.weight"].T + w[f"self_attn.{name}_proj.bias"]
+        return made.view(6, -1, 8).transpose(0, 1)
+
+    def rotated(h: Tensor) -> Tensor:
+        angle = torch.arange(6)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+        first, second = h.chunk(2, -1)
+        turned = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
+        return torch.cat(turned, -1)
+
+    h = norm(x, "input_layernorm")
+    query, key, value = rotated(heads(h, "q")), rotated(heads(h, "k")), heads(h, "v")
+    key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
+    scores = (query @ key.mT / 8**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+    seen = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+    h = x + seen @ w["self_attn.o_proj.weight"].T
+    read = norm(h, "post_attention_layernorm")
+    gate, up = (read @ w[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    want = h + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+    with torch.no_grad():
+        assert torch.allclose(headed.block(x), want, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
