@@ -64,9 +64,7 @@ class HFGenerate(Outside):
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         target = target_of(checkpoints)
         if self.mtp and not _layers(target):
-            raise UserError(
-                f"hf-generate: transformers knows no MTP layers of {target.source!r}; try the method `mtp`."
-            )
+            raise UserError(f"hf-generate: transformers knows no MTP layers of {target.source!r}; use method `mtp`.")
         if self.mtp:
             inspect_draft(target.source + "#mtp", target, offline=target.offline)  # refuses a target without weights
 

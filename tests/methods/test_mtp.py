@@ -338,7 +338,7 @@ def test_transformers_drafts_with_the_layers_too(
 
 def test_transformers_knows_no_layers_of_some_targets(made: Callable[[str], Headed]) -> None:
     for method, said in (
-        ("hf-generate:mtp=true", r"hf-generate: transformers knows no MTP layers of .*; try the method `mtp`"),
+        ("hf-generate:mtp=true", r"hf-generate: transformers knows no MTP layers of .*; use method `mtp`"),
         ("hf-generate:mtp=true,prompt_lookup=2", r"draft, prompt_lookup or mtp; give one"),
         ("hf-generate:mtp=true,cache=static", r"drafting needs cache=dynamic"),
     ):

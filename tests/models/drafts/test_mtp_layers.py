@@ -127,14 +127,16 @@ def test_ragged_rows_of_features_give_the_logits_of_plain_torch(made: Callable[[
 def test_the_reference_is_a_block_as_in_qwen2(made: Callable[[str], Headed]) -> None:
     """Its attention, rotary embedding and MLP written out: the other tests take transformers' layers."""
     headed = made("mimo")
-    w = {name: tensor.detach() for name, tensor in headed.longer.model.layers[LAYERS].state_dict().items()}
+    w: dict[str, Tensor] = {
+        name: tensor.detach() for name, tensor in headed.longer.model.layers[LAYERS].state_dict().items()
+    }
     torch.manual_seed(1)
     x = torch.randn(6, 32).double()
 
-    def norm(h: Tensor, name: str) -> Tensor:
+    def norm(h: Tensor, name: str) -> Any:
         return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"]
 
-    def heads(h: Tensor, name: str) -> Tensor:
+    def heads(h: Tensor, name: str) -> Any:
         made = h @ w[f"self_attn.{name}_proj.weight"].T + w[f"self_attn.{name}_proj.bias"]
         return made.view(6, -1, 8).transpose(0, 1)
 
