@@ -60,7 +60,7 @@ def draft_block(
     draft = runner.draft
     assert isinstance(draft, BlockDraft), "planning refuses other drafts"
     size, mask = draft.format.block, draft.format.mask_id
-    entries = new_entries(runner, runners, rows, cached, ahead + 1)
+    entries = new_entries(runner, runners, rows, cached)
     anchor = base[:, None]
     # A row without a new entry, such as a prompt of one token, writes a slot that nothing sees.
     context = torch.where(entries.slots < anchor, entries.slots, anchor + size)

@@ -127,7 +127,7 @@ class BlockDraft(FeatureDraft):
         """Cache the entries of the features; return the last layer's output at the block `ids`, (R, B, C)."""
         context = self.hidden_norm(self.fc(features))
         rotary = self.rotary_emb(context, metadata.positions)
-        hidden = self.get_input_embeddings()(ids)
+        hidden: Tensor = self.get_input_embeddings()(ids)
         alone = metadata.last(ids.shape[1])
         for layer in self.layers:
             hidden = layer(context, hidden, rotary, alone, cache)

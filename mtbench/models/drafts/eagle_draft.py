@@ -278,7 +278,8 @@ class EagleDraft(FeatureDraft):
         """Return the layer's output at the last `judged` positions, (R, judged, C), before the last norm."""
         feature = features if own else self.fc(self._normed(features))
         rotary = self.rotary_emb(feature, metadata.positions)
-        return self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        hidden: Tensor = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        return hidden
 
     def _normed(self, features: Tensor) -> Tensor:
         """Return the target's hidden states (R, P, T·C), normed as the configuration says."""
