@@ -31,7 +31,7 @@ ARMS = (
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
 ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
-ELSEWHERE |= {"dflash", "eagle"}  # need a draft on hidden states, which the family has not: their own tests
+ELSEWHERE |= {"dflash", "eagle"}  # need a draft that reads hidden states; the family has none
 
 
 @pytest.fixture(scope="module")
