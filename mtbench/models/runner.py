@@ -44,9 +44,7 @@ class ModelRunner:
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
         """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""
-        self.cache.shape(rows, slots, taps)
-        for tap in taps:  # prompts of one token are not prefilled, so a draft may read before the first forward
-            self.cache.make_feature(tap, self.model.get_input_embeddings().weight)
+        self.cache.shape(rows, slots, taps, like=self.model.get_output_embeddings().weight if taps else None)
         if self.decoder is not None:
             self.decoder.reserve(slots)
 
