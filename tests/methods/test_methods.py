@@ -31,11 +31,7 @@ ARMS = (
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
 ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
-<<<<<<< HEAD
 ELSEWHERE |= {"dflash", "eagle", "mtp"}  # need a draft on hidden states: their own tests
-=======
-ELSEWHERE |= {"dflash", "eagle"}  # need a draft that reads hidden states; the family has none
->>>>>>> dflash
 
 
 @pytest.fixture(scope="module")
