@@ -158,14 +158,14 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
     reference.tensors, reference.target = tensors, runner
     reference.layer_ids, reference.mask, reference.first = tapped_layers(4), MASK, 0
     reference.features = reference._features
-    read: Any = block_drafts.Reference._hidden  # without its no_grad
+    hidden_of: Any = block_drafts.Reference._hidden
     head, markov = runner.model.get_output_embeddings().weight, isinstance(objective, MarkovBlockDraft)
     total = torch.zeros((), dtype=torch.double)
     for example in conversations():
         ids = example.ids.tolist()
         terms, weights = [], []
         for anchor in range(max(example.prompt, 1) - 1, len(ids) - 1):
-            hidden = read.__wrapped__(reference, tuple(ids[: anchor + 1]))
+            hidden = hidden_of.__wrapped__(reference, tuple(ids[: anchor + 1]))  # with gradients
             for place, label in enumerate(range(anchor + 1, min(anchor + 1 + BLOCK, len(ids)))):
                 logits, h = head @ hidden[place], hidden[place]
                 if markov:
