@@ -227,6 +227,16 @@ def test_a_fault_in_the_training_time_test_is_found(
     assert not torch.allclose(ours(objective, runner), expected, rtol=1e-7)
 
 
+@pytest.mark.parametrize("objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft()], ids=lambda o: o.name)
+def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObjective, runner: ModelRunner) -> None:
+    """The last step of an epoch may have such forward passes."""
+    objective.attach(runner.model, SPECIAL)
+    batch = pack([[]], 8, len(objective.parts))
+    loss = objective.losses(runner.model, target_states(runner.model, batch, objective.taps(runner.model)), batch).total
+    loss.backward()
+    assert loss == 0
+
+
 def test_few_anchors_are_drawn_anew_for_each_conversation_and_epoch() -> None:
     """Each weight is a share of its conversation's, whatever was drawn."""
     objective = BlockDraft(block_size=BLOCK, anchors=4)
