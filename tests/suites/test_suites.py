@@ -29,8 +29,9 @@ from mtbench.evaluation.suite import Messages, Prompt, Source, Suite
 NAMES = list(SUITES)
 SCORED = [name for name in NAMES if SUITES[name].metric]
 HARNESS = [name for name in NAMES if issubclass(SUITES[name], HarnessSuite)]
-OWN = [name for name in HARNESS if not name.endswith("-paper")]  # the -paper suites differ only in settings
-ANSWERED = list(answerable([*OWN, "gsm8k-paper", "mmlu-pro-paper"]))
+DEEPSPEC = [name for name in HARNESS if SUITES[name].config]  # lm-eval's scores, DeepSpec's words
+OWN = [name for name in HARNESS if not name.endswith("-paper") and name not in DEEPSPEC]  # -paper: only other settings
+ANSWERED = list(answerable([*OWN, "gsm8k-paper", "mmlu-pro-paper", *DEEPSPEC]))
 SAME_TASKS = ("bbh-paper", "ifeval-paper", "mmlu-pro-paper")  # load the same tasks as the suite without -paper
 GROUPS = [name for name in HARNESS if SUITES[name].subtasks]
 REAL = os.environ.get("MTBENCH_DATA_DIR")
@@ -204,7 +205,7 @@ def test_prompts_and_scores_are_those_of_lm_eval_itself(
     assert scores == {item: float(int(item.split("/")[1]) % 2) for item in scores}
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, *DEEPSPEC])
 def test_a_suite_has_no_side_effects(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It prints nothing, draws nothing from the caller's generator and writes no file to the data folder or cache."""
     import datasets.config
