@@ -1,8 +1,8 @@
 """The evaluation sets of DeepSpec: which questions of a data set, in which order, in which words.
 
 Paper: "DSpark", arXiv 2607.05147, Table 1. Code: github.com/deepseek-ai/DeepSpec (MIT), deepspec/eval/base_evaluator.py
-(`run_dataset`) and eval_datasets/convert_eval_datasets_to_jsonl.py. Its evaluator shuffles the rows of a data set with a
-fixed seed and takes the first 500 (MBPP: 256). It asks the first turn only, as one user turn of the chat. The words
+(`run_dataset`) and eval_datasets/convert_eval_datasets_to_jsonl.py. Its evaluator shuffles the rows of a data set with
+a fixed seed and takes the first 500 (MBPP: 256). It asks the first turn only, as one user turn of the chat. The words
 around a question are part of the protocol, so the suites repeat them exactly.
 
 DeepSpec publishes the questions as JSON lines, `{"turns": ["…"]}`. A suite reads this file or the data set's own rows.
