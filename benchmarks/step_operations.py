@@ -107,7 +107,7 @@ def count(name: str, options: dict[str, Any], rows: int = 2) -> tuple[list[int],
         metadata.length  # noqa: B018
         operations.append(counted.count)
     out = batch.target.forward(ids, metadata, guess.shape[1] + 1)
-    output = TargetOutput(batch.rows, guess, metadata.positions[:, shape.pending - 1 :] + 1, *out)
+    output = TargetOutput(batch.rows, guess, metadata.positions[:, shape.pending - 1 :] + 1, out.logits)
     output = replace(output, one_pass=batch.rows.judge(out.logits, output.position))
     with counted:
         batch.accept(output, shape)

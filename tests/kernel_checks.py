@@ -225,7 +225,7 @@ LAYERS: dict[str, PretrainedConfig] = {
 def check_decoder(
     run: Operations, dtype: torch.dtype, config: PretrainedConfig, decoder_class: type[Decoder] = Decoder
 ) -> None:
-    """Logits of transformers' modules in float64: a prefill chunk, decode steps of ragged rows, a tree of guesses."""
+    """Logits and features of transformers' modules in float64: a prefill chunk, ragged steps, a tree."""
     checkpoint = small_checkpoint(config)
     for seed, parameter in enumerate(checkpoint.model.to(DEVICE).parameters()):
         parameter.data += 0.2 * noise(*parameter.shape, dtype=torch.float64, seed=seed)
@@ -241,17 +241,18 @@ def check_decoder(
     sees = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool, device=DEVICE)  # a root and two children
     depths = torch.tensor([0, 1, 1], device=DEVICE)
     for each in (expected, runner):
-        each.reserve(3, 12)
+        each.reserve(3, 12, taps=(0, 1, 2))
     for new, tree in zip(fed, (None, None, sees), strict=True):
         slots = new.to(DEVICE) if new.ndim == 2 else new.to(DEVICE) + lengths
         base = slots[:, 0]
         positions = slots if tree is None else base[:, None] + depths
         metadata = AttentionMetadata(slots, positions, base, 10, sees=tree)
         with torch.inference_mode():
-            found = [each.forward(ids[:, : slots.shape[1]], metadata, 2, hidden=True) for each in (expected, runner)]
+            found = [
+                (each.forward(ids[:, : slots.shape[1]], metadata, 2).logits, each.cache.features(slots))
+                for each in (expected, runner)
+            ]
         for result, reference in zip(found[1], found[0], strict=True):
-            assert result is not None
-            assert reference is not None
             finite = reference.isfinite()
             assert torch.equal(result.isfinite(), finite)
             assert_close(result[finite], reference[finite], {torch.float64: 1e-6, torch.float32: 1e-5}[dtype])

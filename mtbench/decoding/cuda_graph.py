@@ -94,11 +94,11 @@ class Captured(Batch):
         if not self._fusing(shape):
             return super().accept(output, shape, check_values=check_values)
 
-        def accept(guess: Tensor, position: Tensor, logits: Tensor, hidden: Tensor | None, *judged: Tensor) -> Tensors:
-            output = TargetOutput(self.rows, guess, position, logits, hidden, judged or None)  # type: ignore[arg-type]
+        def accept(guess: Tensor, position: Tensor, logits: Tensor, *judged: Tensor) -> Tensors:
+            output = TargetOutput(self.rows, guess, position, logits, judged or None)  # type: ignore[arg-type]
             return super(Captured, self).accept(output, shape)
 
-        tensors = (output.guess, output.position, output.logits, output.hidden, *(output.one_pass or ()))
+        tensors = (output.guess, output.position, output.logits, *(output.one_pass or ()))
         return self._fuse("accept", shape, accept)(*tensors)
 
     def _fusing(self, shape: Shape) -> bool:

@@ -207,10 +207,10 @@ class Batch:
         self.runners.view, self.runners.tight = shape.view, self.tight
         guess = self.propose(shape, check_values=check_values)
         ids, metadata = self.feed(guess, shape)
-        out = self.target.forward(ids, metadata, guess.shape[1] + 1, hidden=self.windows[shape.variant].hidden)
+        out = self.target.forward(ids, metadata, guess.shape[1] + 1)
         position = metadata.positions[:, shape.pending - 1 :] + 1
         one_pass = self.rows.judge(out.logits, position) if out.logits.is_cuda else None
-        output = TargetOutput(self.rows, guess, position, *out, one_pass)
+        output = TargetOutput(self.rows, guess, position, out.logits, one_pass)
         if moved := self.accept(output, shape, check_values=check_values):
             self.target.cache.move(*moved)
 
@@ -288,7 +288,8 @@ class Batch:
         if not workload.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True
         for runner in self.runners.values():
-            runner.reserve(self.width, self.slots)
+            taps = self.method.taps(self.runners) if runner is self.target else ()
+            runner.reserve(self.width, self.slots, taps)
         self.widths.set_costs(self.target, self.runners)
 
     def _replace(self, run: RunState, finished: list[int]) -> None:

@@ -7,7 +7,7 @@ skip the end-token rule or hide a forward.
 Cursors, per row: `cached ≤ base − 1 < base ≤ known`. The last decided token is always fed again: its logits verify the
 first guess, so no logits are kept between steps.
 
-R = rows, G = guesses, N = most tokens one forward commits, S = slots, V = vocabulary, C = hidden size.
+R = rows, G = guesses, N = most tokens one forward commits, S = slots, V = vocabulary.
 """
 
 import dataclasses
@@ -39,7 +39,6 @@ class Window:
     commits: int  # N: most tokens one forward can commit
     sees: Tensor | None = None  # (G, G) bool: guess g attends to guess h; None: by `visible`
     offset: Tensor | None = None  # (G,) position of guess g is base + offset[g]; None: 0 … G−1
-    hidden: bool = False  # `accept` needs the LM head's inputs
     drafts: int = 0  # forwards of a draft model before each forward
 
     def to(self, device: torch.device) -> "Window":
@@ -96,7 +95,6 @@ class TargetOutput:
     guess: Tensor  # (R, G) the ids fed
     position: Tensor  # (R, G+1) the positions predicted
     logits: Tensor  # (R, G+1, V); −∞ for suppressed ids
-    hidden: Tensor | None = None  # (R, G+1, C) the LM head's inputs, if the window asks for them
     one_pass: tuple[Tensor, Tensor, Tensor] | None = None  # on a GPU: `Rows.judge` of the logits
 
     @cached_property
@@ -198,6 +196,14 @@ class Method:
     def window(self) -> Window:
         """Return the shape of its forwards."""
         raise NotImplementedError
+
+    def taps(self, runners: ModelRunners) -> Sequence[int]:
+        """Return which of the target's hidden states it reads, numbered as transformers' `hidden_states`.
+
+        Layer i's input is number i; the LM head's input has the largest number. The target's cache keeps them for every
+        position fed, in the slots of the tokens (`KVCache.features`). Default: those that its draft models read.
+        """
+        return sorted({tap for runner in runners.values() for tap in runner.taps})
 
     def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         """Return whether the query position may attend to the key position. Both are decided. Prefill uses it too."""

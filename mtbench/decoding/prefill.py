@@ -16,13 +16,14 @@ PREFILL_WIDTH = 64  # minimum positions of a row fed at once
 def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arange: Tensor) -> None:
     """Feed the prompts of the rows `at`, right-aligned, in chunks.
 
-    The target caches final tokens (`rows.cached`), other runners all tokens but the last. `arange`: 0 … S−1.
+    The target caches final tokens (`rows.cached`), other runners all tokens but the last ones (`ModelRunner.behind`).
+    The target comes first, because draft models may read its features. `arange`: 0 … S−1.
     """
     for runner in runners.values():
         if runner is runners.target:
             cached, block, visible = rows.cached[at], method.block, method.visible
         else:
-            cached, block, visible = rows.known[at] - 1, 1, causal
+            cached, block, visible = (rows.known[at] - runner.behind).clamp(min=0), 1, causal
         length = int(cached.max())
         slots = (cached[:, None] + arange[:length] - length).clamp(min=0)  # short rows repeat slot 0
         width = max(PREFILL_WIDTH, PREFILL_POSITIONS // len(at))
@@ -32,7 +33,7 @@ def prefill(rows: Rows, runners: ModelRunners, method: Method, at: Tensor, arang
             some = None if len(at) == len(rows.done) else at
             view = -(-min(begin + width, length) // ALIGNED) * ALIGNED
             metadata = AttentionMetadata(chunk, chunk, rows.base[at], view, visible=visible, rows=some)
-            runner.forward(rows.tokens[at].gather(1, chunk), metadata, judged=1)
+            runner.feed(rows.tokens[at], metadata)
 
 
 def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor) -> None:
@@ -47,4 +48,4 @@ def warm_up(rows: Rows, runners: ModelRunners, method: Method, arange: Tensor) -
                 chunk = arange[:2].expand(count, -1)
                 some = None if count == len(rows.done) else torch.zeros_like(rows.base[:1])
                 metadata = AttentionMetadata(chunk, chunk, chunk[:, -1] + 1, view, visible=method.visible, rows=some)
-                runner.forward(rows.tokens[:count].gather(1, chunk), metadata, judged=1)
+                runner.feed(rows.tokens[:count], metadata)

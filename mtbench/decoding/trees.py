@@ -77,6 +77,20 @@ def products(branches: Sequence[int], first: int = 0) -> list[int]:
     return parents
 
 
+def parse_branches(text: str, depth: int, given: str = "") -> list[int]:
+    """Return the choices at each of `depth` depths from text such as 3x2; 1 where none is listed.
+
+    Raises UserError, which begins with what was `given`, for other text.
+    """
+    named = text.split("x")
+    if not all(part.isdecimal() and int(part) for part in named) or len(named) > depth:
+        raise UserError(
+            f"{given} is not allowed; give the numbers of choices of up to {depth} depths, separated by x, such as "
+            "3x2. See `mtbench ls methods`."
+        )
+    return [int(part) for part in named] + [1] * (depth - len(named))
+
+
 def longest(agrees: Tensor, branches: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the longest path of correct guesses from ROOT in the tree of `products`.
 

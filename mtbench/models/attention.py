@@ -4,12 +4,12 @@ transformers builds no mask for an attention function that it does not know. It 
 `model(...)` to that function, and each layer's sliding window. So one function serves every model, and every decoding
 method runs the same code.
 
-R = rows, W = positions fed, S = slots of the cache, V = slots in view, G = draft tokens, H = query heads, K = key
-heads, d = head size.
+R = rows, W = positions fed, S = slots of the cache, V = slots in view, G = draft tokens fed, D = draft tokens in slots,
+H = query heads, K = key heads, d = head size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ class AttentionMetadata:
 
     Committed tokens have equal slots and positions. Draft token g has slot `base + g` and position `base + offset[g]`.
     With `sees`, draft token g attends to draft token h where `sees[g, h]`; without it, `visible` decides for draft
-    tokens too.
+    tokens too. Draft tokens fed before, by a draft model that reads a tree level by level, need `offset`.
     """
 
     slots: Tensor  # (R, W)
@@ -45,7 +45,8 @@ class AttentionMetadata:
     view: int  # V
     view_is_full: bool = False  # every slot in view holds a committed token
     visible: Visible = causal  # of query and key positions: may the query attend to the key?
-    sees: Tensor | None = None  # (G, G) bool
+    sees: Tensor | None = None  # (G, D) bool
+    offset: Tensor | None = None  # (D,) positions of the draft tokens, from `base`; None: all are fed now, and G = D
     rows: Tensor | None = None  # (R,) cache row of each row; None: all cache rows, in order
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
@@ -54,6 +55,10 @@ class AttentionMetadata:
     def length(self) -> Tensor:
         """Number of slots up to the last one fed, (R,)."""
         return self.slots[:, -1] + 1
+
+    def last(self, count: int) -> "AttentionMetadata":
+        """Return the metadata of the last `count` positions alone, which attend as they do among all."""
+        return replace(self, slots=self.slots[:, -count:], positions=self.positions[:, -count:], _masks={}, _biases={})
 
     def computed(self, length: Tensor, masks: dict[int | None, Tensor]) -> "AttentionMetadata":
         """Return the same metadata with `length` and masks, by sliding window, that were computed before."""
@@ -73,14 +78,17 @@ class AttentionMetadata:
         if self.sees is None:
             mask = self.visible(query, slot)
             return mask if sliding_window is None else mask & (slot > query - sliding_window)
-        drafts = len(self.sees)
+        fed, drafts = self.sees.shape
         draft = slot - self.base[:, None]  # (R, V): index of the draft token in this slot
         is_draft = ((draft >= 0) & (draft < drafts))[:, None]
         draft = draft.clamp(0, drafts - 1)
-        draft_position = self.positions[:, -drafts:].gather(1, draft)
+        if self.offset is None:
+            draft_position = self.positions[:, -drafts:].gather(1, draft)
+        else:
+            draft_position = self.base[:, None] + self.offset[draft]
         position = torch.where(is_draft, draft_position[:, None], slot)  # (R, 1, V)
         mask = self.visible(query, position) & (is_draft | (slot < self.base[:, None, None]))
-        mask[:, -drafts:] = torch.where(is_draft, self.sees[:, draft].transpose(0, 1), mask[:, -drafts:])
+        mask[:, -fed:] = torch.where(is_draft, self.sees[:, draft].transpose(0, 1), mask[:, -fed:])
         return mask if sliding_window is None else mask & (position > query - sliding_window)
 
     def bias(self, group: int, sliding_window: int | None, dtype: torch.dtype) -> Tensor | None:

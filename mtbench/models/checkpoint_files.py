@@ -4,6 +4,7 @@ A checkpoint may come from a stranger. Only safetensors are loaded: an index tha
 folder, is refused. A file may be a link, since the hub's cache consists of links, but it must lead to a plain file.
 """
 
+import hashlib
 import math
 import struct
 from collections.abc import Mapping
@@ -68,6 +69,15 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         kinds, layers = part.get("layer_types"), part.get("num_hidden_layers")
         if kinds is not None and (not isinstance(kinds, list) or (layers and len(kinds) != layers)):
             raise ValueError(f"layer_types does not have one entry for each of the {layers} layers")
+
+
+def weights_sha256(folder: Path) -> str | None:
+    """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
+    digest = hashlib.sha256()
+    weight_files = sorted(folder.glob("*.safetensors"))
+    for file in weight_files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest() if weight_files else None
 
 
 def stored_shapes(folder: Path) -> Shapes:

@@ -35,13 +35,17 @@ class Family:
     domain: str | None = None  # the only suite it was trained for; None: general
 
     def checkpoint(self, role: str) -> str:
-        """Return the path or hub id of the checkpoint in this role. Raises UserError with the known roles."""
+        """Return the path or hub id of the checkpoint in this role. Raises UserError with the known roles.
+
+        `ROLE#PART` is a part of the role's checkpoint.
+        """
+        role, hash_sign, part = role.partition(PART)
         if role not in self.roles:
             raise UserError(
                 f"family {self.name!r} has no checkpoint in the role {role!r}; it has: {', '.join(self.roles)}. "
                 f"Add one with `--checkpoint {role}=PATH_OR_ID`."
             )
-        return self.roles[role]
+        return self.roles[role] + hash_sign + part
 
     def training(self, role: str) -> Mapping[str, Any]:
         """Return the options a role was trained with (`block_size` …), from its training record or from `trained`."""
@@ -107,7 +111,14 @@ def _deepspec(name: str, target: str) -> Family:
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
+PART = "#"  # `ROLE#PART`, `SOURCE#PART`: draft layers that lie in the target's own checkpoint
 RANDOM = "random:"  # random weights of a published shape or of the shape in a folder's config.json
+
+
+def split_part(source: str) -> tuple[str, str]:
+    """Return the checkpoint and the part of it that `SOURCE#PART` names; the part is empty for a whole checkpoint."""
+    checkpoint, _, part = source.partition(PART)
+    return checkpoint, part
 
 
 def locate(source: str) -> str:

@@ -137,10 +137,9 @@ def between_attentions(
     return x, before_attention(x, following, cos, sin, keys, values, index)
 
 
-def head(x: Tensor, layer: Layer, weight: Tensor, lm_head: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, V) of the last layer's output (N, C), and the LM head's input (N, C)."""
-    head_input = layer.rms_norm(x, weight, layer.eps)
-    return layer.linear(head_input, lm_head), head_input
+def head(x: Tensor, layer: Layer, weight: Tensor, lm_head: Tensor) -> Tensor:
+    """Return the logits (N, V) of the last layer's output (N, C)."""
+    return layer.linear(layer.rms_norm(x, weight, layer.eps), lm_head)
 
 
 @cache
@@ -222,14 +221,13 @@ class Decoder(nn.Module):
             self.cos, self.sin = cos[0][:, None], (sin[0] * sign)[:, None]
             self.epoch += 1
 
-    def forward(
-        self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, hidden: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return logits (R, judged, V) of the last positions of ids (R, W); with `hidden`, also the LM head's input."""
+    def forward(self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int) -> Tensor:
+        """Return logits (R, judged, V) of the last positions of ids (R, W)."""
         if self.operations is not None and (self.invariant or ids.numel() <= FEW):
-            return self._forward_few(self.operations, ids, metadata, cache, judged, hidden)
+            return self._forward_few(self.operations, ids, metadata, cache, judged)
         rows, width = ids.shape
-        layers, compiles = list(self.layers), self.run is compiled
+        layers: list[Any] = list(self.layers)
+        compiles = self.run is compiled
         run = self.run if width <= KERNEL_POSITIONS else self.run_prefill
         x = embedding(ids.flatten(), self.embedding)
         positions = metadata.positions.flatten()
@@ -239,6 +237,7 @@ class Decoder(nn.Module):
             _mark_dynamic(x, *angles, cache.index, *(tensor for pair in stores for tensor in pair))
         query = run(before_attention)(x, layers[0], *angles, *stores[0], cache.index)
         for i, layer in enumerate(layers):
+            cache.keep_feature(i, x)
             heads = query.view(rows, width, *query.shape[1:]).transpose(1, 2)
             scale, sliding_window, softcap = self.attention[i]
             attended = metadata.attend(heads, *cache.view(i), scale, sliding_window, softcap, self.invariant)
@@ -250,11 +249,13 @@ class Decoder(nn.Module):
             else:
                 following = (layers[i + 1], *angles, *stores[i + 1], cache.index)
                 x, query = run(between_attentions)(attended, x, layer, *following)
+        if len(layers) in cache.taps:
+            cache.keep_feature(len(layers), layers[-1].rms_norm(x, self.norm, layers[-1].eps))
         x = x.view(rows, width, -1)[:, width - judged :].clone().view(rows * judged, -1)
         if compiles:
             _mark_dynamic(x)
-        logits, head_input = run(head)(x, layers[-1], self.norm, self.lm_head)
-        return logits.view(rows, judged, -1), head_input.view(rows, judged, -1) if hidden else None
+        logits: Tensor = run(head)(x, layers[-1], self.norm, self.lm_head)
+        return logits.view(rows, judged, -1)
 
     def _forward_few(
         self,
@@ -263,14 +264,14 @@ class Decoder(nn.Module):
         metadata: AttentionMetadata,
         cache: KVCache,
         judged: int,
-        hidden: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Tensor:
         """Return the same as `forward`. The residual `x` is updated in place; `entering` is the next norm's input."""
         rows, width = ids.shape
         positions = metadata.positions.flatten()
         x, entering = run.embed(ids.flatten(), self.embedding, self.norms[0])
         layers: list[Any] = list(self.layers)
         for i, layer in enumerate(layers):
+            cache.keep_feature(i, x)
             attention_norm, mlp_norm, next_norm = self.norms[2 * i : 2 * i + 3]
             keys, values = cache.storage(i, self.like, self.like)
             qkv = run.norm_product(entering, attention_norm, layer.qkv, layer.qkv_bias)
@@ -292,10 +293,9 @@ class Decoder(nn.Module):
             entering.weighted.view(rows, width, -1)[:, width - judged :].flatten(0, 1),
             entering.squares.view(-1, rows, width)[:, :, width - judged :].flatten(1),
         )
-        logits = run.norm_product(last, self.norms[-1], self.lm_head).view(rows, judged, -1)
-        if not hidden:
-            return logits, None
-        return logits, kernels.norm(x.view(rows, width, -1)[:, width - judged :], *self.norms[-1][:2])
+        if len(layers) in cache.taps:
+            cache.keep_feature(len(layers), kernels.norm(x, *self.norms[-1][:2]))
+        return run.norm_product(last, self.norms[-1], self.lm_head).view(rows, judged, -1)
 
 
 def _mark_dynamic(*tensors: Tensor) -> None:
@@ -362,7 +362,7 @@ def _decoder_logits(model: PreTrainedModel, operations: kernels.Operations | Non
     """Return the logits of the decoder."""
     decoder = Decoder(model, _attention_arguments(model), operations=operations)
     decoder.reserve(CHECK_TOKENS)
-    logits: Tensor = decoder(*_check_inputs(model), CHECK_TOKENS)[0]
+    logits: Tensor = decoder(*_check_inputs(model), CHECK_TOKENS)
     return logits
 
 

@@ -1,11 +1,14 @@
 """The KV cache: static storage whose rows have different lengths.
 
-transformers' modules call it by the methods of transformers' own caches: `update` and `get_seq_length`.
+transformers' modules call it by the methods of transformers' own caches: `update` and `get_seq_length`. Beside keys and
+values it can hold features: hidden states of chosen layers (taps) at every position fed, which draft models read. They
+lie in the same slots, so they follow prefill, refill and the accepted path as keys and values do.
 
-R = rows, W = positions fed, S = slots of the cache, V = slots in view, K = key heads, d = head size.
+R = rows, W = positions fed, S = slots of the cache, V = slots in view, K = key heads, d = head size, C = hidden size,
+T = taps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,13 +30,17 @@ class KVCache:
         self.rows, self.slots, self.positions, self.epoch = 0, 0, 0, 0
         self.metadata: AttentionMetadata
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.taps: tuple[int, ...] = ()  # hidden states kept as features, numbered as transformers' `hidden_states`
+        self._features: dict[int, Tensor] = {}  # tap -> (positions, C); those of other taps stay for their next batch
         self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # for the layers that are there
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
-    def shape(self, rows: int, slots: int) -> None:
-        """Make room for `rows` rows of `slots` slots. Cached keys and values are lost."""
+    def shape(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
+        """Make room for `rows` rows of `slots` slots, with features of these taps. What was cached is lost."""
+        self.taps = tuple(taps)
         if rows * slots > self.positions:
             self.layers.clear()
+            self._features.clear()
             self.positions = rows * slots
             self.epoch += 1
         self.rows, self.slots = rows, slots
@@ -77,6 +84,20 @@ class KVCache:
         keys, values = (self._by_row(store)[rows, : self.metadata.view].transpose(1, 2) for store in self.layers[layer])
         return keys, values
 
+    def keep_feature(self, tap: int, hidden: Tensor) -> None:
+        """Write the hidden states (R·W, C) of the positions fed if `tap` is kept. The first call allocates."""
+        if tap not in self.taps:
+            return
+        if tap not in self._features:
+            self._features[tap] = hidden.new_zeros(self.positions, hidden.shape[-1])
+        self._features[tap].index_copy_(0, self.index, hidden)
+
+    def features(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return the features in slots (R, W), tap after tap, (R, W, T·C). `rows` (R,): cache rows; None: all."""
+        row = torch.arange(self.rows, device=slots.device) if rows is None else rows
+        index = row[:, None] * self.slots + slots
+        return torch.cat([self._features[tap][index] for tap in self.taps], -1)
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots (R, D) to slots (R, D) in every layer, so that the accepted path of a draft tree is contiguous.
 
@@ -84,17 +105,20 @@ class KVCache:
         """
         stores = [store for pair in self.layers.values() for store in pair]
         self._mover = self._mover or kernels.slot_mover(stores)
+        rest = [self._features[tap] for tap in self.taps]
         if self._mover is not None:
             self._mover(source, target, self.slots)
-            return
+        else:
+            rest += stores
         row = torch.arange(self.rows, device=source.device)[:, None]
-        for store in map(self._by_row, stores):
+        for store in map(self._by_row, rest):
             store[row, target] = store[row, source]
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of keys and values of one token, over all layers."""
-        return sum(t[0].nbytes for pair in self.layers.values() for t in pair)
+        """Bytes of one token: its keys and values over all layers, and its features."""
+        stores = [store for pair in self.layers.values() for store in pair]
+        return sum(t[0].nbytes for t in (*stores, *(self._features[tap] for tap in self.taps)))
 
     def _by_row(self, store: Tensor) -> Tensor:
         return store[: self.rows * self.slots].view(self.rows, self.slots, *store.shape[1:])

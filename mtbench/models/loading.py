@@ -53,14 +53,9 @@ class Checkpoint:
     end_ids: tuple[int, ...]
     mask_id: int | None
     suppressed: Tensor  # ids that no arm may emit: the mask and ids that the tokenizer cannot decode
+    vocabulary: int  # rows of the LM head, including padding rows
     max_positions: int
     calls: "Calls"
-
-    @property
-    def vocabulary(self) -> int:
-        """Rows of the LM head, including padding rows."""
-        size: int = self.model.get_output_embeddings().weight.shape[0]
-        return size
 
 
 class Calls:
@@ -133,7 +128,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
     if Path(source).is_dir():
         check_settings(Path(source))
     tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
-    with _explained(tokenizer_source, "tokenizer", offline):
+    with explained(tokenizer_source, "tokenizer", offline):
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=offline, trust_remote_code=False)
         if len(tokenizer) < 2:  # transformers returns an empty tokenizer if the files are missing
             raise OSError("no tokenizer files")
@@ -148,7 +143,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
         )
     if Path(source).is_dir():
         refuse_pickles(Path(source))
-    with _explained(source, "configuration", offline):
+    with explained(source, "configuration", offline):
         mask_id = find_mask(tokenizer, config.vocab_size)
     if needs_mask and mask_id is None:
         raise UserError(
@@ -177,12 +172,12 @@ def load(source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     if source.startswith(RANDOM):
-        with _explained(source, "shape", offline, OTHER_WEIGHTS):
+        with explained(source, "shape", offline, OTHER_WEIGHTS):
             model = random_model(inspected.config, dtype, device)
         return prepare(model, inspected.tokenizer, source=source)
     if Path(source).is_dir():
         refuse_other_sizes(inspected, stored_shapes(Path(source)))
-    with _explained(source, "safetensors weights", offline):
+    with explained(source, "safetensors weights", offline):
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
             config=inspected.config,
@@ -205,7 +200,7 @@ def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
     """Raise UserError if stored weights have other shapes than the configuration gives them. Allocates no memory."""
     if getattr(inspected.config, "quantization_config", None) is not None:
         return  # stored packed
-    with _explained(inspected.source, "configuration", inspected.offline), torch.device("meta"):
+    with explained(inspected.source, "configuration", inspected.offline), torch.device("meta"):
         expected = AutoModelForCausalLM.from_config(inspected.config).state_dict()
     for name, weight in expected.items():
         if name in stored and stored[name] != tuple(weight.shape):
@@ -253,6 +248,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
         end_ids=() if random else _end_ids(model.generation_config, tokenizer),
         mask_id=mask_id,
         suppressed=torch.tensor(suppressed, dtype=torch.long, device=model.device),
+        vocabulary=rows,
         max_positions=getattr(model.config, "max_position_embeddings", 1 << 30),
         calls=calls,
     )
@@ -268,7 +264,7 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
         if shape in SHAPES:
             return AutoConfig.for_model(**SHAPES[shape])
         return load_config(locate(shape), offline=True, other=OTHER_WEIGHTS)
-    with _explained(source, "configuration", offline, other):
+    with explained(source, "configuration", offline, other):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
         check_sizes(raw)
         if raw.get("model_type") == "a2d-qwen2":
@@ -299,7 +295,7 @@ def refuse_unserved(config: Any, source: str) -> None:
 
 def _generation_settings(source: str, config: Any, offline: bool) -> GenerationConfig:
     """Return the generation settings that the loaded model would have."""
-    with _explained(source, "generation settings", offline):
+    with explained(source, "generation settings", offline):
         try:
             return GenerationConfig.from_pretrained(source, local_files_only=offline)
         except OSError:  # no generation_config.json
@@ -335,7 +331,7 @@ def refuse_pickles(folder: Path) -> None:
         )
 
 
-class _explained:
+class explained:
     """Context that turns an error of transformers while loading `what` from `source` into a UserError of one line."""
 
     def __init__(self, source: str, what: str, offline: bool, other: str = OTHER_CHECKPOINT) -> None:

@@ -4,8 +4,9 @@ R = rows, W = positions fed, V = vocabulary, C = hidden size.
 """
 
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Forwarded(NamedTuple):
     """The output of a forward pass at its last `judged` positions."""
 
     logits: Tensor  # (R, judged, V); −∞ for suppressed ids: the mask and ids that the tokenizer cannot decode
-    hidden: Tensor | None  # (R, judged, C), input of the LM head, if requested
+    feature: Tensor | None = None  # (R, judged, C), a draft's own feature for its next step
 
 
 class ModelRunner:
@@ -28,6 +29,9 @@ class ModelRunner:
 
     With a `decoder` (mtbench/models/fused_decoder.py), that runs the weights in place of transformers' modules.
     """
+
+    behind = 1  # decided tokens that a prefill leaves out, since the first step feeds them
+    taps: tuple[int, ...] = ()  # hidden states of the target that it reads
 
     def __init__(self, checkpoint: Checkpoint, decoder: Decoder | None = None) -> None:
         self.checkpoint, self.decoder = checkpoint, decoder
@@ -38,9 +42,9 @@ class ModelRunner:
         self.heads_s = 0.0  # the part of `host_s` in a method's extra heads
         self.cache = KVCache()
 
-    def reserve(self, rows: int, slots: int) -> None:
-        """Make room for `rows` rows of `slots` slots. Cached keys and values are lost."""
-        self.cache.shape(rows, slots)
+    def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
+        """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""
+        self.cache.shape(rows, slots, taps)
         if self.decoder is not None:
             self.decoder.reserve(slots)
 
@@ -55,16 +59,26 @@ class ModelRunner:
         layers = [] if self.decoder is None else self.decoder.attention
         return list(dict.fromkeys(layer.sliding_window for layer in layers))
 
-    def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int, *, hidden: bool = False) -> Forwarded:
+    def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int) -> Forwarded:
         """Run the model on ids (R, W); return its output at the last `judged` positions."""
+        with self._counted(metadata):
+            run = self._modules if self.decoder is None else self.decoder
+            logits = run(ids, metadata, self.cache, judged)
+            logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        return Forwarded(logits)
+
+    def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:
+        """Cache the tokens (R, S) in the slots of the metadata, without an output."""
+        self.forward(tokens.gather(1, metadata.slots), metadata, judged=1)
+
+    @contextmanager
+    def _counted(self, metadata: AttentionMetadata) -> Iterator[None]:
+        """Count and time a forward pass over these slots."""
         started_at = time.perf_counter()
         self.forwards += 1
         self.cache.set_batch(metadata)
-        run = self._modules if self.decoder is None else self.decoder
-        out = Forwarded(*run(ids, metadata, self.cache, judged, hidden))
-        out.logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        yield
         self.host_s += time.perf_counter() - started_at
-        return out
 
     def run_heads(self, heads: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Return `heads(*tensors)`, a method's extra prediction heads, and add its time to `host_s` and `heads_s`."""
@@ -75,24 +89,39 @@ class ModelRunner:
         self.heads_s += spent_s
         return result
 
-    def _modules(
-        self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, hidden: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Run transformers' modules. With `hidden`, a hook on the LM head records its input, on any architecture."""
-        head_inputs: list[Tensor] = []
-        hook = None
-        if hidden:
-            head = self.model.get_output_embeddings()
-            hook = head.register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))
-        logits = self.model(
-            input_ids=ids,
-            position_ids=metadata.positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=judged,
-            metadata=metadata,
-        ).logits
-        if hook is None:
-            return logits, None
-        hook.remove()
-        return logits, head_inputs[0]
+    def _modules(self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int) -> Tensor:
+        """Return the logits of transformers' modules, (R, judged, V). Hooks keep the features."""
+        with _kept_features(self.model, cache):
+            logits: Tensor = self.model(
+                input_ids=ids,
+                position_ids=metadata.positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=judged,
+                metadata=metadata,
+            ).logits
+        return logits
+
+
+@contextmanager
+def _kept_features(model: Any, cache: KVCache) -> Iterator[None]:
+    """Keep the features of the cache's taps during a forward pass of transformers' modules, on any architecture.
+
+    Tap i is the input of layer i, and the last one the LM head's input, as in transformers' `hidden_states`.
+    """
+    hooks = []
+    for tap in cache.taps:
+
+        def keep(hidden: Tensor, tap: int = tap) -> None:
+            cache.keep_feature(tap, hidden.flatten(0, 1))
+
+        layers = model.base_model.layers
+        if tap == len(layers):
+            hooks.append(model.base_model.register_forward_hook(lambda _, __, out, k=keep: k(out.last_hidden_state)))
+        else:
+            hooks.append(layers[tap].register_forward_pre_hook(lambda _, inputs, k=keep: k(inputs[0])))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -19,7 +19,9 @@ from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models import gguf
+from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.families import locate
+from mtbench.models.feature_draft import DraftRunner
 from mtbench.models.loading import DTYPES, Checkpoint, Inspected, inspect, load, without_weights
 from mtbench.models.runner import ModelRunner
 from mtbench.runs import simulation
@@ -45,6 +47,7 @@ class ModelPool:
         self.seed, self.temperature = request.seed, request.temperature
         self.loading_s: float | None = None  # of the models, including the check of their decoders
         self.checkpoints: dict[str, Checkpoint] = {}
+        self.drafts: dict[tuple[str, ModelRunner], DraftRunner] = {}  # that read a target's hidden states
         self.inspected: dict[str, Inspected] = {}
         self.engines: dict[str, Engine] = {}
         self.methods: dict[str, Method] = {}  # by cell
@@ -71,12 +74,25 @@ class ModelPool:
             self.engines[name] = ENGINES[name]()
         return self.engines[name]
 
-    def runner(self, role: str, source: str, engine: str | None) -> ModelRunner:
-        """Return the runner of a role on a checkpoint. `engine` None (an external engine's cell): the eager one."""
+    def runner(self, role: str, source: str, engine: str | None, target: ModelRunner | None = None) -> ModelRunner:
+        """Return the runner of a role on a checkpoint. `engine` None (an external engine's cell): the eager one.
+
+        `target`: the runner whose hidden states a draft may read.
+        """
+        if target is not None and draft_config(source, offline=self.offline) is not None:
+            return self._draft(source, target)
         key = (role, source, engine or Engine.name)
         if key not in self.runners:
             self.runners[key] = self.engine(key[2]).runner(self.checkpoint(source))
         return self.runners[key]
+
+    def _draft(self, source: str, target: ModelRunner) -> DraftRunner:
+        """Return the runner of a draft that reads the hidden states of this target."""
+        if (source, target) not in self.drafts:
+            loaded = load_draft(source, target.checkpoint, offline=self.offline)
+            self.checkpoints[source] = loaded
+            self.drafts[source, target] = DraftRunner(loaded, target)
+        return self.drafts[source, target]
 
     def method(self, cell: Cell) -> Method:
         """Return the cell's method, with its scripted acceptance; one object, since engines keep graphs by method."""
@@ -135,13 +151,14 @@ class ModelPool:
             if not method.weightless:
                 self.runners_of(cell)
         self.loading_s = time.perf_counter() - started_at
-        largest = max((checkpoint.model.num_parameters() for checkpoint in self.checkpoints.values()), default=0)
+        models = [checkpoint.model for checkpoint in self.checkpoints.values()]
+        largest = max((sum(p.numel() for p in model.parameters()) for model in models), default=0)
         if self.device == "cpu" and largest < SMALL_MODEL:
             torch.set_num_threads(1)
 
     def clear(self) -> None:
         """Free all models."""
-        for loaded in (self.runners, self.methods, self.engines, self.checkpoints):
+        for loaded in (self.drafts, self.runners, self.methods, self.engines, self.checkpoints):
             loaded.clear()
         if self.device == "cuda":
             torch.cuda.empty_cache()
@@ -161,7 +178,8 @@ class ModelPool:
             "layers": {
                 f"{source} by {engine}": self.engine(engine).layers(runner.checkpoint)
                 for (_, source, engine), runner in self.runners.items()
-            },
+            }
+            | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()},
             "converted": {
                 source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
             },
@@ -169,8 +187,10 @@ class ModelPool:
 
     def runners_of(self, cell: Cell) -> ModelRunners:
         """Return the runners of a cell's roles."""
-        runners = {role: self.runner(role, source, cell.engine) for role, source in cell.checkpoints.items()}
-        return ModelRunners(cell.on, runners)
+        target = self.runner(cell.on, cell.checkpoints[cell.on], cell.engine)
+        rest = {role: source for role, source in cell.checkpoints.items() if role != cell.on}
+        drafts = {role: self.runner(role, source, cell.engine, target) for role, source in rest.items()}
+        return ModelRunners(cell.on, {cell.on: target, **drafts})
 
 
 def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:

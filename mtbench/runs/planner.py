@@ -16,6 +16,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
 from mtbench.models import families
+from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import Family
 from mtbench.models.loading import DTYPES, Inspected, inspect
 from mtbench.models.random_shapes import SHAPES
@@ -210,12 +211,18 @@ def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
 
 def _inspect(family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected], *, offline: bool) -> list[str]:
     """Add what is not inspected yet of the checkpoints that the arms use; return their sources."""
-    sources = {role: family.checkpoint(role) for arm in arms for role in arm.roles}
-    masked = {sources[arm.on] for arm in arms if METHODS[arm.method].needs_mask}
-    for source in sources.values():
-        if source not in inspected:
-            inspected[source] = inspect(source, offline=offline, needs_mask=source in masked)
-    return list(sources.values())
+    masked = {family.checkpoint(arm.on) for arm in arms if METHODS[arm.method].needs_mask}
+    sources: dict[str, None] = {}
+    for arm in arms:
+        target, *drafts = (family.checkpoint(role) for role in arm.roles)
+        if target not in inspected:
+            inspected[target] = inspect(target, offline=offline, needs_mask=target in masked)
+        for draft in drafts:
+            found = inspect_draft(draft, inspected[target], offline=offline)
+            if found is not None or draft not in inspected:
+                inspected[draft] = found or inspect(draft, offline=offline, needs_mask=draft in masked)
+        sources |= dict.fromkeys((target, *drafts))
+    return list(sources)
 
 
 def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:

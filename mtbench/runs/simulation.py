@@ -106,6 +106,9 @@ class Scripted(Method):
     def window(self) -> Window:
         return self.method.window()
 
+    def taps(self, runners: ModelRunners) -> Sequence[int]:
+        return self.method.taps(runners)
+
     def visible(self, query_position: Tensor, key_position: Tensor) -> Tensor:
         return self.method.visible(query_position, key_position)
 

@@ -11,6 +11,7 @@ import torch
 from mtbench.hardware import step_time
 from mtbench.hardware.probe import Shape, count
 from mtbench.hardware.step_time import Gpu
+from mtbench.models.drafts.loading import draft_config, draft_without_weights
 from mtbench.models.loading import DTYPES, without_weights
 from mtbench.runs.model_pool import ModelPool, method_of, resolve_device, resolve_dtype, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan
@@ -57,13 +58,16 @@ def modelled_blocks_s(plan: Plan, gpu: Gpu) -> list[float]:
 def _shapes(plan: Plan) -> dict[str, Shape]:
     """Return the sizes of every checkpoint by its source. Raises ValueError if one cannot be counted."""
     dtype = DTYPES[resolve_dtype(plan.request.dtype, "cuda")]
-    sources = {source for cell in plan.cells for source in cell.checkpoints.values()}
-    return {source: _shape(source, dtype, offline=plan.request.offline) for source in sources}
+    pairs = {(source, cell.checkpoints[cell.on]) for cell in plan.cells for source in cell.checkpoints.values()}
+    return {source: _shape(source, target, dtype, offline=plan.request.offline) for source, target in pairs}
 
 
 @cache
-def _shape(source: str, dtype: torch.dtype, *, offline: bool) -> Shape:
-    return count(without_weights(source, dtype, offline=offline))
+def _shape(source: str, target: str, dtype: torch.dtype, *, offline: bool) -> Shape:
+    """Return the sizes of a checkpoint, which may be a draft that reads the hidden states of a target."""
+    if source == target or draft_config(source, offline=offline) is None:
+        return count(without_weights(source, dtype, offline=offline))
+    return count(draft_without_weights(source, without_weights(target, dtype, offline=offline), offline=offline))
 
 
 def _block_s(plan: Plan, group: Group, cell: Cell, shapes: dict[str, Shape], gpu: Gpu) -> float:

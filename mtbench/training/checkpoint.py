@@ -1,6 +1,5 @@
 """A trained checkpoint on disk: weights, tokenizer and training record; the folder is complete or absent."""
 
-import hashlib
 import platform
 import shlex
 import shutil
@@ -97,12 +96,3 @@ def refuse_existing(out: Path) -> None:
     """Raise UserError if `out` exists."""
     if out.exists():
         raise UserError(f"{out} exists already; remove it or choose another `--out`")
-
-
-def weights_sha256(folder: Path) -> str | None:
-    """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
-    digest = hashlib.sha256()
-    weight_files = sorted(folder.glob("*.safetensors"))
-    for file in weight_files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest() if weight_files else None

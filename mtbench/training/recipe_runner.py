@@ -24,10 +24,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.errors import UserError, unknown
+from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import RECORD
 from mtbench.options import options_of, show
 from mtbench.report.progress import clock
-from mtbench.training.checkpoint import read_record, weights_sha256
+from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage
 
 POLL_EVERY_S = 0.2

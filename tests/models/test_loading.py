@@ -137,8 +137,8 @@ def test_random_weights_decode_in_bfloat16() -> None:
     checkpoint = load(f"{RANDOM}{EMBEDDED}ar", dtype=torch.bfloat16)
 
     class Watched(ModelRunner):
-        def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int, *, hidden: bool = False) -> Forwarded:
-            out = super().forward(ids, metadata, judged, hidden=hidden)
+        def forward(self, ids: Tensor, metadata: AttentionMetadata, judged: int) -> Forwarded:
+            out = super().forward(ids, metadata, judged)
             assert out.logits.isfinite().sum(-1).eq(checkpoint.vocabulary - 1).all()
             return out
 

@@ -18,12 +18,12 @@ from whole import plan_of
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
+from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import RECORD, TINY, family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.prompts import open_suite
 from mtbench.statistics import Difference, paired_difference, ratio_of_totals
-from mtbench.training.checkpoint import weights_sha256
 from mtbench.training.recipes import RECIPES
 from mtbench.training.train import TrainingRequest, train
 

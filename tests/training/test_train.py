@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, GPT2Config, MistralConfig
 
 from mtbench.errors import UserError
+from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import RECORD
 from mtbench.training import checkpoint, loss, packing, trainer
 from mtbench.training import train as training
@@ -281,7 +282,7 @@ def test_distillation_brings_a_draft_closer_to_its_teacher(
     out = run(Draft(distil="logits"), base, rows, settings, tmp_path / "out", teacher=str(undisturbed))
     curve = losses_of(out)
     assert sum(curve[-4:]) < 0.5 * sum(curve[:4])
-    assert record(out)["teacher_sha256"] == checkpoint.weights_sha256(undisturbed)
+    assert record(out)["teacher_sha256"] == weights_sha256(undisturbed)
     same = run(Draft(distil="logits"), str(undisturbed), rows, USUAL, tmp_path / "same", teacher=str(undisturbed))
     assert losses_of(same)[0] == pytest.approx(0, abs=1e-5)
 
@@ -333,7 +334,7 @@ def test_a_resumable_checkpoint_has_the_whole_record(
     assert entries["objective"] == "mars"
     assert entries["options"] == asdict(MARS)
     assert entries["settings"]["seed"] == 42
-    assert entries["base_sha256"] == checkpoint.weights_sha256(Path(base))
+    assert entries["base_sha256"] == weights_sha256(Path(base))
     data = prepare(rows, None, AutoTokenizer.from_pretrained(base), max_length=48, seed=0)
     assert entries["data"]["sha256"] == data.sha256
     assert {"torch", "transformers", "multi-token-bench"} <= entries["versions"].keys()

@@ -1,0 +1,135 @@
+"""Draft with a model that reads the target's hidden states (mtbench/models/feature_draft.py).
+
+The first forward of a step feeds the entries that are not final yet: positions that the target has decided since. Then
+a sequential draft reads its own tokens and features, level by level of a tree of guesses; a chain is a tree whose
+levels have one guess (EAGLE, arXiv 2401.15077, section 3).
+
+The cursor `cached` in the method's state counts the draft's final entries. Entries made of the draft's own features lie
+behind it; the next step overwrites them. A guess for position p has its entry at p − 1.
+
+R = rows, P = entries fed, G = guesses, V = vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mtbench.decoding import trees
+from mtbench.decoding.draft_model import Drafted
+from mtbench.decoding.method import ModelRunners, Rows
+from mtbench.errors import UserError
+from mtbench.models import sampling
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.feature_draft import DraftConfig, DraftRunner
+from mtbench.models.loading import Inspected
+
+
+def refuse_other_drafts(checkpoints: Mapping[str, Inspected], role: str, *, sequential: bool) -> None:
+    """Raise UserError unless the checkpoint in a role is a draft that reads features, of this kind."""
+    config = checkpoints[role].config
+    if isinstance(config, DraftConfig) and config.sequential == sequential:
+        return
+    what = config.name if isinstance(config, DraftConfig) else f"a whole model ({config.model_type})"
+    kind = "drafts token by token" if sequential else "drafts a block at once"
+    raise UserError(
+        f"checkpoint {checkpoints[role].source!r} in role {role!r} is {what}, and a draft that {kind} is needed; name "
+        f"one with `--checkpoint {role}=PATH_OR_ID`. See `mtbench ls methods`."
+    )
+
+
+def draft_runner(runners: ModelRunners, role: str) -> DraftRunner:
+    """Return the runner of a draft that reads features."""
+    runner = runners[role]
+    assert isinstance(runner, DraftRunner), "planning refuses other checkpoints"
+    return runner
+
+
+def first_entries(rows: Rows) -> Tensor:
+    """Return the number of final entries after a prefill, (R,): the start of the cursor `cached`."""
+    return (rows.known - DraftRunner.behind).clamp(min=0)
+
+
+class Entries(NamedTuple):
+    """The entries that a step makes final: what the draft reads, and in which slots."""
+
+    ids: Tensor  # (R, P), or (R, 0) for a block draft
+    features: Tensor  # (R, P, T·C)
+    slots: Tensor  # (R, P), right-aligned; a short row repeats its first
+
+
+def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, commits: int) -> Entries:
+    """Return the entries between `cached` (R,) and the last decided token; move the cursor behind them.
+
+    `commits`: most tokens that a step commits. A prompt of a single token has no feature yet; the draft reads zeros.
+    """
+    last = rows.known[:, None] - 1
+    fed = max(1, int((last[:, 0] - cached).max())) if runners.tight else commits
+    slots = torch.maximum(last - fed + torch.arange(fed, device=last.device), cached[:, None])
+    features = runner.read(slots).masked_fill((slots >= last)[..., None], 0)
+    cached.copy_(last[:, 0])
+    return Entries(runner.following(rows.tokens, slots), features, slots)
+
+
+def draft_tree(
+    runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int], commits: int
+) -> Drafted:
+    """Draft a tree in which `branches[d]` guesses follow each guess of the previous depth, as `trees.products`.
+
+    Returns the guesses (R, G) and the logits that each was chosen from, (R, G, V).
+    """
+    runner, base = draft_runner(runners, role), rows.known - 1
+    entries = new_entries(runner, runners, rows, cached, commits)
+    metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
+    out = runner.step(entries.ids, entries.features, metadata, judged=1)
+    guesses, logits = [], []
+    for depth, (children, level) in enumerate(zip(branches, levels(tuple(branches), base.device), strict=True)):
+        chosen = _choose(rows, out.logits, rows.known[:, None] + depth, children)
+        guesses.append(chosen)
+        logits.append(out.logits.repeat_interleave(children, 1))
+        if depth + 1 < len(branches):
+            assert out.feature is not None
+            metadata = AttentionMetadata(
+                slots=base[:, None] + level.first + torch.arange(chosen.shape[1], device=base.device),
+                positions=(base[:, None] + depth).expand_as(chosen),
+                base=base,
+                view=runners.view,
+                sees=level.sees,
+                offset=level.offset,
+            )
+            feature = out.feature.repeat_interleave(children, 1)
+            out = runner.step(chosen, feature, metadata, judged=chosen.shape[1], own=True)
+    return Drafted(torch.cat(guesses, 1), torch.cat(logits, 1))
+
+
+class Level(NamedTuple):
+    """The guesses of one depth."""
+
+    first: int  # number of its first guess
+    sees: Tensor | None  # (guesses of the level, guesses so far) bool; None for a chain
+    offset: Tensor | None  # (guesses so far,) depth of each
+
+
+@cache
+def levels(branches: tuple[int, ...], device: torch.device) -> list[Level]:
+    """Return the levels of the tree of `trees.products`. Made once, since a step must not copy from the host."""
+    if max(branches) == 1:
+        return [Level(depth, None, None) for depth in range(len(branches))]
+    offset, sees = (tensor.to(device) for tensor in trees.tree(trees.products(branches)))
+    found, end = [], 0
+    for depth in range(len(branches)):
+        first, end = end, len(trees.products(branches[: depth + 1]))
+        found.append(Level(first, sees[first:end, :end], offset[:end]))
+    return found
+
+
+def _choose(rows: Rows, logits: Tensor, position: Tensor, children: int) -> Tensor:
+    """Return the best `children` ids of each of the logits (R, n, V), (R, n·children); `position` (R, 1) of all."""
+    position = position.expand(-1, logits.shape[1])
+    if children == 1:
+        return rows.choose(logits, position)
+    if rows.temperature:
+        logits = sampling.sampled(logits, rows.temperature, rows.seed, position)
+    return logits.topk(children, -1).indices.flatten(1)

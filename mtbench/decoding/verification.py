@@ -1,0 +1,54 @@
+"""Verify a chain of drafts: accept the leading drafts by the target's own choice, or by rejection sampling.
+
+Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. By match, drafts that equal the target's
+choice are accepted; draft and target share one random number per request and position (`Rows.choose`), so the tokens
+are those of the reference. Rejection sampling accepts a draft with probability min(1, p/q): other tokens with the same
+distribution.
+
+R = rows, K = drafts, V = vocabulary.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
+from mtbench.models import sampling
+
+Verify = Literal["match", "rejection"]
+VERIFY = "accept the target's choice, or use rejection sampling"  # help of the option
+
+
+class VerifiedMethod(Method):
+    """A method whose guesses are a chain of K drafts that the target verifies."""
+
+    ahead: int  # K
+    verify: Verify
+
+    @property
+    def claims(self) -> Claims:
+        return "lossless" if self.verify == "match" else "distribution"
+
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        """`offered` (R, K, V), for rejection sampling: the distributions that the drafts were chosen from."""
+        if self.verify == "match":
+            return {}
+        shape = (len(rows.known), self.ahead, runners.target.checkpoint.vocabulary)
+        return {"offered": torch.zeros(shape, dtype=torch.double, device=rows.known.device)}
+
+    def keep_offer(self, state: State, rows: Rows, logits: Tensor) -> None:
+        """Keep the distributions of the drafts, given the logits (R, K, V) that they were chosen from."""
+        if self.verify == "rejection":
+            state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
+
+    def verified(self, state: State, rows: Rows, output: TargetOutput) -> tuple[Tensor, Tensor]:
+        """Return the tokens (R, K+1) to commit and the number of accepted drafts (R,)."""
+        if self.verify == "match":
+            return output.choice, sampling.prefix_length(output.agrees(output.guess))
+        offered, target = state["offered"][:, : self.ahead], rows.distribution(output.logits)
+        return sampling.rejection_sample(output.guess, offered, target, rows.seed, output.position)
+
+    def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
+        tokens, accepted = self.verified(state, rows, output)
+        return Commit(tokens, accepted + 1, kept=accepted)

@@ -1,0 +1,131 @@
+"""Find, check and load a draft that reads the target's hidden states, in whatever format it is stored.
+
+A draft is a folder or hub id with a config.json and safetensors weights, without a tokenizer; or a part of the target's
+own checkpoint, written `SOURCE#PART` (mtbench/models/families.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from mtbench.errors import UserError
+from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
+from mtbench.models.families import RANDOM, locate, read_training_record, split_part
+from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
+from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
+
+# Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
+# It raises ValueError for a configuration of its format that it cannot run.
+Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
+FORMATS: list[Recogniser] = []
+
+
+def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
+    """Return the configuration of a draft; None if the checkpoint is no draft of a known format.
+
+    Raises UserError for a draft of a known format that cannot be run.
+    """
+    return None if source.startswith(RANDOM) else _draft_config(source, offline)
+
+
+@cache
+def _draft_config(source: str, offline: bool) -> DraftConfig | None:
+    location, part = split_part(source)
+    with explained(location, "configuration", offline):
+        raw, _ = PretrainedConfig.get_config_dict(locate(location), local_files_only=offline)
+        check_sizes(raw)
+        for recognise in FORMATS:
+            if (config := recognise(raw, part)) is not None:
+                return config
+    if part:
+        raise UserError(
+            f"checkpoint {location!r} has no draft layers of a known format for {part!r} "
+            f"({raw.get('model_type', 'no model_type')}); name a draft with `{OTHER_CHECKPOINT}`."
+        )
+    return None
+
+
+def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> Inspected | None:
+    """Return a draft without its weights, with the tokenizer of its target; None if the checkpoint is no draft.
+
+    Raises UserError for a draft that does not fit the target.
+    """
+    config = draft_config(source, offline=offline)
+    if config is None:
+        return None
+    text = target.config.get_text_config()
+    for what, expected, found in (
+        ("reads hidden states of width", config.width, text.hidden_size),
+        ("has a vocabulary of", config.vocabulary, text.vocab_size),
+    ):
+        if expected != found:
+            raise _misfit(source, config, target.source, f"{what} {expected:,}, and the target's is {found:,}")
+    if max(config.taps) > text.num_hidden_layers:
+        layers = f"reads the output of layer {max(config.taps)}, and the target has {text.num_hidden_layers} layers"
+        raise _misfit(source, config, target.source, layers)
+    folder = Path(locate(split_part(source)[0]))
+    if folder.is_dir():
+        refuse_pickles(folder)
+        trained_for = read_training_record(folder).get("base_sha256")
+        if trained_for and trained_for != weights_sha256(Path(locate(target.source))):
+            raise _misfit(source, config, target.source, "was trained for a target with other weights")
+    return replace(target, source=source, config=config, mask_id=config.mask_id)
+
+
+def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Checkpoint:
+    """Return a draft for a loaded target, on its device and in its dtype.
+
+    Raises UserError if weights are missing, superfluous or of other shapes than the configuration says.
+    """
+    config = draft_config(source, offline=offline)
+    assert config is not None, "planning refuses other checkpoints"
+    draft = config.build(target.model)
+    like = target.model.get_output_embeddings().weight
+    stored = _weights(source, config, offline=offline)
+    with explained(source, "weights", offline):
+        draft.load_state_dict(
+            {
+                name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
+                for name, tensor in stored.items()
+            }
+        )
+    return draft_checkpoint(source, draft.eval().requires_grad_(False), target)
+
+
+def draft_without_weights(source: str, target: Any, *, offline: bool = False) -> FeatureDraft | None:
+    """Return a draft on the meta device, for a target that is there too; None if the checkpoint is no draft."""
+    config = draft_config(source, offline=offline)
+    with torch.device("meta"):
+        return None if config is None else config.build(target)
+
+
+def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Tensor]:
+    """Read the draft's tensors by the module's names."""
+    location = locate(split_part(source)[0])
+    if not Path(location).is_dir():
+        with explained(location, "weights", offline):
+            patterns = ["*.json", "*.safetensors"]
+            location = snapshot_download(location, allow_patterns=patterns, local_files_only=offline)
+    folder, tensors = Path(location), {}
+    stored_shapes(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  # safe_open is no mapping
+                if (ours := config.rename(name)) is not None:
+                    tensors[ours] = weights.get_tensor(name)
+    return tensors
+
+
+def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:
+    return UserError(
+        f"draft {source!r} ({config.name}) does not fit the target {target!r}: it {reason}; give the draft of this "
+        f"target with `{OTHER_CHECKPOINT}`."
+    )

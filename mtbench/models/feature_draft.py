@@ -1,0 +1,161 @@
+"""Drafts that read the target's hidden states: what a checkpoint of one must provide, and the runner that feeds it.
+
+EAGLE (arXiv 2401.15077, 2503.01840), DFlash, DSpark (arXiv 2607.05147) and multi-token-prediction layers (arXiv
+2412.19437) are small models without an embedding or LM head of their own. At position i they read a feature, made of
+the target's hidden states at position i, and the token at position i + 1. Their formats are in `mtbench/models/drafts`.
+
+The draft has its own KV cache. An entry for slot i is final if it was made from a feature of the target.
+
+R = rows, P = features fed, W = tokens fed, T = taps, C = hidden size of the target, V = the target's vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.loading import Calls, Checkpoint
+from mtbench.models.runner import Forwarded, ModelRunner
+
+
+class FeatureDraft(nn.Module):
+    """A draft model. Embedding and LM head may be the target's; they are then no parameters of the module.
+
+    A sequential draft reads as many tokens as features: token i + 1 with the feature of position i. It predicts one
+    token from each, and makes its own feature for the next step. A block draft caches the features fed, whatever tokens
+    there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
+
+    Beside this it has what is read of a model of transformers: `config`, `dtype`, and both embeddings.
+    """
+
+    def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
+        """`config`: a configuration of transformers for its layers. `target`: a model of transformers."""
+        super().__init__()
+        self.format, self.config = format, config
+        self._target = [target]  # in a list, so that it does not become a submodule
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the embedding that it reads, by default the target's."""
+        embedding: nn.Embedding = self._target[0].get_input_embeddings()
+        return embedding
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """Return the LM head that it uses, by default the target's."""
+        head: nn.Linear = self._target[0].get_output_embeddings()
+        return head
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @abstractmethod
+    def forward(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        metadata: AttentionMetadata,
+        cache: KVCache,
+        judged: int,
+        own: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits (R, judged, V) and features (R, judged, C) of the last `judged` positions.
+
+        `ids`: (R, W) target ids. `features`: (R, P, T·C) hidden states of the target, or, with `own`, (R, P, C) the
+        features that an earlier step returned. `metadata`: slots and positions of what is fed; for a block draft P + W.
+        The cache has been told of the metadata. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig:
+    """What the configuration of a draft says, whatever its format. Each format has a subclass."""
+
+    sequential: ClassVar[bool] = True  # it drafts token by token; else a block at once
+
+    name: str  # of the format, for messages
+    raw: Mapping[str, Any]  # config.json
+    taps: tuple[int, ...]  # hidden states of the target that it reads, numbered as transformers' `hidden_states`
+    width: int  # C that it expects of the target
+    vocabulary: int  # V that it expects of the target
+    max_positions: int
+    mask_id: int | None = None
+
+    @abstractmethod
+    def build(self, target: Any) -> FeatureDraft:
+        """Return the module with unset weights, for a target model of transformers; on the target's device and dtype.
+
+        It must run on the meta device, too.
+        """
+
+    def rename(self, name: str) -> str | None:
+        """Return the module's name of a stored tensor; None if it is not needed."""
+        return name
+
+
+class DraftRunner(ModelRunner):
+    """Runs a draft on the features that the target's runner keeps. It counts and times as every model runner."""
+
+    behind = 2  # the feature of the last decided token is not there yet
+
+    def __init__(self, checkpoint: Checkpoint, target: ModelRunner) -> None:
+        super().__init__(checkpoint)
+        self.target = target
+        self.draft: FeatureDraft = checkpoint.model
+        self.taps = self.draft.format.taps
+
+    def step(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, judged: int, *, own: bool = False
+    ) -> Forwarded:
+        """Run the draft; the arguments are those of `FeatureDraft.forward`."""
+        with self._counted(metadata):
+            logits, feature = self.draft(ids, features, metadata, self.cache, judged, own)
+            logits.index_fill_(-1, self.checkpoint.suppressed, float("-inf"))
+        return Forwarded(logits, feature)
+
+    def feed(self, tokens: Tensor, metadata: AttentionMetadata) -> None:
+        """Cache the entries of decided positions: the target's features there, and the tokens (R, S) after them."""
+        features = self.read(metadata.slots, metadata.rows)
+        self.step(self.following(tokens, metadata.slots), features, metadata, judged=0)
+
+    def following(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """Return the ids that it reads with the features in slots (R, P): of each position the token after it."""
+        return tokens.gather(1, slots + 1) if self.draft.format.sequential else tokens[:, :0]
+
+    def read(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return its features of the target in slots (R, P), (R, P, T·C). The target's cache may keep others too."""
+        kept = self.target.cache.taps
+        features = self.target.cache.features(slots, rows)
+        if kept == self.taps:
+            return features
+        by_tap = features.unflatten(-1, (len(kept), -1))
+        return torch.cat([by_tap[:, :, kept.index(tap)] for tap in self.taps], -1)
+
+
+def draft_checkpoint(source: str, draft: FeatureDraft, target: Checkpoint) -> Checkpoint:
+    """Return a loaded draft as a checkpoint beside its target, whose tokenizer and special ids it shares."""
+    calls = Calls(target.model.device)
+    calls.watch(draft)
+    return replace(
+        target,
+        source=source,
+        model=draft,
+        mask_id=draft.format.mask_id,
+        max_positions=draft.format.max_positions,
+        calls=calls,
+    )
+
+
+def in_target_vocabulary(logits: Tensor, target_ids: Tensor | None, vocabulary: int) -> Tensor:
+    """Return logits (R, n, D) over draft ids as logits (R, n, V) over the target's; −∞ for ids it cannot draft.
+
+    `target_ids` (D,): the target's id of each draft id. None: the draft has the target's ids.
+    """
+    if target_ids is None:
+        return logits
+    whole = logits.new_full((*logits.shape[:-1], vocabulary), float("-inf"))
+    return whole.index_copy_(-1, target_ids, logits)
