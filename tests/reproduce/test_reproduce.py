@@ -102,8 +102,9 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     validate(result)
     assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert sum(result["verdicts"].values()) == len(result["figures"])
+    lacking = {"eagle", "dflash", "dspark"} if name == "dspark-table-1" else {"base"}  # in the embedded family
     for figure in result["figures"]:
-        absent = figure["arm"] == "ar:on=base"  # the one role that the embedded family lacks
+        absent = not lacking.isdisjoint(reproduction.arm_of(figure["arm"], "eager").roles)
         assert figure["word"] == ("not run" if absent else "not comparable"), figure
         assert (figure["ours"] is None) == absent, figure
         assert figure["why"].startswith("family 'tiny' has no" if absent else "a miniature: family tiny, suite arith")
@@ -155,6 +156,11 @@ def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "
             "against": {"accuracy_change": "ar:on=mars", "speedup": "ar:on=mars"},
         },
         {"row": "steady", "arm": "mars:tau=1", "figures": {"tokens_per_forward": {"sums": "1.00"}}},
+        {
+            "row": "drafted",
+            "arm": "speculative:ahead=7,verify=rejection",
+            "figures": {"acceptance_length": {"sums": "1.00", "average": "8.00"}},
+        },
         {"row": "absent", "arm": "ar:on=base", "figures": {"accuracy": {"sums": "50.0"}}},
     ]
     table = published("mars-table-9")
@@ -198,6 +204,46 @@ def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
     plain = figure(result, "plain", "accuracy")
     assert plain["ours"]["n"] == 8
     assert plain["word"] in WORDS[:3]
+
+
+def test_an_accepted_length_is_our_acceptance_length(tmp_path: Path) -> None:
+    """Pooled over forwards: that of results.json, with an interval over blocks. No other accounting is shown."""
+    table = own_table(80, ["drafted"])
+    table = table.changed(plan=table.plan.changed(batch_sizes=[1], temperature=1.0, beside=["ar"]))
+    result = carried_out(table, OWN, tmp_path / "it")
+    validate(result)
+    cells = json.loads((tmp_path / "it" / "tiny" / "results.json").read_text())["cells"]
+    lines = [*RunDirectory(tmp_path / "it" / "tiny").lines(f"generations/{cells[1]['cell']}.jsonl")]
+    steps = [step for line in lines for step in line["commits"] if step]
+    ours = figure(result, "drafted", "acceptance_length")["ours"]
+
+    assert [cell["method"] for cell in cells] == ["ar", "speculative"]
+    assert ours["value"] == pytest.approx(sum(steps) / len(steps))
+    assert ours["value"] == pytest.approx(cells[1]["acceptance"]["length"])
+    assert ours["ci_low"] < ours["value"] < ours["ci_high"]
+    assert ours["n"] == 8
+    assert figure(result, "drafted", "acceptance_length")["word"] == "differs"
+    assert result["accounting"] == []
+    page.write(tmp_path, Reproduction(**result))
+    shown = (tmp_path / "reproduction.md").read_text()
+    assert "accepted length" in shown
+    assert "- **Accepted length.**" in shown
+    assert "- **The paper's accounting.**" not in shown
+
+
+def test_a_table_says_how_tokens_are_chosen_and_what_runs_beside() -> None:
+    """Temperature, variables of the chat template and baselines are part of every plan of the table."""
+    table = own_table(3, ["drafted"])
+    how = {"temperature": 0.5, "template_option": {"enable_thinking": False}, "beside": ["ar", "ar:on=mars"]}
+    (part,) = lay_out(table.changed(plan=table.plan.changed(**how)), OWN)
+
+    assert part.plan is not None
+    assert (part.plan.request.temperature, part.plan.request.template_option) == (0.5, {"enable_thinking": False})
+    assert [cell.arm for cell in part.plan.cells] == [
+        "ar@ar/graph",
+        "ar@mars/graph",
+        "speculative:ahead=7,verify=rejection@ar/graph",
+    ]
 
 
 def test_a_mean_of_one_is_that_one(own: tuple[JsonObject, Path]) -> None:
