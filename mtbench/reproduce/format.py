@@ -99,7 +99,7 @@ class Benchmark(Record):
     items: Size = Field(description="items of the published figure")
 
 
-class TablePlan(Record):
+class TablePlan(Sparse):
     """How a reproduction runs unless it is asked otherwise."""
 
     batch_sizes: list[Size] = Field(min_length=1, description="batch sizes")
