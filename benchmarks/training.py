@@ -56,8 +56,8 @@ from mtbench.models import loading
 from mtbench.models.attention import ATTENTION
 from mtbench.statistics import INCONCLUSIVE, Ratio
 from mtbench.training import linear_cross_entropy, loss
-from mtbench.training.loss import attach_loss, hidden_states
-from mtbench.training.objectives import Ar, Mars, Objective, Special, losses
+from mtbench.training.loss import attach_loss, target_states
+from mtbench.training.objectives import Ar, Mars, Objective, Special
 from mtbench.training.packing import PADDING, AttentionMask, Example, Packed
 from mtbench.training.schedule import Schedule
 from mtbench.training.trainer import PACKED, ROWS, ObjectiveTrainer
@@ -259,7 +259,7 @@ def counted_by_torch(objective: Objective, batch: Batch, config: Any) -> int:
         model = random_model(config, torch.device("cpu"))
         fed = Packed(**{name: fake.from_tensor(tensor) for name, tensor in batch.items()})
         with FlopCounterMode(display=False) as counter:
-            losses(objective, model, hidden_states(model, fed), fed).total.backward()
+            objective.losses(model, target_states(model, fed), fed).total.backward()
     per_operation = counter.get_flop_counts()["Global"]
     return sum(flops for operation, flops in per_operation.items() if str(operation) in ("aten.mm", "aten.addmm"))
 
@@ -613,7 +613,7 @@ def time_cpu(bench: Bench) -> None:
 def _pass(training: Training, batch: Batch, objective: Objective) -> None:
     """Run forward and backward of an objective."""
     fed = Packed(**batch)
-    losses(objective, training.model, hidden_states(training.model, fed), fed).total.backward()
+    objective.losses(training.model, target_states(training.model, fed), fed).total.backward()
     training.model.zero_grad(set_to_none=False)
 
 

@@ -67,7 +67,7 @@ class Eagle(VerifiedMethod):
         return {**state, **super().start(rows, runners)}
 
     def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
-        drafted = draft_tree(runners, self.draft, rows, state["cached"], self.branches, self.ahead + 1)
+        drafted = draft_tree(runners, self.draft, rows, state["cached"], self.branches)
         self.keep_offer(state, rows, drafted.logits)
         return drafted.tokens
 

@@ -194,7 +194,7 @@ def common(
 
 @cache
 def _objective_commands() -> Mapping[str, Any]:
-    from mtbench.training.objectives import OBJECTIVES
+    from mtbench.training.registry import OBJECTIVES
 
     group = typer.Typer()
     for kind in OBJECTIVES.values():

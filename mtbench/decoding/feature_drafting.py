@@ -60,28 +60,26 @@ class Entries(NamedTuple):
     slots: Tensor  # (R, P), right-aligned; a short row repeats its first
 
 
-def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor, commits: int) -> Entries:
+def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor) -> Entries:
     """Return the entries between `cached` (R,) and the last decided token; move the cursor behind them.
 
-    `commits`: most tokens that a step commits. A prompt of a single token has no feature yet; the draft reads zeros.
+    A prompt of a single token has no feature yet; the draft reads zeros.
     """
     last = rows.known[:, None] - 1
-    fed = max(1, int((last[:, 0] - cached).max())) if runners.tight else commits
+    fed = max(1, int((last[:, 0] - cached).max())) if runners.tight else runners.commits
     slots = torch.maximum(last - fed + torch.arange(fed, device=last.device), cached[:, None])
     features = runner.read(slots).masked_fill((slots >= last)[..., None], 0)
     cached.copy_(last[:, 0])
     return Entries(runner.following(rows.tokens, slots), features, slots)
 
 
-def draft_tree(
-    runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int], commits: int
-) -> Drafted:
+def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int]) -> Drafted:
     """Draft a tree in which `branches[d]` guesses follow each guess of the previous depth, as `trees.products`.
 
     Returns the guesses (R, G) and the logits that each was chosen from, (R, G, V).
     """
     runner, base = draft_runner(runners, role), rows.known - 1
-    entries = new_entries(runner, runners, rows, cached, commits)
+    entries = new_entries(runner, runners, rows, cached)
     metadata = AttentionMetadata(entries.slots, entries.slots, base, runners.view)
     out = runner.step(entries.ids, entries.features, metadata, judged=1)
     guesses, logits = [], []

@@ -205,6 +205,7 @@ class Batch:
     def step(self, shape: Shape, *, check_values: bool = False) -> None:
         """Run one forward. `check_values`: check the values that the method returns, which waits for the device."""
         self.runners.view, self.runners.tight = shape.view, self.tight
+        self.runners.commits = self.window.commits
         guess = self.propose(shape, check_values=check_values)
         ids, metadata = self.feed(guess, shape)
         out = self.target.forward(ids, metadata, guess.shape[1] + 1)

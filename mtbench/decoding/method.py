@@ -140,11 +140,12 @@ class Commit:
 class ModelRunners(dict[str, ModelRunner]):
     """Role -> model runner. `target` is the runner whose tokens are committed.
 
-    Before each step the loop sets `view` and `tight`, for draft models too.
+    Before each step the loop sets `view`, `tight` and `commits`, for draft models too.
     """
 
     view: int  # slots in view
     tight: bool  # the host may read tensors, and feeds only the positions needed
+    commits: int  # most tokens that the step before can have committed, in whatever width
 
     def __init__(self, target: str, runners: Mapping[str, ModelRunner]) -> None:
         super().__init__(runners)

@@ -30,7 +30,7 @@ class FeatureDraft(nn.Module):
     token from each, and makes its own feature for the next step. A block draft caches the features fed, whatever tokens
     there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
 
-    Beside this it has what is read of a model of transformers: `config`, `dtype`, and both embeddings.
+    Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, and both embeddings.
     """
 
     def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
@@ -52,6 +52,16 @@ class FeatureDraft(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def settle(self, stored: Mapping[str, Tensor]) -> None:
+        """Make or drop the parts that a checkpoint may lack, given its tensors by the module's names.
+
+        Called once, before they are loaded. Raises ValueError for values that it cannot run with.
+        """
 
     @abstractmethod
     def forward(
@@ -79,11 +89,18 @@ class DraftConfig:
 
     name: str  # of the format, for messages
     raw: Mapping[str, Any]  # config.json
-    taps: tuple[int, ...]  # hidden states of the target that it reads, numbered as transformers' `hidden_states`
+    taps: tuple[int, ...] = ()  # hidden states of the target that it reads, numbered as transformers' `hidden_states`
     width: int  # C that it expects of the target
     vocabulary: int  # V that it expects of the target
     max_positions: int
     mask_id: int | None = None
+
+    def for_target(self, target: Any) -> "DraftConfig":
+        """Return the configuration with what depends on the target, given the target's text configuration.
+
+        Raises ValueError, which says what the draft needs, for a target that it cannot be run with.
+        """
+        return self
 
     @abstractmethod
     def build(self, target: Any) -> FeatureDraft:

@@ -91,7 +91,7 @@ class ModelRunner:
 
     def _modules(self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int) -> Tensor:
         """Return the logits of transformers' modules, (R, judged, V). Hooks keep the features."""
-        with _kept_features(self.model, cache):
+        with watched_hidden_states(self.model, cache.taps, lambda tap, x: cache.keep_feature(tap, x.flatten(0, 1))):
             logits: Tensor = self.model(
                 input_ids=ids,
                 position_ids=metadata.positions,
@@ -104,22 +104,20 @@ class ModelRunner:
 
 
 @contextmanager
-def _kept_features(model: Any, cache: KVCache) -> Iterator[None]:
-    """Keep the features of the cache's taps during a forward pass of transformers' modules, on any architecture.
+def watched_hidden_states(model: Any, taps: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Call `keep(tap, hidden)` with hidden states (R, W, C) in every forward pass of transformers' modules meanwhile.
 
-    Tap i is the input of layer i, and the last one the LM head's input, as in transformers' `hidden_states`.
+    Tap i is the input of layer i, and the last one the LM head's input, as in transformers' `hidden_states`. Works on
+    any architecture with a list of layers.
     """
-    hooks = []
-    for tap in cache.taps:
-
-        def keep(hidden: Tensor, tap: int = tap) -> None:
-            cache.keep_feature(tap, hidden.flatten(0, 1))
-
-        layers = model.base_model.layers
-        if tap == len(layers):
-            hooks.append(model.base_model.register_forward_hook(lambda _, __, out, k=keep: k(out.last_hidden_state)))
+    hooks, layers = [], model.base_model.layers if taps else ()
+    for tap in taps:
+        if tap < len(layers):
+            hooks.append(layers[tap].register_forward_pre_hook(lambda _, inputs, tap=tap: keep(tap, inputs[0])))
         else:
-            hooks.append(layers[tap].register_forward_pre_hook(lambda _, inputs, k=keep: k(inputs[0])))
+            hooks.append(
+                model.base_model.register_forward_hook(lambda _, __, out, tap=tap: keep(tap, out.last_hidden_state))
+            )
     try:
         yield
     finally:

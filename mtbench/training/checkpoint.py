@@ -67,6 +67,22 @@ def write_checkpoint(
         partial.rename(out)
 
 
+def write_draft(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str, record: Any) -> None:
+    """Write a draft's configuration, its tensors in `dtype` and the training record, as `write_checkpoint` does."""
+    import torch
+    from safetensors.torch import save_file
+
+    partial = out.with_name(out.name + ".partial")
+    with write_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        files.write_json(partial / "config.json", {**config, "dtype": dtype})
+        cast = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
+        save_file(cast, partial / "model.safetensors", {"format": "pt"})
+        write_record(partial, record)
+        partial.rename(out)
+
+
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write the training record, with the command and the versions that made it."""
     made_with = {

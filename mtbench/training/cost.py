@@ -346,7 +346,7 @@ def model_of(config: Any, objective: Objective | None) -> Model:
         if objective is None:
             model.requires_grad_(False)
         else:
-            objective.attach(model)
+            objective.attach(model, Special(0, 0))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     queries, keys = shape.heads * shape.head_dim, shape.kv_bytes_per_token // (2 * shape.layers * model.dtype.itemsize)
     return Model(

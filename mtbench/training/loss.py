@@ -1,13 +1,15 @@
 """A model's forward pass in training: hidden states of the predicting tokens, and the objective's loss from them."""
 
+from collections.abc import Sequence
 from types import MethodType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from mtbench.models.runner import watched_hidden_states
 from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
-from mtbench.training.objectives import Model, Objective, losses
+from mtbench.training.objectives import Model, Objective, TargetStates
 from mtbench.training.packing import AttentionMask, Packed
 
 
@@ -19,14 +21,15 @@ class PredictionScores(NamedTuple):
 
 
 @torch.no_grad()
-def score_predictions(objective: Objective, model: Model, hidden: Tensor, batch: Packed) -> PredictionScores:
-    """Score the predictions made from the hidden states (N, H), chunk by chunk."""
-    right, confidence = torch.zeros(len(hidden), dtype=torch.bool), torch.zeros(len(hidden))
-    rows = torch.arange(len(hidden), device=hidden.device)
-    for head_input in objective.head_inputs(model, hidden, batch, None):
+def score_predictions(objective: Objective, model: Model, states: TargetStates, batch: Packed) -> PredictionScores:
+    """Score the predictions of a batch, chunk by chunk."""
+    count = len(batch.target)
+    right, confidence = torch.zeros(count, dtype=torch.bool), torch.zeros(count)
+    rows = torch.arange(count, device=batch.target.device)
+    for head_input in objective.head_inputs(model, states, batch, None):
         for part in chunks(len(head_input.hidden), len(head_input.head)):
-            states = head_input.hidden[part]
-            top = (states @ head_input.head.to(states.dtype).T).float().softmax(1).max(1)
+            hidden = head_input.hidden[part]
+            top = (hidden @ head_input.head.to(hidden.dtype).T).float().softmax(1).max(1)
             indices = rows[head_input.rows][part]
             right[indices.cpu()] = (top.indices == batch.target[indices]).cpu()
             confidence[indices.cpu()] = top.values.cpu()
@@ -49,13 +52,14 @@ def attention_mask(model: Model, batch: Packed) -> AttentionMask:
     return AttentionMask(batch).prepare({None, getattr(text, "sliding_window", None)}, group, dtype)
 
 
-def hidden_states(model: Model, batch: Packed) -> Tensor:
-    """Return the last hidden states of the predicting tokens, (N, H)."""
-    output = model.base_model(
-        input_ids=batch.ids, position_ids=batch.position, use_cache=False, metadata=attention_mask(model, batch)
-    ).last_hidden_state
-    predicting: Tensor = output.flatten(0, 1)[batch.predictor]
-    return predicting
+def target_states(model: Model, batch: Packed, taps: Sequence[int] = ()) -> TargetStates:
+    """Run the model on a batch."""
+    features: dict[int, Tensor] = {}
+    with watched_hidden_states(model, taps, features.__setitem__):
+        output = model.base_model(
+            input_ids=batch.ids, position_ids=batch.position, use_cache=False, metadata=attention_mask(model, batch)
+        ).last_hidden_state
+    return TargetStates(output.flatten(0, 1)[batch.predictor], features)
 
 
 def attach_loss(model: Model, objective: Objective, teacher: Model | None = None) -> None:
@@ -67,12 +71,12 @@ def attach_loss(model: Model, objective: Objective, teacher: Model | None = None
 
     def forward(model: Model, **tensors: Tensor) -> dict[str, Tensor]:
         batch = Packed(**tensors)
-        hidden = hidden_states(model, batch)
+        states = target_states(model, batch, objective.taps(model))
         vocabulary = len(model.get_output_embeddings().weight)
-        total, parts = losses(objective, model, hidden, batch, teacher_output(teacher, batch, vocabulary))
+        total, parts = objective.losses(model, states, batch, teacher_output(teacher, batch, vocabulary))
         outputs = {"loss": total, "parts": parts}
         if not model.training:
-            outputs |= score_predictions(objective, model, hidden, batch)._asdict()
+            outputs |= score_predictions(objective, model, states, batch)._asdict()
         return outputs
 
     model.forward = MethodType(forward, model)
@@ -83,4 +87,4 @@ def teacher_output(teacher: Model | None, batch: Packed, vocabulary: int | None 
     if teacher is None:
         return None
     with torch.no_grad():
-        return hidden_states(teacher, batch), teacher.get_output_embeddings().weight[:vocabulary]
+        return target_states(teacher, batch).predicting, teacher.get_output_embeddings().weight[:vocabulary]

@@ -40,6 +40,13 @@ class Losses(NamedTuple):
     parts: Tensor  # (P,)
 
 
+class TargetStates(NamedTuple):
+    """What one forward pass of the model gives for a batch."""
+
+    predicting: Tensor  # (N, H) last hidden states of the predicting tokens
+    features: Mapping[int, Tensor]  # tap -> (R, T, H): the hidden states that the objective asked for
+
+
 class HeadInput(NamedTuple):
     """The input of one LM head: the predictions made by it, their hidden states, its matrix, a teacher's output."""
 
@@ -55,6 +62,7 @@ class Objective:
 
     name: ClassVar[str]
     needs_mask: ClassVar[bool] = False
+    freezes_model: ClassVar[bool] = False  # only added modules learn
     role: ClassVar[str]  # role of its checkpoints in a family
 
     @property
@@ -80,18 +88,35 @@ class Objective:
         """Build the training sequence of one conversation. Its weights are not yet divided by the step's divisor."""
         raise NotImplementedError
 
-    def attach(self, model: Model) -> None:
+    def attach(self, model: Model, special: Special) -> None:
         """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
 
+    def taps(self, model: Model) -> tuple[int, ...]:
+        """Return which hidden states of all tokens it needs, numbered as transformers' `hidden_states`."""
+        return ()
+
     def head_inputs(
-        self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
     ) -> Iterator[HeadInput]:
-        """Yield the input of each head for the hidden states (N, H) of all predictions."""
-        yield HeadInput(slice(None), hidden, model.get_output_embeddings().weight, teacher)
+        """Yield the input of each head for all predictions."""
+        yield HeadInput(slice(None), states.predicting, model.get_output_embeddings().weight, teacher)
+
+    def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
+        """Return the loss of a batch: the cross-entropy of every head's predictions."""
+        totals, parts = [], []
+        for rows, hidden, head, teacher_output in self.head_inputs(model, states, batch, teacher):
+            total, terms = linear_cross_entropy(hidden, head, batch.target[rows], batch.weight[rows], teacher_output)
+            totals.append(total)
+            parts.append(terms)
+        return Losses(torch.stack(totals).sum(), torch.stack(parts).sum(0))
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
         """After training: remove the added modules; return their tensors, which are saved as `<name>.safetensors`."""
         return {}
+
+    def checkpoint_config(self, model: Model) -> Mapping[str, Any] | None:
+        """Return the config.json of a checkpoint of the added modules alone; None: they are saved with the model."""
+        return None
 
 
 def clean_stream(ids: Tensor) -> Stream:
@@ -315,6 +340,7 @@ class Medusa(Objective):
 
     name: ClassVar[str] = "medusa"
     role: ClassVar[str] = "medusa"
+    freezes_model: ClassVar[bool] = True
 
     heads: int = option(4, "K: number of heads", low=1)
 
@@ -344,34 +370,19 @@ class Medusa(Objective):
             ahead=ahead[exists],
         )
 
-    def attach(self, model: Model) -> None:
+    def attach(self, model: Model, special: Special) -> None:
         model.requires_grad_(False)
         head = model.get_output_embeddings().weight
         model.medusa = torch.nn.ModuleList(ResidualHead(head) for _ in range(self.heads))
 
     def head_inputs(
-        self, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
     ) -> Iterator[HeadInput]:
         for ahead, head in enumerate(model.medusa, start=2):
             rows = (batch.ahead == ahead).nonzero().squeeze(1)
-            yield HeadInput(rows, head(hidden[rows]), head.head)
+            yield HeadInput(rows, head(states.predicting[rows]), head.head)
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
         heads: dict[str, Tensor] = model.medusa.state_dict()
         del model.medusa
         return heads
-
-
-OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in (Ar, Mars, BlockDiffusion, Draft, Medusa)}
-
-
-def losses(
-    objective: Objective, model: Model, hidden: Tensor, batch: Packed, teacher: TeacherOutput | None = None
-) -> Losses:
-    """Return the objective's loss from the hidden states (N, H) of the predictions."""
-    totals, parts = [], []
-    for rows, states, head, teacher_output in objective.head_inputs(model, hidden, batch, teacher):
-        total, terms = linear_cross_entropy(states, head, batch.target[rows], batch.weight[rows], teacher_output)
-        totals.append(total)
-        parts.append(terms)
-    return Losses(torch.stack(totals).sum(), torch.stack(parts).sum(0))

@@ -22,7 +22,7 @@ from mtbench.errors import UserError
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.loading import Inspected, inspect
-from mtbench.training.checkpoint import refuse_existing, write_checkpoint, write_errors
+from mtbench.training.checkpoint import refuse_existing, write_checkpoint, write_draft, write_errors
 from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
@@ -81,7 +81,8 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     if request.grow_vocabulary and checked.base.mask_id is not None:
         grow_embedding(model, checked.base.mask_id)
     teacher = None if checked.teacher is None else _load(checked.teacher)
-    objective.attach(model)
+    special = Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id)
+    objective.attach(model, special)
     if processes.is_main_process:
         files.write_json(request.resume_folder / "request.json", checked.record)
     processes.wait_for_everyone()
@@ -90,7 +91,7 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         objective=objective,
         data=checked.data,
         settings=request.settings,
-        special=Special(checked.base.mask_id if objective.needs_mask else None, tokenizer.eos_token_id),
+        special=special,
         resume_folder=request.resume_folder,
         request=checked.record,
         teacher=teacher,
@@ -100,16 +101,20 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
     trained = fit(job)
     if trained is None:  # the main process writes the checkpoint
         return request.out
-    added = objective.detach(model)
-    write_checkpoint(
-        request.out,
-        model,
-        tokenizer,
-        request.settings.dtype,
-        {**checked.record, **trained.figures},
-        {f"{objective.name}.safetensors": added} if added else {},
-        trained.gathered_weights,
-    )
+    config = objective.checkpoint_config(model)
+    added, record = objective.detach(model), {**checked.record, **trained.figures}
+    if config is not None:
+        write_draft(request.out, config, added, request.settings.dtype, record)
+    else:
+        write_checkpoint(
+            request.out,
+            model,
+            tokenizer,
+            request.settings.dtype,
+            record,
+            {f"{objective.name}.safetensors": added} if added else {},
+            trained.gathered_weights,
+        )
     with write_errors(request.resume_folder):
         shutil.rmtree(request.resume_folder)
     return request.out
@@ -164,6 +169,11 @@ def _check_options(request: TrainingRequest) -> None:
     objective, settings = request.objective, request.settings
     if not objective.needs_mask and (request.mask_token is not None or request.grow_vocabulary):
         raise UserError(f"{objective.name} feeds no mask token; leave out --mask-token and --grow-vocabulary.")
+    if objective.freezes_model and request.grow_vocabulary:
+        raise UserError(
+            f"{objective.name} leaves the model as it is, and --grow-vocabulary would change it; name a reserved token "
+            "with --mask-token."
+        )
     if objective.needs_teacher and request.teacher is None:
         raise UserError(f"{objective.name} needs `--teacher CHECKPOINT` to distil from")
     if request.teacher is not None and not objective.needs_teacher:

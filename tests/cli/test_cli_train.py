@@ -11,9 +11,10 @@ from mtbench.cli.train import app
 from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 from mtbench.options import options_of
-from mtbench.training.objectives import OBJECTIVES, Mars
+from mtbench.training.objectives import Mars
 from mtbench.training.recipe_runner import arguments, needs
 from mtbench.training.recipes import RECIPES, Stage
+from mtbench.training.registry import OBJECTIVES
 from mtbench.training.train import TrainingRequest
 from mtbench.training.trainer import Settings
 

@@ -86,7 +86,7 @@ def test_accuracy_and_calibration_are_those_of_each_conversation_alone(
     """For any packing of rows and chunks of logits, each prediction is scored once, by its own head."""
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 5 * VOCABULARY)
     examples, trained = conversations(7), model()
-    objective.attach(trained)
+    objective.attach(trained, Special(MASK, END))
     for head in getattr(trained, "medusa", ()):
         torch.nn.init.normal_(head.hidden.weight)
     ahead, right, confidence = [], [], []

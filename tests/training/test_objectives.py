@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.models.attention import ATTENTION
-from mtbench.training.loss import hidden_states, teacher_output
+from mtbench.training.loss import target_states, teacher_output
 from mtbench.training.objectives import (
     LEAST_TIME,
-    OBJECTIVES,
     Ar,
     BlockDiffusion,
     Draft,
@@ -24,9 +23,9 @@ from mtbench.training.objectives import (
     Medusa,
     Objective,
     Special,
-    losses,
 )
 from mtbench.training.packing import AttentionMask, Example, TrainingSequence, pack
+from mtbench.training.registry import OBJECTIVES
 
 VOCAB, MASK, END = 23, 20, 21
 BLOCKS = (2, 3, 4, 8, 16)
@@ -82,7 +81,7 @@ def ours(model: Any, objective: Objective, sequence: list[TrainingSequence], tea
     batch = pack(
         [sequence[:2], sequence[2:3], sequence[3:]], sum(len(one.ids) for one in sequence[:3]), len(objective.parts)
     )
-    found = losses(objective, model, hidden_states(model, batch), batch, teacher_output(teacher, batch))
+    found = objective.losses(model, target_states(model, batch), batch, teacher_output(teacher, batch))
     torch.testing.assert_close(found.parts.sum(), found.total.detach())
     return found.total
 
@@ -197,7 +196,7 @@ def test_a_random_offset_shifts_the_blocks(model: Any, layout: Any) -> None:
     for seed in range(20):
         sequence = mars.build(example, SPECIAL, torch.Generator().manual_seed(seed))
         batch = pack([[sequence]], len(sequence.ids), 2)
-        loss = losses(mars, model, hidden_states(model, batch), batch).total.item()
+        loss = mars.losses(model, target_states(model, batch), batch).total.item()
         found.add(min(range(3), key=lambda shift: abs(expected[shift] - loss)))
         assert min(abs(loss - value) for value in expected) < 1e-9
     assert found == {0, 1, 2}
@@ -276,7 +275,7 @@ def test_the_loss_of_distillation_is_the_divergence_from_the_teacher(model: Any)
 def test_medusa_trains_heads_and_not_the_target(model: Any) -> None:
     """Head k, x + silu(Wx) and its own matrix, predicts k tokens beyond the next, with the weight 0.8 to the k."""
     medusa = Medusa(heads=3)
-    medusa.attach(model)
+    medusa.attach(model, SPECIAL)
     for head in model.medusa:
         torch.nn.init.normal_(head.hidden.weight, std=0.3)
     terms = []
@@ -300,7 +299,7 @@ def test_medusa_trains_heads_and_not_the_target(model: Any) -> None:
 
 def test_medusa_heads_start_as_the_targets_head(model: Any) -> None:
     """Before training, each head has the logits of the target's head."""
-    Medusa(heads=2).attach(model)
+    Medusa(heads=2).attach(model, SPECIAL)
     hidden = torch.randn(5, 16, dtype=torch.float64)
     for head in model.medusa:
         assert torch.equal(head(hidden) @ head.head.T, model.lm_head(hidden))

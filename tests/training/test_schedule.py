@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mtbench.models.attention import ATTENTION
-from mtbench.training.loss import hidden_states
-from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special, losses
+from mtbench.training.loss import target_states
+from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective, Special
 from mtbench.training.packing import PADDING, Example, Packed
 from mtbench.training.schedule import Schedule, best_fit, generator
 
@@ -197,7 +197,7 @@ def learned(model: Any, plan: Schedule, step: int) -> dict[str, Tensor]:
     parts = torch.zeros(len(plan.objective.parts), dtype=torch.float64)
     for number in range(step * plan.forwards, (step + 1) * plan.forwards):
         batch = Packed(**{n: t.double() if n == "weight" else t for n, t in plan[number].items()})
-        loss, terms = losses(plan.objective, model, hidden_states(model, batch), batch)
+        loss, terms = plan.objective.losses(model, target_states(model, batch), batch)
         loss.backward()
         total += loss.detach()
         parts += terms
@@ -233,7 +233,7 @@ def test_the_gradient_of_a_step_does_not_depend_on_its_forward_passes(
 def test_the_gradient_of_medusa_heads_does_not_depend_on_the_forward_passes(model: Any) -> None:
     """It is a mean over the labelled tokens of a step, with a weight per head."""
     objective = Medusa(heads=2)
-    objective.attach(model)
+    objective.attach(model, Special(None, 0))
     try:
         plans = [schedule(7, objective=objective, batch_size=5, rows=r, packed=p) for r, p in ((5, 0), (1, 0), (2, 80))]
         expected = learned(model, plans[0], 1)

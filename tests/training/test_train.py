@@ -24,7 +24,7 @@ from mtbench.training import checkpoint, loss, packing, trainer
 from mtbench.training import train as training
 from mtbench.training.conversations import prepare
 from mtbench.training.init_model import initialise
-from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Losses, Mars, Medusa, Objective, Special, losses
+from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Losses, Mars, Medusa, Objective, Special
 from mtbench.training.packing import PADDING
 from mtbench.training.schedule import Schedule
 from mtbench.training.train import TrainingRequest, check, train
@@ -603,13 +603,15 @@ def test_a_nonfinite_gradient_stops_before_the_weights_are_saved(
     schedule = plan(base, rows, Ar())
     forwards = iter(range(10_000))
 
-    def steep(objective: Objective, model: Any, *rest: Any) -> Losses:
+    losses = Ar.losses
+
+    def steep(objective: Ar, model: Any, *rest: Any) -> Losses:
         total, parts = losses(objective, model, *rest)
         if model.training and next(forwards) == (step - 1) * schedule.forwards:
             total = total + (total - total.detach()).sqrt()  # 0, with an infinite gradient
         return Losses(total, parts)
 
-    monkeypatch.setattr(loss, "losses", steep)
+    monkeypatch.setattr(Ar, "losses", steep)
     with pytest.raises(UserError, match=f"the gradient of step {step} is (inf|nan), at a learning rate of") as error:
         run(Ar(), base, rows, replace(USUAL, save_steps=save_steps), out)
     assert f"on conversations {', '.join(map(str, schedule.conversations(step - 1)))};" in str(error.value)
@@ -647,7 +649,7 @@ def test_an_out_of_memory_error_says_what_to_halve(
     advice: str,
 ) -> None:
     """First the options that change no loss; a packed row still holds the longest conversation."""
-    monkeypatch.setattr(loss, "hidden_states", broken_by(error))
+    monkeypatch.setattr(loss, "target_states", broken_by(error))
     with pytest.raises(UserError, match="out of memory") as refusal:
         run(Mars(block_size=2), base, rows, replace(USUAL, **changes), tmp_path / "out")
     assert advice in str(refusal.value)
@@ -664,7 +666,7 @@ def test_another_error_is_not_reported_as_out_of_memory(
     base: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is raised unchanged."""
-    monkeypatch.setattr(loss, "hidden_states", broken_by(RuntimeError("shapes differ")))
+    monkeypatch.setattr(loss, "target_states", broken_by(RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         run(Ar(), base, rows, USUAL, tmp_path / "out")
 
@@ -701,15 +703,15 @@ def test_after_out_of_memory_a_training_resumes_with_fewer_rows(
     base: str, rows: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It follows the advice, gives the same curve, and its record has the new setting."""
-    out, forward = tmp_path / "out", loss.hidden_states
+    out, forward = tmp_path / "out", loss.target_states
     calls = iter(range(1000))
 
-    def short(model: Any, batch: Any) -> Any:
+    def short(model: Any, batch: Any, taps: Any) -> Any:
         if next(calls) == 5 * 2 + 1:
             raise OUT_OF_MEMORY[0]
-        return forward(model, batch)
+        return forward(model, batch, taps)
 
-    monkeypatch.setattr(loss, "hidden_states", short)
+    monkeypatch.setattr(loss, "target_states", short)
     with pytest.raises(UserError, match="--rows 1`"):
         run(MARS, base, rows, USUAL, out)
     watch = Watch()

@@ -16,8 +16,9 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
+from mtbench.models.drafts import eagle_draft
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
@@ -25,7 +26,7 @@ from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, expl
 # Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
-FORMATS: list[Recogniser] = []
+FORMATS: list[Recogniser] = [eagle_draft.recognise]
 
 
 def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
@@ -42,15 +43,22 @@ def _draft_config(source: str, offline: bool) -> DraftConfig | None:
     with explained(location, "configuration", offline):
         raw, _ = PretrainedConfig.get_config_dict(locate(location), local_files_only=offline)
         check_sizes(raw)
-        for recognise in FORMATS:
-            if (config := recognise(raw, part)) is not None:
-                return config
+        if (config := recognised(raw, part)) is not None:
+            return config
     if part:
         raise UserError(
             f"checkpoint {location!r} has no draft layers of a known format for {part!r} "
             f"({raw.get('model_type', 'no model_type')}); name a draft with `{OTHER_CHECKPOINT}`."
         )
     return None
+
+
+def recognised(raw: Mapping[str, Any], part: str = "") -> DraftConfig | None:
+    """Return the configuration of a draft from its config.json, None for other models.
+
+    Raises ValueError for a draft of a known format that cannot be run.
+    """
+    return next((config for recognise in FORMATS if (config := recognise(raw, part)) is not None), None)
 
 
 def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> Inspected | None:
@@ -68,6 +76,10 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     ):
         if expected != found:
             raise _misfit(source, config, target.source, f"{what} {expected:,}, and the target's is {found:,}")
+    try:
+        config = config.for_target(text)
+    except ValueError as error:
+        raise _misfit(source, config, target.source, first_line(error)) from None
     if max(config.taps) > text.num_hidden_layers:
         layers = f"reads the output of layer {max(config.taps)}, and the target has {text.num_hidden_layers} layers"
         raise _misfit(source, config, target.source, layers)
@@ -87,10 +99,12 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     """
     config = draft_config(source, offline=offline)
     assert config is not None, "planning refuses other checkpoints"
-    draft = config.build(target.model)
+    draft = config.for_target(target.model.config.get_text_config()).build(target.model)
     like = target.model.get_output_embeddings().weight
     stored = _weights(source, config, offline=offline)
     with explained(source, "weights", offline):
+        draft.settle(stored)
+        _refuse_other_tensors(draft, stored)
         draft.load_state_dict(
             {
                 name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
@@ -104,7 +118,7 @@ def draft_without_weights(source: str, target: Any, *, offline: bool = False) ->
     """Return a draft on the meta device, for a target that is there too; None if the checkpoint is no draft."""
     config = draft_config(source, offline=offline)
     with torch.device("meta"):
-        return None if config is None else config.build(target)
+        return None if config is None else config.for_target(target.config.get_text_config()).build(target)
 
 
 def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Tensor]:
@@ -122,6 +136,21 @@ def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Te
                 if (ours := config.rename(name)) is not None:
                     tensors[ours] = weights.get_tensor(name)
     return tensors
+
+
+def _refuse_other_tensors(draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless the stored tensors are those of the module, with the same shapes."""
+    expected = draft.state_dict()
+    for what, names in (
+        ("tensors are missing", expected.keys() - stored.keys()),
+        ("tensors are of no use", stored.keys() - expected.keys()),
+    ):
+        if names:
+            raise ValueError(f"{len(names)} {what}, such as {min(names)!r}")
+    for name, tensor in expected.items():
+        if tensor.shape != stored[name].shape:
+            found, wanted = list(stored[name].shape), list(tensor.shape)
+            raise ValueError(f"{name} has the shape {found}, and its configuration says {wanted}")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:

@@ -1,0 +1,280 @@
+"""EAGLE-3 and EAGLE-3.1 drafts, in the formats of SpecForge, speculators and DeepSpec.
+
+Li, Wei, Zhang, Zhang: "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test",
+NeurIPS 2025, arXiv 2503.01840; EAGLE-3.1: arXiv 2605.09992. One decoder layer, whose attention reads the embedding of a
+token beside a feature. The first feature is a product of the target's hidden states, each later one the draft's own
+output, before the last norm (3) or after it (3.1: `norm_output`). The vocabulary may be cut: draft id j is the target's
+j + d2t[j].
+
+Hidden states are named in three ways, which differ by one (`_taps`). Formats, read in the sources of August 2026:
+
+- SpecForge's, which SGLang serves and SafeAILab/EAGLE began: `LlamaForCausalLMEagle3`, weights `midlayer.`.
+- speculators', which vLLM serves: `speculators_model_type`, layer in `transformer_layer_config`, weights `layers.0.`.
+- DeepSpec's: `Qwen3Eagle3Model`, five hidden states, the whole vocabulary, weights `layers.0.`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers.modeling_utils import local_torch_dtype
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3 import modeling_qwen3
+
+from mtbench.models.attention import ATTENTION, AttentionMetadata
+from mtbench.models.checkpoint_files import check_sizes
+from mtbench.models.feature_draft import DraftConfig, FeatureDraft, in_target_vocabulary
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.loading import SERVED_ROPES
+
+LLAMA, QWEN3 = LlamaConfig.model_type, Qwen3Config.model_type
+CONFIGS: dict[str, type[PretrainedConfig]] = {LLAMA: LlamaConfig, QWEN3: Qwen3Config}
+ROTARY = {LLAMA: modeling_llama.LlamaRotaryEmbedding, QWEN3: modeling_qwen3.Qwen3RotaryEmbedding}
+ATTENTIONS = {LLAMA: modeling_llama.LlamaAttention, QWEN3: modeling_qwen3.Qwen3Attention}
+MLPS = {LLAMA: modeling_llama.LlamaMLP, QWEN3: modeling_qwen3.Qwen3MLP}
+RMSNorm = modeling_llama.LlamaRMSNorm  # Qwen3's is the same
+ARCHITECTURES = SPECFORGE, DEEPSPEC = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model"
+SPECULATORS = "eagle3"  # value of speculators_model_type
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+# Stored in some checkpoints and not used here: the reverse of d2t, the target's own weights, constants.
+UNUSED = re.compile(r"t2d$|verifier_(norm|lm_head)\.|.*rotary_emb\.inv_freq$")
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(DraftConfig):
+    """What the configuration of an EAGLE-3 draft says."""
+
+    layer: PretrainedConfig
+    tap_count: int
+    draft_vocabulary: int
+    norm_each: bool = False  # a norm for each hidden state of the target (`fc_norm`)
+    norm_all: bool = False  # one norm over all of them (`norm_before_fc`)
+    residual_normed: bool = False  # the residual is the normed feature (`norm_before_residual`)
+    feedback_normed: bool = False  # its own feature is its output after the last norm (`norm_output`)
+
+    def for_target(self, target: Any) -> DraftConfig:
+        layers = target.num_hidden_layers
+        taps = self.taps or (2, layers // 2, layers - 3)  # as in all sources, if the configuration names none
+        if not all(0 <= tap < layers for tap in taps):
+            # Number n would be the last layer's output, before the last norm in some sources and after it in others.
+            raise ValueError(f"reads the inputs of layers {', '.join(map(str, taps))}, and the target has {layers}")
+        return replace(self, taps=taps)
+
+    def build(self, target: Any) -> "EagleDraft":
+        dtype = target.get_output_embeddings().weight.dtype
+        with torch.device(target.device), local_torch_dtype(dtype):
+            return EagleDraft(self, target)
+
+    def rename(self, name: str) -> str | None:
+        name = re.sub(r"^(midlayer|layers\.0)\.", "layer.", name.removeprefix("model."))
+        whole = self.draft_vocabulary == self.vocabulary
+        return None if UNUSED.match(name) or (whole and name == "d2t") else name
+
+
+def recognise(raw: Raw, part: str) -> EagleConfig | None:
+    """Return the configuration of an EAGLE-3 draft, None for anything else (mtbench/models/drafts/loading.py)."""
+    architectures = raw.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    if part:
+        return None
+    if raw.get("speculators_model_type") == SPECULATORS:
+        return _speculators(raw)
+    if name == SPECFORGE:
+        return _config(raw, "EAGLE-3, SpecForge's format", _layer(raw, LLAMA), _taps(raw))
+    if name == DEEPSPEC:
+        if "target_layer_ids" not in raw:
+            raise ValueError("target_layer_ids is missing")
+        return _config(raw, "EAGLE-3, DeepSpec's format", _layer(raw, QWEN3), _ids(raw["target_layer_ids"], 1))
+    if isinstance(name, str) and "eagle3" in name.lower():
+        raise ValueError(f"architecture {name!r:.60} is not supported; {', '.join(ARCHITECTURES)} are")
+    return None
+
+
+def _speculators(raw: Raw) -> EagleConfig:
+    nested = raw.get("transformer_layer_config")
+    if not isinstance(nested, Mapping):
+        raise ValueError("transformer_layer_config is not an object")
+    check_sizes(nested)
+    return _config(raw, "EAGLE-3, speculators' format", _layer(nested, nested.get("model_type", QWEN3)), _taps(raw))
+
+
+def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...]) -> EagleConfig:
+    sizes = {"draft_vocab_size": raw.get("draft_vocab_size"), "target_hidden_size": raw.get("target_hidden_size")}
+    check_sizes({"vocab_size": sizes["draft_vocab_size"], "hidden_size": sizes["target_hidden_size"]})
+    return EagleConfig(
+        name=name,
+        raw=raw,
+        taps=taps,
+        tap_count=len(taps) or 3,
+        width=sizes["target_hidden_size"] or layer.hidden_size,
+        vocabulary=layer.vocab_size,
+        draft_vocabulary=sizes["draft_vocab_size"] or layer.vocab_size,
+        max_positions=layer.max_position_embeddings,
+        layer=layer,
+        norm_each=_flag(raw, "fc_norm"),
+        norm_all=_flag(raw, "norm_before_fc"),
+        residual_normed=_flag(raw, "norm_before_residual"),
+        # Before September 2026 SpecForge trained with feedback before the norm, whatever this flag said; its default
+        # was true. Absent means false in every source of today.
+        feedback_normed=_flag(raw, "norm_output"),
+    )
+
+
+def _layer(raw: Raw, kind: Any) -> PretrainedConfig:
+    """Return the configuration of the decoder layer."""
+    if kind not in CONFIGS:
+        raise ValueError(f"a layer of type {kind!r:.60} is not supported; {', '.join(CONFIGS)} are")
+    config: Any = CONFIGS[kind].from_dict({**raw, "model_type": kind}, attn_implementation=ATTENTION)
+    if config.num_hidden_layers != 1:
+        raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, and drafts of one layer are supported")
+    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
+    if rope not in SERVED_ROPES:
+        raise ValueError(f"rope type {rope!r:.60} is not supported; {', '.join(sorted(SERVED_ROPES))} are")
+    return config
+
+
+def _taps(raw: Raw) -> tuple[int, ...]:
+    """Return which hidden states the configuration names; () for none.
+
+    speculators and vLLM name the layer whose input is read. SpecForge and SGLang nest the list in `eagle_config`, and
+    name the layer whose output is read, as DeepSpec does.
+    """
+    nested = raw.get("eagle_config") or {}
+    if not isinstance(nested, Mapping):
+        raise ValueError("eagle_config is not an object")
+    if nested.get("use_aux_hidden_state") is False:
+        raise ValueError("use_aux_hidden_state is false, and drafts that read hidden states of layers are supported")
+    if (ids := nested.get(LAYER_IDS)) is not None:
+        return _ids(ids, 1)
+    return () if (ids := raw.get(LAYER_IDS)) is None else _ids(ids, 0)
+
+
+def _ids(value: Any, shift: int) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or not value or any(type(i) is not int or i < 0 for i in value):
+        raise ValueError(f"the layers {value!r:.60} are no list of layer numbers")
+    return tuple(i + shift for i in value)
+
+
+def _flag(raw: Raw, name: str) -> bool:
+    value = raw.get(name) or False
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r:.60}, not true or false")
+    return value
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer whose attention reads embedding and feature, both normed, side by side."""
+
+    def __init__(self, config: Any, residual_normed: bool) -> None:
+        super().__init__()
+        self.residual_normed = residual_normed
+        self.self_attn: Any = ATTENTIONS[config.model_type](config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            narrow: nn.Linear = getattr(self.self_attn, name)
+            wide = nn.Linear(2 * config.hidden_size, narrow.out_features, bias=narrow.bias is not None)
+            setattr(self.self_attn, name, wide)
+        self.mlp = MLPS[config.model_type](config)
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            RMSNorm(config.hidden_size, config.rms_norm_eps) for _ in range(3)
+        )
+
+    def forward(
+        self,
+        embedding: Tensor,
+        feature: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        cache: KVCache,
+        judged: int,
+    ) -> Tensor:
+        """Return its output at the last `judged` positions, (R, judged, C)."""
+        normed = self.hidden_norm(feature)
+        attended, _ = self.self_attn(
+            torch.cat((self.input_layernorm(embedding), normed), -1),
+            position_embeddings=rotary,
+            attention_mask=None,
+            past_key_values=cache,
+            metadata=metadata,
+        )
+        residual = normed if self.residual_normed else feature
+        hidden = (residual + attended)[:, residual.shape[1] - judged :]
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class EagleDraft(FeatureDraft):
+    """An EAGLE-3 draft. It stores its own embedding or LM head, or uses the target's."""
+
+    embed_tokens: nn.Embedding | None
+    lm_head: nn.Linear | None
+    format: EagleConfig
+
+    def __init__(self, format: EagleConfig, target: Any) -> None:
+        config: Any = format.layer
+        super().__init__(format, config, target)
+        taps, eps = format.tap_count, config.rms_norm_eps
+        self.fc_norm = nn.ModuleList(RMSNorm(format.width, eps) for _ in range(taps)) if format.norm_each else None
+        self.input_norm = RMSNorm(taps * format.width, eps) if format.norm_all else None
+        self.fc = nn.Linear(taps * format.width, config.hidden_size, bias=False)
+        self.layer = EagleLayer(config, format.residual_normed)
+        self.norm = RMSNorm(config.hidden_size, eps)
+        self.rotary_emb = ROTARY[config.model_type](config)
+        cut = format.draft_vocabulary != format.vocabulary
+        self.register_buffer("d2t", torch.zeros(format.draft_vocabulary, dtype=torch.long) if cut else None)
+        with torch.device("meta"):  # until `settle` knows whether they are stored
+            self.embed_tokens = nn.Embedding(format.vocabulary, config.hidden_size)
+            self.lm_head = nn.Linear(config.hidden_size, format.draft_vocabulary, bias=False)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return super().get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return super().get_output_embeddings() if self.lm_head is None else self.lm_head
+
+    def settle(self, stored: Mapping[str, Tensor]) -> None:
+        as_wide = self.config.hidden_size == self.format.width
+        own = "embed_tokens.weight" in stored and self.config.tie_word_embeddings
+        for name, shared in (("embed_tokens", as_wide), ("lm_head", as_wide and self.d2t is None and not own)):
+            if f"{name}.weight" in stored:
+                getattr(self, name).to_empty(device=self.fc.weight.device)
+            elif shared:
+                setattr(self, name, None)
+            else:
+                raise ValueError(f"{name}.weight is missing, and the target's cannot take its place")
+        if self.d2t is not None and "d2t" in stored:
+            ids = stored["d2t"] + torch.arange(len(stored["d2t"]))
+            if ids.is_floating_point() or ids.ndim != 1 or len(ids.unique()) < len(ids):
+                raise ValueError("d2t gives two ids the same token")
+            if ids.min() < 0 or ids.max() >= self.format.vocabulary:
+                raise ValueError(f"d2t names the token {int(ids.max())}, and there are {self.format.vocabulary:,}")
+
+    def forward(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        metadata: AttentionMetadata,
+        cache: KVCache,
+        judged: int,
+        own: bool,
+    ) -> tuple[Tensor, Tensor]:
+        feature = features if own else self.fc(self._normed(features))
+        rotary = self.rotary_emb(feature, metadata.positions)
+        hidden = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        normed = self.norm(hidden)
+        logits = self.get_output_embeddings()(normed)
+        target_ids = None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        logits = in_target_vocabulary(logits, target_ids, self.format.vocabulary)
+        return logits, normed if self.format.feedback_normed else hidden
+
+    def _normed(self, features: Tensor) -> Tensor:
+        """Return the target's hidden states (R, P, T·C), normed as the configuration says."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.chunk(len(self.fc_norm), -1)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return features

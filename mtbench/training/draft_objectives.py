@@ -1,0 +1,354 @@
+"""Training objectives of drafts that read the target's hidden states (mtbench/models/feature_draft.py).
+
+The target is frozen, its embedding and LM head are shared. Its hidden states are computed on the way, in the forward
+pass of each batch. Sources: EAGLE-3's training-time test (arXiv 2503.01840, section 3.2); DFlash and DSpark (arXiv
+2607.05147), with the losses of the authors' code. The checkpoint holds the draft alone.
+
+Letters: R rows, T fed tokens, N predictions, H hidden size, V vocabulary, B block size, A blocks of a row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import Qwen3Config
+
+from mtbench.models import kernels
+from mtbench.models.drafts.loading import recognised
+from mtbench.models.feature_draft import FeatureDraft
+from mtbench.options import option
+from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
+from mtbench.training.objectives import (
+    EXACT,
+    HeadInput,
+    Losses,
+    Model,
+    Objective,
+    Special,
+    TargetStates,
+    clean_stream,
+    first_target,
+)
+from mtbench.training.packing import AttentionMask, Example, Packed, TrainingSequence
+
+TAPS = 5  # layers that a draft reads, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftObjective(Objective):
+    """A draft learns from the hidden states of a frozen target."""
+
+    freezes_model: ClassVar[bool] = True
+    architecture: ClassVar[str]  # in config.json
+
+    layers: int = option(1, "layers of the draft", low=1)
+
+    def max_fed_tokens(self, length: int, prompt: int) -> int:
+        return length - 1
+
+    def settings(self, special: Special) -> Mapping[str, Any]:
+        """Return the entries of config.json that this draft has beside its sizes."""
+        return {}
+
+    def attach(self, model: Model, special: Special) -> None:
+        """Freeze the model; add the draft, with random weights from a fixed seed."""
+        model.requires_grad_(False)
+        config = model.config.get_text_config()
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        kept = ("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling")
+        given = {name: getattr(config, name) for name in (*sizes, *kept) if getattr(config, name, None) is not None}
+        given.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
+        raw = Qwen3Config(**given, num_hidden_layers=self.layers, tie_word_embeddings=False).to_dict()
+        own = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(config.num_hidden_layers)}
+        model.draft = recognised(raw | own | {"num_target_layers": config.num_hidden_layers} | self.settings(special))
+        model.draft = model.draft.build(model)
+        initialise(model.draft, config.initializer_range)
+
+    def taps(self, model: Model) -> tuple[int, ...]:
+        taps: tuple[int, ...] = model.draft.format.taps
+        return taps
+
+    def detach(self, model: Model) -> Mapping[str, Tensor]:
+        tensors: dict[str, Tensor] = model.draft.state_dict()
+        del model.draft
+        return tensors
+
+    def checkpoint_config(self, model: Model) -> Mapping[str, Any]:
+        raw: Mapping[str, Any] = model.draft.format.raw
+        return raw
+
+
+def tapped_layers(layers: int) -> list[int]:
+    """Return the layers whose outputs a draft reads: five from the second to the third last, or all of a small model.
+
+    (As in the drafts of arXiv 2607.05147: 1, 9, 17, 25, 33 of 36.)
+    """
+    if layers <= TAPS + 2:
+        return list(range(min(layers, TAPS)))
+    return [round(1 + k * (layers - 4) / (TAPS - 1)) for k in range(TAPS)]
+
+
+def initialise(draft: FeatureDraft, spread: float) -> None:
+    """Draw the weights of matrices from a normal distribution; norms are ones, biases zeros."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        for name, parameter in draft.named_parameters():
+            if parameter.ndim > 1:
+                torch.nn.init.normal_(parameter, std=spread)
+            else:
+                torch.nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+
+
+class StepKeys:
+    """Keys and values of the steps so far: what a layer of transformers calls as its cache."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values (R, K, T, d); return all of them."""
+        if layer in self.layers:
+            before = self.layers[layer]
+            key, value = torch.cat((before[0], key), 2), torch.cat((before[1], value), 2)
+        self.layers[layer] = (key, value)
+        return key, value
+
+
+@dataclass(eq=False)
+class DraftMask:
+    """Positions and attention mask of a draft's forward pass in training: what `AttentionMetadata` is in decoding."""
+
+    positions: Tensor  # (R, W)
+    mask: Tensor  # (R, Q, keys) bool; the last Q positions attend
+    _biases: dict[int, Tensor] = field(default_factory=dict)
+
+    def last(self, count: int) -> "DraftMask":
+        """Return the metadata of the last positions, those that attend."""
+        return self
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Attention of query (R, H, Q, d) to keys and values: (R, Q, H, d). Drafts trained here have no window."""
+        group = query.shape[1] // key.shape[1]
+        if group not in self._biases:
+            bias = torch.zeros_like(self.mask, dtype=query.dtype).masked_fill_(~self.mask, float("-inf"))
+            self._biases[group] = bias.repeat(1, group, 1)[:, None]
+        return kernels.attend_plain(query, key, value, self._biases[group], scale or query.shape[3] ** -0.5, softcap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle(DraftObjective):
+    """EAGLE-3: the draft learns the target's distributions from its hidden states, then from its own (training-time
+    test).
+
+    Step s feeds every position the output of step s - 1 with the next token. It attends to the first step's keys up to
+    its place, and to its own position in the steps since: what decoding has. The loss of step s has the weight 0.8 to
+    the power of s. Mean over labelled tokens, then over conversations.
+    """
+
+    name: ClassVar[str] = "eagle"
+    role: ClassVar[str] = "eagle"
+    architecture: ClassVar[str] = "Qwen3Eagle3Model"
+
+    steps: int = option(7, "steps of the training-time test: tokens that the draft learns to draft in a row", low=1)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(f"step_{step}" for step in range(1, self.steps + 1))
+
+    def settings(self, special: Special) -> Mapping[str, Any]:
+        return {"ttt_length": self.steps}
+
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
+        """Build the sequence. A prediction's predictor is the token before its target, from which the target predicts
+        it, too; step s = `ahead` - 1 makes it from the hidden states `ahead` tokens before that.
+        """
+        count = len(example.ids)
+        predictor = torch.arange(max(first_target(example.prompt), 2) - 1, count - 1)
+        ahead = torch.arange(1, self.steps + 1)[:, None].expand(-1, len(predictor))
+        exists = predictor >= ahead
+        weight = torch.diag(0.8 ** torch.arange(self.steps, dtype=EXACT)) / max(1, len(predictor))
+        predictor = predictor.expand(self.steps, -1)[exists]
+        return TrainingSequence(
+            *clean_stream(example.ids[:-1]),
+            predictor=predictor,
+            target=example.ids[predictor + 1],
+            weight=weight[:, None].expand(-1, exists.shape[1], -1)[exists],
+            ahead=ahead[exists],
+        )
+
+    def head_inputs(
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
+        draft, keys = model.draft, StepKeys()
+        feature = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
+        clean = AttentionMask(batch).dense()
+        own = torch.eye(clean.shape[1], dtype=torch.bool, device=clean.device).expand_as(clean)
+        target_head = model.get_output_embeddings().weight
+        for step in range(self.steps):
+            ids = batch.ids.roll(-1 - step, 1)
+            metadata = DraftMask(batch.position + step, torch.cat((clean, *[own] * step), -1))
+            feature = draft.advance(ids, feature, metadata, keys, own=step > 0)
+            rows = (batch.ahead == step + 1).nonzero().squeeze(1)
+            hidden = draft.head_input(feature.flatten(0, 1)[batch.predictor[rows] - step - 1])
+            yield HeadInput(rows, hidden, draft.get_output_embeddings().weight, (states.predicting[rows], target_head))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDraft(DraftObjective):
+    """DFlash: the draft predicts the tokens after random anchors, a block at once, from the hidden states before them.
+
+    A block is the anchor's token and B-1 masks; all of it attends to all tokens before the anchor and to the block. The
+    loss of place k has the weight exp(-k/4). Mean over labelled tokens, then over conversations.
+    """
+
+    name: ClassVar[str] = "dflash"
+    role: ClassVar[str] = "dflash"
+    architecture: ClassVar[str] = "Qwen3DSparkModel"
+    needs_mask: ClassVar[bool] = True
+
+    layers: int = option(5, "layers of the draft", low=1)
+    block_size: int = option(7, "B: tokens that the draft predicts at once", low=1)
+    anchors: int = option(512, "blocks of a conversation, at most", low=1)
+
+    shares: ClassVar[Sequence[float]] = (1.0,)  # of the parts in the loss
+
+    def settings(self, special: Special) -> Mapping[str, Any]:
+        return {
+            "block_size": self.block_size,
+            "mask_token_id": special.mask,
+            "num_anchors": self.anchors,
+            "markov_rank": 0,
+            "enable_confidence_head": False,
+        }
+
+    def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
+        """Build the sequence. A prediction's predictor is the token before its target, from which the target predicts
+        it, too; its block's anchor lies `ahead` - 1 tokens before that.
+        """
+        anchors = torch.arange(first_target(example.prompt) - 1, len(example.ids) - 1)
+        chosen = torch.randperm(len(anchors), generator=random)[: self.anchors].sort().values
+        place = torch.arange(self.block_size)
+        predictor = anchors[chosen][:, None] + place
+        exists = predictor + 1 < len(example.ids)
+        decay = torch.exp(-place.to(EXACT) / 4).expand(len(chosen), -1)[exists]
+        shares = torch.tensor(self.shares, dtype=EXACT)
+        return TrainingSequence(
+            *clean_stream(example.ids[:-1]),
+            predictor=predictor[exists],
+            target=example.ids[predictor[exists] + 1],
+            weight=(decay / decay.sum())[:, None] * shares,
+            ahead=(place + 1).expand(len(chosen), -1)[exists],
+        )
+
+    def head_inputs(
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
+        hidden = self.block_hidden(model, states, batch)
+        yield HeadInput(slice(None), hidden, model.get_output_embeddings().weight)
+
+    def block_hidden(self, model: Model, states: TargetStates, batch: Packed) -> Tensor:
+        """Return the draft's hidden states of all predictions, (N, H)."""
+        draft, size, (rows, length) = model.draft, self.block_size, batch.ids.shape
+        first = batch.ahead == 1
+        anchor = batch.predictor[first]
+        row, column = anchor // length, anchor % length
+        counts = row.bincount(minlength=rows)
+        number = torch.arange(len(anchor), device=anchor.device) - (counts.cumsum(0) - counts)[row]  # in its row
+        at = torch.zeros(rows, max(1, int(counts.max())), dtype=torch.long, device=anchor.device)  # (R, A) anchors
+        at[row, number] = column
+        ids = torch.full((*at.shape, size), draft.format.mask_id, device=at.device)
+        ids[..., 0] = batch.ids.gather(1, at)
+        positions = (batch.position.gather(1, at)[..., None] + torch.arange(size, device=at.device)).flatten(1)
+        block = torch.arange(at.shape[1], device=at.device).repeat_interleave(size)
+        same = batch.document[:, None] == batch.document.gather(1, at)[..., None]
+        context = same & (torch.arange(length, device=at.device) < at[..., None])  # (R, A, T)
+        own = (block[:, None] == block).expand(rows, -1, -1)
+        mask = torch.cat((context.repeat_interleave(size, 1), own), -1)
+        metadata = DraftMask(torch.cat((batch.position, positions), 1), mask)
+        features = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
+        hidden = draft.hidden(ids.flatten(1), features, metadata, StepKeys())
+        block_of = first.cumsum(0) - 1  # predictions of a block follow one another
+        picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1]
+        return picked
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkovBlockDraft(BlockDraft):
+    """DSpark: DFlash, a bias from the token before, and a head that predicts whether a draft will be accepted.
+
+    The loss is 0.1 of the cross-entropy, 0.9 of the L1 distance between the draft's and the target's distribution, and
+    the binary cross-entropy of the confidence with the chance of acceptance, 1 - L1/2.
+    """
+
+    name: ClassVar[str] = "dspark"
+    role: ClassVar[str] = "dspark"
+    shares: ClassVar[Sequence[float]] = (0.1, 0.9, 1.0)
+
+    markov_rank: int = option(256, "rank of the bias from the token before", low=1)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return ("cross_entropy", "l1", "confidence")
+
+    def settings(self, special: Special) -> Mapping[str, Any]:
+        markov = {"markov_rank": self.markov_rank, "markov_head_type": "vanilla"}
+        return {
+            **super().settings(special),
+            **markov,
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        }
+
+    def head_inputs(
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
+        """Yield the hidden states with the embedding of the token before, and both matrices side by side."""
+        hidden = self.block_hidden(model, states, batch)
+        markov = model.draft.markov_head
+        before = markov.markov_w1(batch.ids.flatten()[batch.predictor])
+        head = torch.cat((model.get_output_embeddings().weight, markov.markov_w2.weight), 1)
+        yield HeadInput(slice(None), torch.cat((hidden, before), 1), head)
+
+    def losses(self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None = None) -> Losses:
+        (inputs,) = self.head_inputs(model, states, batch, None)
+        target_head = model.get_output_embeddings().weight
+        confidence = model.draft.confidence_head.proj(inputs.hidden).squeeze(1)
+        parts = torch.zeros(len(self.parts), device=confidence.device, dtype=confidence.dtype)
+        for part in chunks(len(inputs.hidden), len(inputs.head)):
+            terms = checkpoint(  # the logits of one chunk at a time
+                block_terms,
+                inputs.hidden[part],
+                inputs.head,
+                states.predicting[part],
+                target_head,
+                batch.target[part],
+                confidence[part],
+                use_reentrant=False,
+            )
+            parts = parts + (terms * batch.weight[part].to(terms)).sum(0)
+        return Losses(parts.sum(), parts.detach())
+
+
+def block_terms(
+    hidden: Tensor, head: Tensor, target_hidden: Tensor, target_head: Tensor, target: Tensor, confidence: Tensor
+) -> Tensor:
+    """Return cross-entropy, L1 distance and the confidence's cross-entropy of each prediction, (n, 3)."""
+    logits = hidden @ head.to(hidden.dtype).T
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    target_p = (target_hidden @ target_head.to(target_hidden.dtype).T).to(logits.dtype).softmax(1)
+    l1 = (logits.softmax(1) - target_p).abs().sum(1)
+    chance = (1 - l1.detach() / 2).clamp(0, 1)
+    sure = binary_cross_entropy_with_logits(confidence.to(logits.dtype), chance, reduction="none")
+    return torch.stack((cross_entropy(logits, target, reduction="none"), l1, sure), 1)

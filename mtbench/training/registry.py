@@ -1,0 +1,9 @@
+"""The training objectives by name, each a command of `mtbench train`."""
+
+from collections.abc import Mapping
+
+from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft
+from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
+
+KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, Eagle, BlockDraft, MarkovBlockDraft)
+OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in KINDS}

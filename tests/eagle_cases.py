@@ -1,0 +1,312 @@
+"""EAGLE-3 drafts in every published format, for a small target, and what they say by plain Python, without a cache.
+
+The reference is written from the papers and shares no code with `mtbench.models.drafts` or the decode loop.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import naive
+import torch
+from decoding_cases import BUDGET, PROMPTS, ar, run
+from safetensors.torch import load_file, save_file
+from small import END, MASK, VOCABULARY, save_small
+from torch import Tensor
+
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.models.drafts.loading import load_draft
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import load
+from mtbench.models.runner import ModelRunner
+
+WIDTH, HEADS, KEY_HEADS, HEAD, INNER = 32, 4, 2, 8, 48
+CUT = [i for i in range(VOCABULARY) if i % 3 != 1 and i != VOCABULARY - 1]  # the ids of a cut vocabulary; MASK is one
+assert MASK in CUT
+LAYER = {
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": HEAD,
+    "num_hidden_layers": 1,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100.0,
+    "hidden_act": "silu",
+}
+SPECFORGE = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", **LAYER}
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A draft as it is stored, and what that means."""
+
+    config: dict[str, Any]
+    taps: tuple[int, ...]  # numbers of transformers' `hidden_states`, for a target of three layers
+    prefix: str = "midlayer"
+    cut: bool = True
+    embeds: bool = False  # stores its own embedding
+    heads: bool = True  # stores its own LM head
+    head_norms: bool = False  # of queries and keys
+    flags: frozenset[str] = field(default_factory=frozenset)  # fc_norm, norm_before_fc, norm_before_residual …
+
+
+FORMATS = {
+    "specforge": Format({**SPECFORGE, "draft_vocab_size": len(CUT)}, (2, 1, 0)),
+    "specforge 3.1": Format(
+        {
+            **SPECFORGE,
+            **{"draft_vocab_size": len(CUT), "fc_norm": True, "norm_output": True},
+            "eagle_config": {IDS: [0, 1], "use_aux_hidden_state": True},
+        },
+        (1, 2),
+        embeds=True,
+        flags=frozenset({"fc_norm", "norm_output"}),
+    ),
+    "speculators": Format(
+        {
+            "architectures": ["Eagle3DraftModel"],
+            "speculators_model_type": "eagle3",
+            "speculators_config": {"algorithm": "eagle3"},
+            "transformer_layer_config": {"model_type": "llama", **LAYER},
+            **{"draft_vocab_size": len(CUT), "norm_before_residual": True, "norm_before_fc": True, IDS: [0, 1, 2]},
+        },
+        (0, 1, 2),
+        prefix="layers.0",
+        flags=frozenset({"norm_before_fc", "norm_before_residual"}),
+    ),
+    "deepspec": Format(
+        {
+            **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", **LAYER, "target_layer_ids": [0, 1]},
+            **{"ttt_length": 7, "step_loss_decay": 0.8, "layer_types": ["full_attention"]},
+        },
+        (1, 2),
+        prefix="layers.0",
+        cut=False,
+        embeds=True,
+        head_norms=True,
+    ),
+}
+
+
+def write_draft(folder: Path, form: Format, seed: int = 1) -> Path:
+    """Store a draft of random weights, by the names of its format."""
+    torch.manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns).double() * columns**-0.5
+
+    def norm(size: int) -> Tensor:
+        return 1 + 0.3 * torch.randn(size).double()
+
+    layer = {
+        **{f"self_attn.{x}_proj.weight": matrix(n * HEAD, 2 * WIDTH) for x, n in (("q", HEADS), ("k", KEY_HEADS))},
+        "self_attn.v_proj.weight": 2 * matrix(KEY_HEADS * HEAD, 2 * WIDTH),
+        "self_attn.o_proj.weight": 2 * matrix(WIDTH, HEADS * HEAD),
+        **{f"mlp.{x}_proj.weight": matrix(INNER, WIDTH) for x in ("gate", "up")},
+        "mlp.down_proj.weight": matrix(WIDTH, INNER),
+        **{f"{x}.weight": norm(WIDTH) for x in ("hidden_norm", "input_layernorm", "post_attention_layernorm")},
+    }
+    if form.head_norms:
+        layer |= {f"self_attn.{x}_norm.weight": norm(HEAD) for x in ("q", "k")}
+    tensors = {f"{form.prefix}.{name}": tensor for name, tensor in layer.items()}
+    tensors |= {"fc.weight": matrix(WIDTH, len(form.taps) * WIDTH), "norm.weight": norm(WIDTH)}
+    if "fc_norm" in form.flags:
+        tensors |= {f"fc_norm.{i}.weight": norm(WIDTH) for i in range(len(form.taps))}
+    if "norm_before_fc" in form.flags:
+        tensors["input_norm.weight"] = norm(len(form.taps) * WIDTH)
+    if form.embeds:
+        tensors["embed_tokens.weight"] = torch.randn(VOCABULARY, WIDTH).double()
+    if form.heads:
+        tensors["lm_head.weight"] = matrix(len(CUT) if form.cut else VOCABULARY, WIDTH)
+    if form.cut:
+        tensors["d2t"] = torch.tensor(CUT) - torch.arange(len(CUT))
+        tensors["t2d"] = torch.tensor([i in CUT for i in range(VOCABULARY)])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(form.config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the draft reads at a place."""
+
+    feature: Tensor  # (WIDTH,)
+    token: int
+    position: int
+
+
+class Reference:
+    """A draft written out, in float64: everything is recomputed for every token."""
+
+    def __init__(self, form: Format, tensors: dict[str, Tensor], target: ModelRunner) -> None:
+        self.form, self.t, self.target = form, tensors, target
+        self.read = cache(self._read)
+
+    def _read(self, text: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The target's logits at the last token, and its hidden states, by its own eager attention."""
+        model = self.target.model
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            out = model(torch.tensor([text]), use_cache=False, output_hidden_states=True)
+        model.set_attn_implementation("mtbench")
+        return self.allowed(out.logits[0, -1]), tuple(states[0] for states in out.hidden_states)
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        return logits.index_fill(-1, self.target.checkpoint.suppressed, float("-inf"))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.t[f"{name}.weight"]
+
+    def project(self, x: Tensor, name: str) -> Tensor:
+        return x @ self.t[f"{self.form.prefix}.{name}_proj.weight"].T
+
+    def turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions of vectors (n, heads, HEAD)."""
+        angle = positions[:, None] * 100.0 ** (-torch.arange(0, HEAD, 2).double() / HEAD)
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """The first feature, of hidden states (…, taps·WIDTH)."""
+        if "fc_norm" in self.form.flags:
+            parts = states.chunk(len(self.form.taps), -1)
+            states = torch.cat([self.norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], -1)
+        if "norm_before_fc" in self.form.flags:
+            states = self.norm(states, "input_norm")
+        return states @ self.t["fc.weight"].T
+
+    def entries(self, text: Sequence[int]) -> list[Entry]:
+        """The final entries of a text: of each position but the last, with the token after it."""
+        states = torch.cat([self.read(tuple(text))[1][tap] for tap in self.form.taps], -1)
+        features = self.fused(states[:-1])
+        return [Entry(feature, text[i + 1], i) for i, feature in enumerate(features)]
+
+    def keys_values(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (n, heads, HEAD)."""
+        embedding = self.t.get("embed_tokens.weight", self.target.model.get_input_embeddings().weight)
+        layer = self.form.prefix
+        x = torch.cat(
+            (
+                self.norm(embedding[[e.token for e in entries]], f"{layer}.input_layernorm"),
+                self.norm(torch.stack([e.feature for e in entries]), f"{layer}.hidden_norm"),
+            ),
+            -1,
+        )
+        query, key, value = (self.project(x, f"self_attn.{n}").unflatten(-1, (-1, HEAD)) for n in "qkv")
+        if self.form.head_norms:
+            query, key = self.norm(query, f"{layer}.self_attn.q_norm"), self.norm(key, f"{layer}.self_attn.k_norm")
+        positions = torch.tensor([e.position for e in entries]).double()
+        return self.turned(query, positions), self.turned(key, positions), value
+
+    def output(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+        """The layer's output at the last entry before and after the last norm. It attends to all of them."""
+        layer = self.form.prefix
+        query, key, value = self.keys_values(entries)
+        key, value = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (key, value))
+        weights = (torch.einsum("hd,nhd->hn", query[-1], key) / HEAD**0.5).softmax(-1)
+        attended = self.project(torch.einsum("hn,nhd->hd", weights, value).flatten(), "self_attn.o")
+        feature = entries[-1].feature
+        normed = "norm_before_residual" in self.form.flags
+        hidden = attended + (self.norm(feature, f"{layer}.hidden_norm") if normed else feature)
+        x = self.norm(hidden, f"{layer}.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self.project(x, "mlp.gate"))
+        hidden = hidden + self.project(gate * self.project(x, "mlp.up"), "mlp.down")
+        return hidden, self.norm(hidden, "norm")
+
+    def predict(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+        """Logits (VOCABULARY,) after the last entry, and the feature that is fed back."""
+        before, after = self.output(entries)
+        logits = after @ self.t.get("lm_head.weight", self.target.model.get_output_embeddings().weight).T
+        if self.form.cut:
+            whole = torch.full((VOCABULARY,), float("-inf"), dtype=torch.double)
+            whole[CUT] = logits
+            logits = whole
+        return self.allowed(logits), after if "norm_output" in self.form.flags else before
+
+    def decode(self, prompt: list[int], branches: Sequence[int], budget: int = BUDGET) -> tuple[list[int], list[int]]:
+        """Tokens and commits: greedy tokens while each is among the draft's choices after the ones before."""
+        answer: list[int] = []
+        commits: list[int] = []
+        while True:
+            text = prompt + answer
+            final = self.entries(text) if len(text) > 1 else []
+            first = final or [Entry(self.fused(torch.zeros(len(self.form.taps) * WIDTH).double()), 0, 0)]
+            logits, feature = self.predict(first)
+            own: list[Entry] = []
+            new: list[int] = []
+            for depth, choices in enumerate([*branches, 0]):
+                new.append(int(self.read((*text, *new))[0].argmax()))
+                if not choices or new[-1] not in logits.topk(choices).indices.tolist():
+                    break
+                own.append(Entry(feature, new[-1], len(text) - 1 + depth))
+                logits, feature = self.predict(final + own)
+            if naive.finish(answer, commits, new, END, budget):
+                return answer, commits
+
+
+def fitted(reference: Reference, texts: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]]) -> Tensor:
+    """An LM head that is often right: by least squares to these texts, over up to three steps of its own."""
+    inputs: list[Tensor] = []
+    wanted: list[int] = []
+    for text, prompt in zip(texts, prompts, strict=True):
+        final = reference.entries(text)
+        for known in range(max(2, len(prompt)), len(text) - 2):
+            own: list[Entry] = []
+            for step in range(2):
+                before, after = reference.output(final[: known - 1] + own)
+                inputs.append(after)
+                wanted.append(text[known + step])
+                feature = after if "norm_output" in reference.form.flags else before
+                own.append(Entry(feature, text[known + step], known - 1 + step))
+    likely = torch.eye(VOCABULARY).double()[wanted]
+    head = torch.linalg.lstsq(torch.stack(inputs), likely, driver="gelsd").solution.T
+    head[MASK] = 2 * head.sum(0)  # an id no arm may say, which the draft likes best
+    return (head[CUT] if reference.form.cut else head).contiguous()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, a draft in some format that is often right, and the draft written out."""
+
+    target: ModelRunner
+    folder: Path
+    reference: Reference
+
+    def runners(self) -> ModelRunners:
+        """New runners: a cache of their own."""
+        target = ModelRunner(self.target.checkpoint)
+        draft = DraftRunner(load_draft(str(self.folder), target.checkpoint), target)
+        return ModelRunners("any", {"any": target, "eagle": draft})
+
+
+def make_pair(folder: Path, form: Format) -> Pair:
+    """Write target and draft to a folder."""
+    target = ModelRunner(load(str(save_small(folder / "target")), dtype=torch.float64))
+    draft = write_draft(folder / "draft", form)
+    tensors = stored(draft)
+    reference = Reference(form, tensors, target)
+    if form.heads:
+        says = run(ar(), target, fixed_length=True)
+        texts = [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
+        tensors["lm_head.weight"] = fitted(reference, texts, PROMPTS)
+        save_file(tensors, draft / "model.safetensors")
+    return Pair(target, draft, reference)
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def eagle(**options: Any) -> Method:
+    method: Method = METHODS["eagle"](**options)
+    return method
