@@ -63,7 +63,9 @@ FORMATS = {
     "specforge 3.1": Format(
         {
             **SPECFORGE,
-            **{"draft_vocab_size": len(CUT), "fc_norm": True, "norm_output": True},
+            "draft_vocab_size": len(CUT),
+            "fc_norm": True,
+            "norm_output": True,
             "eagle_config": {IDS: [0, 1], "use_aux_hidden_state": True},
         },
         (1, 2),
@@ -76,7 +78,10 @@ FORMATS = {
             "speculators_model_type": "eagle3",
             "speculators_config": {"algorithm": "eagle3"},
             "transformer_layer_config": {"model_type": "llama", **LAYER},
-            **{"draft_vocab_size": len(CUT), "norm_before_residual": True, "norm_before_fc": True, IDS: [0, 1, 2]},
+            "draft_vocab_size": len(CUT),
+            "norm_before_residual": True,
+            "norm_before_fc": True,
+            IDS: [0, 1, 2],
         },
         (0, 1, 2),
         prefix="layers.0",
@@ -84,8 +89,13 @@ FORMATS = {
     ),
     "deepspec": Format(
         {
-            **{"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", **LAYER, "target_layer_ids": [0, 1]},
-            **{"ttt_length": 7, "step_loss_decay": 0.8, "layer_types": ["full_attention"]},
+            "architectures": ["Qwen3Eagle3Model"],
+            "model_type": "qwen3",
+            **LAYER,
+            "target_layer_ids": [0, 1],
+            "ttt_length": 7,
+            "step_loss_decay": 0.8,
+            "layer_types": ["full_attention"],
         },
         (1, 2),
         prefix="layers.0",

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
+from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
 from mtbench.models import sampling
 
 Verify = Literal["match", "rejection"]
@@ -42,12 +42,20 @@ class VerifiedMethod(Method):
         if self.verify == "rejection":
             state["offered"][:, : self.ahead, : logits.shape[2]] = rows.distribution(logits)
 
-    def verified(self, state: State, rows: Rows, output: TargetOutput) -> tuple[Tensor, Tensor]:
-        """Return the tokens (R, K+1) to commit and the number of accepted drafts (R,)."""
+    def verified(
+        self, state: State, rows: Rows, output: TargetOutput, drafts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens (R, K+1) to commit and the number of accepted drafts (R,).
+
+        `drafts` (R,): so many leading guesses are drafts, and those behind them are missing. None: all are.
+        """
         if self.verify == "match":
-            return output.choice, sampling.prefix_length(output.agrees(output.guess))
+            guess = output.guess
+            if drafts is not None:
+                guess = guess.masked_fill(torch.arange(self.ahead, device=guess.device) >= drafts[:, None], NONE)
+            return output.choice, sampling.prefix_length(output.agrees(guess))
         offered, target = state["offered"][:, : self.ahead], rows.distribution(output.logits)
-        return sampling.rejection_sample(output.guess, offered, target, rows.seed, output.position)
+        return sampling.rejection_sample(output.guess, offered, target, rows.seed, output.position, drafts)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         tokens, accepted = self.verified(state, rows, output)

@@ -9,15 +9,16 @@ The draft has its own KV cache. An entry for slot i is final if it was made from
 R = rows, P = features fed, W = tokens fed, T = taps, C = hidden size of the target, V = the target's vocabulary.
 """
 
+import copy
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from mtbench.models.attention import AttentionMetadata
+from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Calls, Checkpoint
 from mtbench.models.runner import Forwarded, ModelRunner
@@ -40,14 +41,33 @@ class FeatureDraft(nn.Module):
         self._target = [target]  # in a list, so that it does not become a submodule
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the embedding that it reads, by default the target's."""
-        embedding: nn.Embedding = self._target[0].get_input_embeddings()
+        """Return the embedding that it reads: its own if it has one, else the target's."""
+        embedding: nn.Embedding = getattr(self, "embed_tokens", None) or self._target[0].get_input_embeddings()
         return embedding
 
     def get_output_embeddings(self) -> nn.Linear:
-        """Return the LM head that it uses, by default the target's."""
-        head: nn.Linear = self._target[0].get_output_embeddings()
+        """Return the LM head that it uses: its own if it has one, else the target's."""
+        head: nn.Linear = getattr(self, "lm_head", None) or self._target[0].get_output_embeddings()
         return head
+
+    def settle(self, stored: dict[str, Tensor]) -> None:
+        """Make or drop the parts that a checkpoint may lack, given its tensors by the module's names.
+
+        Called once, before they are loaded. Here: room for an embedding and an LM head that are stored; copies of the
+        target's are removed from `stored`. Raises ValueError for values that it cannot run with.
+        """
+        target = self._target[0]
+        for name, theirs in (
+            ("embed_tokens", target.get_input_embeddings()),
+            ("lm_head", target.get_output_embeddings()),
+        ):
+            weight = stored.get(f"{name}.weight")
+            if weight is None or hasattr(self, name):
+                continue
+            if weight.shape == theirs.weight.shape and torch.equal(weight.to(theirs.weight), theirs.weight):
+                del stored[f"{name}.weight"]
+            else:
+                setattr(self, name, copy.deepcopy(theirs))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,12 +76,6 @@ class FeatureDraft(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
-
-    def settle(self, stored: Mapping[str, Tensor]) -> None:
-        """Make or drop the parts that a checkpoint may lack, given its tensors by the module's names.
-
-        Called once, before they are loaded. Raises ValueError for values that it cannot run with.
-        """
 
     @abstractmethod
     def forward(
@@ -109,6 +123,11 @@ class DraftConfig:
         It must run on the meta device, too.
         """
 
+    @property
+    def room(self) -> int:
+        """How many slots of a row its cache needs more than the target's."""
+        return 0
+
     def rename(self, name: str) -> str | None:
         """Return the module's name of a stored tensor; None if it is not needed."""
         return name
@@ -124,6 +143,10 @@ class DraftRunner(ModelRunner):
         self.target = target
         self.draft: FeatureDraft = checkpoint.model
         self.taps = self.draft.format.taps
+        self.room = -(-self.draft.format.room // ALIGNED) * ALIGNED
+
+    def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
+        super().reserve(rows, slots + self.room, taps)
 
     def step(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, judged: int, *, own: bool = False

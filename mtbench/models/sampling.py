@@ -50,19 +50,27 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
 _GOLDEN, _FIRST, _SECOND = (n - (1 << 64) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def rejection_sample(draft: Tensor, q: Tensor, p: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+def rejection_sample(
+    draft: Tensor, q: Tensor, p: Tensor, seed: Tensor, position: Tensor, offered: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Verify draft tokens (R, K), sampled from q (R, K, V), against the target's distributions p (R, K+1, V).
 
     Accept draft token k with probability min(1, p/q). Resample the first rejected one from max(p − q, 0), normalised.
     If all are accepted, sample one more token from p. The result is distributed as p. `position` (R, K+1) of the
-    tokens. Return the tokens (R, K+1) and the number of accepted draft tokens (R,).
+    tokens. `offered` (R,): only so many draft tokens count; whether one does must not depend on the token. None: all.
+    Return the tokens (R, K+1) and the number of accepted draft tokens (R,).
     (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318, theorem 1.)
     """
     drafts = draft.shape[1]
+    if offered is not None:
+        missing = torch.arange(drafts, device=draft.device) >= offered[:, None]
+        q = q.masked_fill(missing[..., None], 0)
     p_draft = p[:, :drafts].gather(2, draft[..., None])[..., 0]
     q_draft = q.gather(2, draft[..., None])[..., 0]
     chance = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _ACCEPTANCE_KEY))
     accepted = prefix_length(chance * q_draft < p_draft)
+    if offered is not None:
+        accepted = torch.minimum(accepted, offered)
     residual = p.clone()
     residual[:, :drafts] = (p[:, :drafts] - q).clamp(min=0)
     keys = torch.arange(p.shape[2], device=draft.device) + _RESAMPLING_KEY  # drawing the draft used the token ids

@@ -65,7 +65,8 @@ class DraftObjective(Objective):
         raw = Qwen3Config(**given, num_hidden_layers=self.layers, tie_word_embeddings=False).to_dict()
         own = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(config.num_hidden_layers)}
         model.draft = recognised(raw | own | {"num_target_layers": config.num_hidden_layers} | self.settings(special))
-        model.draft = model.draft.build(model)
+        model.draft = model.draft.for_target(config).build(model)
+        model.draft.settle({})
         initialise(model.draft, config.initializer_range)
 
     def taps(self, model: Model) -> tuple[int, ...]:
@@ -83,12 +84,12 @@ class DraftObjective(Objective):
 
 
 def tapped_layers(layers: int) -> list[int]:
-    """Return the layers whose outputs a draft reads: five from the second to the third last, or all of a small model.
+    """Return the layers whose outputs a draft reads: five, from the second to the third last; of a few, not the last.
 
     (As in the drafts of arXiv 2607.05147: 1, 9, 17, 25, 33 of 36.)
     """
     if layers <= TAPS + 2:
-        return list(range(min(layers, TAPS)))
+        return list(range(min(layers - 1, TAPS)))
     return [round(1 + k * (layers - 4) / (TAPS - 1)) for k in range(TAPS)]
 
 
@@ -199,9 +200,9 @@ class Eagle(DraftObjective):
         for step in range(self.steps):
             ids = batch.ids.roll(-1 - step, 1)
             metadata = DraftMask(batch.position + step, torch.cat((clean, *[own] * step), -1))
-            feature = draft.advance(ids, feature, metadata, keys, own=step > 0)
+            feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], own=step > 0)
             rows = (batch.ahead == step + 1).nonzero().squeeze(1)
-            hidden = draft.head_input(feature.flatten(0, 1)[batch.predictor[rows] - step - 1])
+            hidden = draft.norm(feature.flatten(0, 1)[batch.predictor[rows] - step - 1])
             yield HeadInput(rows, hidden, draft.get_output_embeddings().weight, (states.predicting[rows], target_head))
 
 
@@ -278,7 +279,7 @@ class BlockDraft(DraftObjective):
         mask = torch.cat((context.repeat_interleave(size, 1), own), -1)
         metadata = DraftMask(torch.cat((batch.position, positions), 1), mask)
         features = torch.cat([states.features[tap] for tap in draft.format.taps], -1)
-        hidden = draft.hidden(ids.flatten(1), features, metadata, StepKeys())
+        hidden = draft.norm(draft.read_block(ids.flatten(1), features, metadata, StepKeys()))
         block_of = first.cumsum(0) - 1  # predictions of a block follow one another
         picked: Tensor = hidden[row[block_of], number[block_of] * size + batch.ahead - 1]
         return picked

@@ -235,7 +235,7 @@ class EagleDraft(FeatureDraft):
     def get_output_embeddings(self) -> nn.Linear:
         return super().get_output_embeddings() if self.lm_head is None else self.lm_head
 
-    def settle(self, stored: Mapping[str, Tensor]) -> None:
+    def settle(self, stored: dict[str, Tensor]) -> None:
         as_wide = self.config.hidden_size == self.format.width
         own = "embed_tokens.weight" in stored and self.config.tie_word_embeddings
         for name, shared in (("embed_tokens", as_wide), ("lm_head", as_wide and self.d2t is None and not own)):
@@ -261,14 +261,20 @@ class EagleDraft(FeatureDraft):
         judged: int,
         own: bool,
     ) -> tuple[Tensor, Tensor]:
-        feature = features if own else self.fc(self._normed(features))
-        rotary = self.rotary_emb(feature, metadata.positions)
-        hidden = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        hidden = self.advance(ids, features, metadata, cache, judged, own)
         normed = self.norm(hidden)
         logits = self.get_output_embeddings()(normed)
         target_ids = None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
         logits = in_target_vocabulary(logits, target_ids, self.format.vocabulary)
         return logits, normed if self.format.feedback_normed else hidden
+
+    def advance(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+    ) -> Tensor:
+        """Return the layer's output at the last `judged` positions, (R, judged, C), before the last norm."""
+        feature = features if own else self.fc(self._normed(features))
+        rotary = self.rotary_emb(feature, metadata.positions)
+        return self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
 
     def _normed(self, features: Tensor) -> Tensor:
         """Return the target's hidden states (R, P, T·C), normed as the configuration says."""

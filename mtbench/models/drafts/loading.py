@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from mtbench.errors import UserError, first_line
 from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
-from mtbench.models.drafts import eagle_draft
+from mtbench.models.drafts import dflash, eagle_draft
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
@@ -26,7 +26,7 @@ from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, expl
 # Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
-FORMATS: list[Recogniser] = [eagle_draft.recognise]
+FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise]
 
 
 def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
@@ -104,7 +104,8 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     stored = _weights(source, config, offline=offline)
     with explained(source, "weights", offline):
         draft.settle(stored)
-        _refuse_other_tensors(draft, stored)
+    _check_weights(source, config, draft, stored)
+    with explained(source, "weights", offline):
         draft.load_state_dict(
             {
                 name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
@@ -138,19 +139,19 @@ def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Te
     return tensors
 
 
-def _refuse_other_tensors(draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless the stored tensors are those of the module, with the same shapes."""
-    expected = draft.state_dict()
-    for what, names in (
-        ("tensors are missing", expected.keys() - stored.keys()),
-        ("tensors are of no use", stored.keys() - expected.keys()),
-    ):
-        if names:
-            raise ValueError(f"{len(names)} {what}, such as {min(names)!r}")
-    for name, tensor in expected.items():
-        if tensor.shape != stored[name].shape:
-            found, wanted = list(stored[name].shape), list(tensor.shape)
-            raise ValueError(f"{name} has the shape {found}, and its configuration says {wanted}")
+def _check_weights(source: str, config: DraftConfig, draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
+    """Raise UserError for the first tensor that is missing, superfluous or of another shape."""
+    expected = {name: list(tensor.shape) for name, tensor in draft.state_dict().items()}
+    reason = None
+    if missing := sorted(expected.keys() - stored.keys()):
+        reason = f"lacks {len(missing)} weights of its configuration, such as {missing[0]!r}"
+    elif unknown := sorted(stored.keys() - expected.keys()):
+        reason = f"has {len(unknown)} weights that its configuration has no place for, such as {unknown[0]!r:.80}"
+    elif wrong := [name for name in expected if expected[name] != list(stored[name].shape)]:
+        found, said = list(stored[wrong[0]].shape), expected[wrong[0]]
+        reason = f"has {wrong[0]} of shape {found}, and its config.json says {said}"
+    if reason:
+        raise UserError(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:

@@ -1,0 +1,228 @@
+"""Block drafts in each published format, with random weights, and what they draft by plain torch without a cache."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from small import MASK, VOCABULARY
+from torch import Tensor
+from torch.nn.functional import linear, one_hot, silu
+
+from mtbench.models.runner import ModelRunner
+
+WIDTH, HEADS, GROUPS, SIZE, INNER, RANK, BLOCK = 32, 4, 2, 16, 24, 6, 5
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": SIZE,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 100.0,  # angles differ much between neighbours
+    "rope_scaling": None,
+    "attention_bias": False,
+    "layer_types": ["full_attention"] * 2,
+    "use_sliding_window": False,
+    "num_target_layers": 3,
+    "block_size": BLOCK,
+}
+DEEPSPEC = {**SHAPE, "architectures": ["Qwen3DSparkModel"], "mask_token_id": MASK, "num_anchors": 512}
+DSPARK = {
+    **DEEPSPEC,
+    "target_layer_ids": [-1, 1],
+    "markov_rank": RANK,
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "z-lab": {
+        **SHAPE,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": MASK},
+    },
+    "dflash": {**DEEPSPEC, "target_layer_ids": [0, 1], "markov_rank": 0, "enable_confidence_head": False},
+    "vanilla": {**DSPARK, "markov_head_type": "vanilla"},
+    "gated": {**DSPARK, "markov_head_type": "gated", "confidence_head_with_markov": False},
+    "rnn": {**DSPARK, "markov_head_type": "rnn"},
+}
+
+
+def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    """The tensors of a draft by the names of its format, without embedding and LM head."""
+    torch.manual_seed(seed)
+    taps = len(config.get("dflash_config", config)["target_layer_ids"])
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (WIDTH, taps * WIDTH), "hidden_norm.weight": (WIDTH,)}
+    shapes["norm.weight"] = (WIDTH,)
+    for layer in range(config["num_hidden_layers"]):
+        inner = {
+            "self_attn.q_proj": (HEADS * SIZE, WIDTH),
+            "self_attn.k_proj": (GROUPS * SIZE, WIDTH),
+            "self_attn.v_proj": (GROUPS * SIZE, WIDTH),
+            "self_attn.o_proj": (WIDTH, HEADS * SIZE),
+            "self_attn.q_norm": (SIZE,),
+            "self_attn.k_norm": (SIZE,),
+            "mlp.gate_proj": (INNER, WIDTH),
+            "mlp.up_proj": (INNER, WIDTH),
+            "mlp.down_proj": (WIDTH, INNER),
+            "input_layernorm": (WIDTH,),
+            "post_attention_layernorm": (WIDTH,),
+        }
+        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items()}
+    if config.get("markov_rank"):
+        shapes |= {
+            "markov_head.markov_w1.weight": (VOCABULARY, RANK),
+            "markov_head.markov_w2.weight": (VOCABULARY, RANK),
+        }
+        wide = {"gated": ("gate_proj", RANK, WIDTH + RANK), "rnn": ("joint_proj", 3 * RANK, 2 * RANK + WIDTH)}
+        if config["markov_head_type"] in wide:
+            name, out, read = wide[config["markov_head_type"]]
+            shapes |= {f"markov_head.{name}.weight": (out, read), f"markov_head.{name}.bias": (out,)}
+    if config.get("enable_confidence_head"):
+        read = WIDTH + RANK * config["confidence_head_with_markov"]
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    return {
+        name: torch.randn(shape).double() * (0.3 if len(shape) > 1 else 0.2) + ("norm" in name)
+        for name, shape in shapes.items()
+    }
+
+
+def save_draft(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """A draft on disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+class Reference:
+    """What a draft says after a text: everything recomputed for every text, position by position, in float64."""
+
+    def __init__(self, folder: Path, target: ModelRunner) -> None:
+        self.config = json.loads((folder / "config.json").read_text())
+        self.tensors = load_file(folder / "model.safetensors")
+        self.target = target
+        nested = self.config.get("dflash_config")
+        settings = nested or self.config
+        self.layer_ids, self.mask = settings["target_layer_ids"], settings["mask_token_id"]
+        self.first = 0 if nested is None else 1  # z-lab's block predicts its own masks
+        self.features = cache(self._features)
+        self.hidden = cache(self._hidden)
+
+    @torch.no_grad()
+    def _features(self, text: tuple[int, ...]) -> Tensor:
+        """The outputs of the layers named, at every position, side by side."""
+        model = self.target.model
+        model.set_attn_implementation("eager")
+        states = model(torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states
+        model.set_attn_implementation("mtbench")
+        return torch.cat([states[layer + 1][0] for layer in self.layer_ids], -1)
+
+    @torch.no_grad()
+    def _hidden(self, text: tuple[int, ...]) -> Tensor:
+        """The hidden states of the block behind a text, (B, C)."""
+        t, eps, before = self.tensors, self.config["rms_norm_eps"], len(text) - 1
+        context = torch.zeros(0, WIDTH).double()
+        if before:
+            context = norm(linear(self.features(text[:-1]), t["fc.weight"]), t["hidden_norm.weight"], eps)
+        table = t.get("embed_tokens.weight", self.target.model.get_input_embeddings().weight)
+        block = table[[text[-1], *[self.mask] * (self.config["block_size"] - 1)]]
+        for layer in range(self.config["num_hidden_layers"]):
+            w = {
+                name.removeprefix(f"layers.{layer}."): x for name, x in t.items() if name.startswith(f"layers.{layer}.")
+            }
+            normed = norm(block, w["input_layernorm.weight"], eps)
+            q = norm(
+                linear(normed, w["self_attn.q_proj.weight"]).view(-1, HEADS, SIZE), w["self_attn.q_norm.weight"], eps
+            )
+            both = torch.cat((context, normed))
+            k = norm(
+                linear(both, w["self_attn.k_proj.weight"]).view(-1, GROUPS, SIZE), w["self_attn.k_norm.weight"], eps
+            )
+            v = linear(both, w["self_attn.v_proj.weight"]).view(-1, GROUPS, SIZE)
+            q, k = turned(q, before, self.config["rope_theta"]), turned(k, 0, self.config["rope_theta"])
+            heads = []
+            for head in range(HEADS):
+                group = head // (HEADS // GROUPS)
+                weights = (q[:, head] @ k[:, group].T / SIZE**0.5).softmax(-1)
+                heads.append(weights @ v[:, group])
+            block = block + linear(torch.cat(heads, -1), w["self_attn.o_proj.weight"])
+            normed = norm(block, w["post_attention_layernorm.weight"], eps)
+            gate, up = (linear(normed, w[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+            block = block + linear(silu(gate) * up, w["mlp.down_proj.weight"])
+        return norm(block, t["norm.weight"], eps)[self.first :]
+
+    @torch.no_grad()
+    def draft(self, text: Sequence[int], count: int, forced: Sequence[int] | None = None) -> tuple[list[int], Tensor]:
+        """The greedy drafts and the logits of each, (K, V). `forced`: what follows instead."""
+        head = self.tensors.get("lm_head.weight", self.target.model.get_output_embeddings().weight)
+        hidden, tokens, judged = self.hidden(tuple(text))[:count], [text[-1]], []
+        state = torch.zeros(RANK).double()
+        for k, h in enumerate(hidden):
+            term, state = self.term(tokens[-1], h, state)
+            logits = (head @ h + term).index_fill(0, self.target.checkpoint.suppressed, float("-inf"))
+            judged.append(logits)
+            tokens.append(int(logits.argmax()) if forced is None else forced[k])
+        return tokens[1:], torch.stack(judged)
+
+    def term(self, before: int, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The Markov head: its term of the logits and its next state."""
+        t = {name.removeprefix("markov_head."): x for name, x in self.tensors.items()}
+        if "markov_w1.weight" not in t:
+            return torch.zeros(VOCABULARY).double(), state
+        e = t["markov_w1.weight"][before]
+        if "gate_proj.weight" in t:
+            e = e * torch.sigmoid(t["gate_proj.weight"] @ torch.cat((hidden, e)) + t["gate_proj.bias"])
+        if "joint_proj.weight" in t:
+            z = t["joint_proj.weight"] @ torch.cat((state, e, hidden)) + t["joint_proj.bias"]
+            g, c, e = torch.sigmoid(z[:RANK]), torch.tanh(z[RANK : 2 * RANK]), torch.tanh(z[2 * RANK :])
+            state = g * state + (1 - g) * c
+        return t["markov_w2.weight"] @ e, state
+
+    @torch.no_grad()
+    def chances(self, text: Sequence[int], drafts: Sequence[int]) -> list[float]:
+        """The chance of each draft."""
+        weight, bias = self.tensors["confidence_head.proj.weight"][0], self.tensors["confidence_head.proj.bias"][0]
+        found = []
+        for h, before in zip(self.hidden(tuple(text)), [text[-1], *drafts[:-1]], strict=False):
+            if self.config["confidence_head_with_markov"]:
+                h = torch.cat((h, self.tensors["markov_head.markov_w1.weight"][before]))
+            found.append(float(torch.sigmoid(weight @ h + bias)))
+        return found
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(x: Tensor, first: int, theta: float) -> Tensor:
+    """Rotary positions `first`, `first` + 1 … of (n, heads, d)."""
+    half = x.shape[-1] // 2
+    angle = torch.arange(first, first + len(x)).double()[:, None] * theta ** (-torch.arange(half).double() / half)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    return torch.cat((x[..., :half] * cos - x[..., half:] * sin, x[..., half:] * cos + x[..., :half] * sin), -1)
+
+
+def fitted(folder: Path, kind: str, target: ModelRunner, texts: Sequence[tuple[list[int], int]]) -> Path:
+    """A draft that is often right: its LM head is fitted by least squares to texts, each from some position on."""
+    tensors = random_tensors(CONFIGS[kind])
+    reference = Reference(save_draft(folder, CONFIGS[kind], tensors), target)
+    hidden, wanted = [], []
+    for text, begin in texts:
+        for end in range(begin, len(text)):
+            behind, state, before = text[end:], torch.zeros(RANK).double(), text[end - 1]
+            for h, token in zip(reference.hidden(tuple(text[:end])), behind, strict=False):
+                term, state = reference.term(before, h, state)
+                hidden.append(h)
+                wanted.append(8 * one_hot(torch.tensor(token), VOCABULARY).double() - term)
+                before = token
+    solved = torch.linalg.lstsq(torch.stack(hidden), torch.stack(wanted), driver="gelsd").solution.T
+    return save_draft(folder, CONFIGS[kind], {**tensors, "lm_head.weight": solved})

@@ -1,0 +1,435 @@
+"""Block drafts against plain Python: what each format drafts after every text, what is committed, who is refused."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import naive
+import pytest
+import torch
+from block_drafts import BLOCK, CONFIGS, Reference, fitted, random_tensors, save_draft
+from decoding_cases import (
+    BUDGET,
+    BUDGETS,
+    MANY,
+    PROMPTS,
+    REFILLED,
+    ar,
+    check_step_never_waits,
+    decode_prompts,
+    naive_logits,
+    run,
+)
+from small import END, VOCABULARY, save_small
+from torch import Tensor
+
+from mtbench.decoding import block_drafting
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.method import Method, ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.models.drafts.block_heads import MarkovHead
+from mtbench.models.drafts.dflash import BlockDraft, BlockLayer
+from mtbench.models.drafts.loading import load_draft
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import load
+from mtbench.models.runner import ModelRunner
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import make_plan
+from mtbench.runs.simulation import Scripted
+
+MOST = {"z-lab": BLOCK - 1, **dict.fromkeys(("dflash", "vanilla", "gated", "rnn"), BLOCK)}  # tokens of a block
+SEEN = "vanilla"  # of the formats, the one for tests that need only one
+Drafted = list[tuple[list[int], list[int], int]]  # text, drafts, how many are sure
+
+
+class Case(NamedTuple):
+    """A target, a draft that is often right, and what it should draft."""
+
+    runners: ModelRunners
+    reference: Reference
+    most: int
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    return ModelRunner(load(str(save_small(tmp_path_factory.mktemp("target"))), dtype=torch.float64))
+
+
+@pytest.fixture(scope="module")
+def cases(target: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    """Every format, its LM head fitted to what the target says."""
+    says = run(ar(), target, fixed_length=True)
+    texts = [(p + g.token_ids, len(p)) for p, g in zip(PROMPTS, says, strict=True)]
+    folder, made = tmp_path_factory.mktemp("drafts"), {}
+    for kind, most in MOST.items():
+        draft = fitted(folder / kind, kind, target, texts)
+        made[kind] = Case(runners_of(target, draft), Reference(draft, target), most)
+    return made
+
+
+def runners_of(target: ModelRunner, draft: Path) -> ModelRunners:
+    runner = DraftRunner(load_draft(str(draft), target.checkpoint), target)
+    return ModelRunners("ar", {"ar": target, "dflash": runner})
+
+
+def dflash(ahead: int, **options: Any) -> Method:
+    method: Method = METHODS["dflash"](ahead=ahead, **options)
+    return method
+
+
+@contextmanager
+def listened(drafted: Drafted) -> Iterator[None]:
+    """List what is drafted behind each text of a row that still decodes."""
+    file = sys.modules[METHODS["dflash"].__module__]
+
+    def listening(runners: ModelRunners, role: str, rows: Any, *args: Any) -> Any:
+        block = block_drafting.draft_block(runners, role, rows, *args)
+        for row in range(len(rows.known)):
+            if not rows.done[row]:
+                text = rows.tokens[row, : rows.known[row]].tolist()
+                drafted.append((text, block.tokens[row].tolist(), int(block.sure[row])))
+        return block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "draft_block", listening)
+        yield
+
+
+def wrong_drafts(case: Case, ahead: int, prompts: list[list[int]] = PROMPTS, **how: Any) -> int:
+    """Drafts that differ from the reference's, of a decode."""
+    drafted: Drafted = []
+    with listened(drafted):
+        decode_prompts(dflash(ahead), case.runners, prompts, BUDGET, fixed_length=True, **how)
+    assert len(drafted) >= 4 * len(prompts)
+    return sum(case.reference.draft(text, ahead)[0] != tokens for text, tokens, _ in drafted)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_draft_is_what_plain_python_drafts(cases: dict[str, Case], kind: str) -> None:
+    """After every text, in ragged rows, refilled, with the whole block and a part of it, fed as on a GPU."""
+    case = cases[kind]
+    for ahead in {case.most, 2}:
+        assert wrong_drafts(case, ahead) == 0
+        for how in REFILLED:
+            assert wrong_drafts(case, ahead, MANY, **how) == 0
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_is_committed_is_what_plain_python_commits(cases: dict[str, Case], kind: str) -> None:
+    """Tokens and commits of the whole decode."""
+    case = cases[kind]
+    logits, commits_seen = naive_logits(case.runners.target), set()
+    for ahead in (1, 3, case.most):
+        got, _ = decode_prompts(dflash(ahead), case.runners, PROMPTS, BUDGET)
+        for prompt, generation in zip(PROMPTS, got, strict=True):
+            answer: list[int] = []
+            commits: list[int] = []
+            ended = False
+            while not ended:
+                drafts, _ = case.reference.draft(prompt + answer, ahead)
+                own = logits(prompt + answer + drafts)[-ahead - 1 :].argmax(1).tolist()
+                kept = next((i for i, (a, b) in enumerate(zip(drafts, own, strict=False)) if a != b), ahead)
+                ended = naive.finish(answer, commits, own[: kept + 1], END, BUDGET)
+            assert (generation.token_ids, generation.commits) == (answer, commits)
+            commits_seen |= set(commits)
+    assert len(commits_seen) >= 4
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_drafts_change_nothing_but_the_pace(cases: dict[str, Case], kind: str) -> None:
+    """`ar`'s tokens and reasons at every K, a row's own commits: refilled, also fed as on a GPU; one forward a draft."""
+    case = cases[kind]
+    want = run(ar(), case.runners.target, MANY[:5], BUDGETS)
+    for ahead in range(1, case.most + 1):
+        alone = [
+            decode_prompts(dflash(ahead), case.runners, [p], [n])[0][0] for p, n in zip(MANY, BUDGETS, strict=False)
+        ]
+        for how in REFILLED:
+            got, timing = decode_prompts(dflash(ahead), case.runners, MANY[:5], BUDGETS, **how)
+            assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+            assert [g.commits for g in got] == [g.commits for g in alone]
+            assert [g.draft_forwards for g in got] == [g.forwards for g in got]
+            assert [g.drafted for g in got] == [ahead * (g.forwards or 0) for g in got]
+            assert timing.miscounted == 0
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_sampled_tokens_are_those_of_sampled_ar(cases: dict[str, Case], kind: str) -> None:
+    case = cases[kind]
+    want = run(ar(), case.runners.target, MANY[:5], BUDGETS, temperature=1)
+    got, _ = decode_prompts(dflash(3), case.runners, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+    assert any(n > 1 for g in got for n in g.commits or [])
+
+
+def test_an_embedding_and_a_head_that_are_not_stored_are_the_targets(target: ModelRunner, tmp_path: Path) -> None:
+    """And stored copies of the target's take no memory."""
+    plain = save_draft(tmp_path / "plain", CONFIGS["z-lab"], random_tensors(CONFIGS["z-lab"]))
+    case = Case(runners_of(target, plain), Reference(plain, target), BLOCK - 1)
+    assert wrong_drafts(case, BLOCK - 1) == 0
+    theirs = {
+        "embed_tokens.weight": target.model.get_input_embeddings().weight,
+        "lm_head.weight": target.model.get_output_embeddings().weight,
+    }
+    copied = save_draft(tmp_path / "copied", CONFIGS["z-lab"], random_tensors(CONFIGS["z-lab"]) | theirs)
+    draft = runners_of(target, copied)["dflash"].model
+    assert draft.get_input_embeddings() is target.model.get_input_embeddings()
+    assert draft.get_output_embeddings() is target.model.get_output_embeddings()
+    other = {"embed_tokens.weight": torch.randn(VOCABULARY, 32).double()}
+    own = save_draft(tmp_path / "own", CONFIGS["z-lab"], random_tensors(CONFIGS["z-lab"]) | other)
+    assert wrong_drafts(Case(runners_of(target, own), Reference(own, target), BLOCK - 1), BLOCK - 1) == 0
+
+
+# Planted faults. Each is a change of the smallest unit; the comparison with plain Python must see it.
+
+
+def of_format(**changes: Any) -> Callable[[pytest.MonkeyPatch, DraftRunner], None]:
+    return lambda patch, runner: patch.setattr(runner.draft, "format", replace(runner.draft.format, **changes))
+
+
+def replaced(holder: type, name: str, make: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch, DraftRunner], None]:
+    return lambda patch, _: patch.setattr(holder, name, make(getattr(holder, name)))
+
+
+def keep_block_keys(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
+    """Accepted tokens keep the keys they had as masks: only the newest entry is made of features."""
+    real = block_drafting.new_entries
+    late = SimpleNamespace(tight=False)
+    patch.setattr(
+        block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
+    )
+
+
+def shift_block(real: Any) -> Any:
+    def forward(self: BlockDraft, ids: Tensor, features: Tensor, metadata: Any, *args: Any) -> Any:
+        ahead = torch.arange(metadata.slots.shape[1]) >= features.shape[1]
+        return real(self, ids, features, replace(metadata, positions=metadata.positions + ahead), *args)
+
+    return forward
+
+
+def lag(real: Any) -> Any:
+    """The token before the one before."""
+    seen: list[Tensor] = []
+
+    def forward(self: MarkovHead, before: Tensor, hidden: Tensor, state: Tensor) -> Any:
+        seen.append(before)
+        return real(self, seen[-2] if len(seen) > 1 and len(seen[-2]) == len(before) else before, hidden, state)
+
+    return forward
+
+
+def shift_taps(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
+    patch.setattr(runner, "taps", tuple(tap - 1 if tap else 1 for tap in runner.taps))
+
+
+def before_their_norm(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
+    patch.setattr(runner.draft.hidden_norm, "forward", lambda context: context)
+
+
+def forget(patch: pytest.MonkeyPatch, runner: DraftRunner) -> None:
+    """A recurrent state starts anew at every token."""
+    real = runner.draft.markov_head.forward
+    patch.setattr(
+        runner.draft.markov_head, "forward", lambda before, hidden, state: real(before, hidden, torch.zeros_like(state))
+    )
+
+
+def causal(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
+    patch.setattr(block_drafting, "_everything", lambda size, device: torch.ones(size, size).tril().bool())
+
+
+def normed(real: Any) -> Any:
+    return lambda self, context, *args: real(self, self.input_layernorm(context), *args)
+
+
+def updated(real: Any) -> Any:
+    return lambda self, context, *args: real(self, context + self.mlp(context), *args)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch, DraftRunner], None], set[str]]] = {
+    "block keys stay": (keep_block_keys, set(CONFIGS)),
+    "a causal block": (causal, set(CONFIGS)),
+    "features one position ahead": (
+        replaced(DraftRunner, "read", lambda real: lambda self, slots, rows=None: real(self, slots + 1, rows)),
+        set(CONFIGS),
+    ),
+    "a context that layers norm": (replaced(BlockLayer, "forward", normed), set(CONFIGS)),
+    "a context that layers update": (replaced(BlockLayer, "forward", updated), set(CONFIGS)),
+    "shifted taps": (shift_taps, set(CONFIGS)),
+    "a context without its norm": (before_their_norm, set(CONFIGS)),
+    "the block's positions shifted": (replaced(BlockDraft, "forward", shift_block), set(CONFIGS)),
+    "another mask": (of_format(mask_id=1), set(CONFIGS)),
+    "the first position predicts": (of_format(from_anchor=True), {"z-lab"}),
+    "the first position does not predict": (of_format(from_anchor=False), set(CONFIGS) - {"z-lab"}),
+    "no Markov term": (of_format(markov=None), {"vanilla", "gated", "rnn"}),
+    "the term of the token before last": (replaced(MarkovHead, "forward", lag), {"vanilla"}),
+    "a state forgotten": (forget, {"rnn"}),
+}
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(fault, kind) for fault in FAULTS for kind in sorted(FAULTS[fault][1])])
+def test_a_planted_fault_is_seen(
+    cases: dict[str, Case], fault: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens of `ar` it still has; the drafts are others."""
+    case = cases[kind]
+    runner = case.runners["dflash"]
+    assert isinstance(runner, DraftRunner)
+    with monkeypatch.context() as patch:
+        FAULTS[fault][0](patch, runner)
+        assert wrong_drafts(case, BLOCK - 1) > 0
+    assert wrong_drafts(case, BLOCK - 1, PROMPTS[:1]) == 0
+
+
+# Confidence: drafts that are not offered.
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated"])
+def test_drafts_behind_the_first_unsure_one_are_missing(cases: dict[str, Case], kind: str) -> None:
+    """Offered are those before the first chance below the threshold; commits end there; tokens stay `ar`'s."""
+    case, drafted = cases[kind], Drafted()
+    every = [c for text in MANY for c in case.reference.chances(text, case.reference.draft(text, BLOCK)[0])]
+    threshold = sorted(every)[len(every) // 5]
+    method = dflash(BLOCK, confidence=threshold)
+    with listened(drafted):
+        got, _ = decode_prompts(method, case.runners, MANY[:5], BUDGETS, **REFILLED[1])
+    want = run(ar(), case.runners.target, MANY[:5], BUDGETS)
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+    sures = {}
+    for text, tokens, sure in drafted:
+        chances = case.reference.chances(text, tokens)
+        sures[tuple(text)] = next((k for k, chance in enumerate(chances) if chance < threshold), BLOCK)
+        assert sure == sures[tuple(text)]
+    assert len(set(sures.values())) >= 4
+    for prompt, g in zip(MANY, got, strict=False):
+        text, offered = list(prompt), 0
+        for count in g.commits or []:
+            offered += sures[tuple(text)]
+            assert count <= sures[tuple(text)] + 1
+            text += g.token_ids[len(text) - len(prompt) :][:count]
+        assert g.drafted == offered
+
+
+@pytest.mark.parametrize("shortened", [False, True])
+def test_rejection_sampling_has_the_distribution_of_the_target(cases: dict[str, Case], shortened: bool) -> None:
+    """The second token, over many seeds; also where the first draft is sure and the second often missing."""
+    case, count, prompt = cases[SEEN], 1500, [5, 9]
+    confidence = shortened * (case.reference.chances(prompt, [0])[0] - 0.01)
+    method = dflash(2, verify="rejection", confidence=confidence)
+    got, _ = decode_prompts(method, case.runners, [prompt] * count, 2, seeds=range(count), temperature=1.0)
+    logits = naive_logits(case.runners.target)
+    first = logits(prompt)[-1].softmax(0)
+    pairs = torch.stack([first[a] * logits([*prompt, a])[-1].softmax(0) for a in range(VOCABULARY) if first[a] > 0])
+    seen = torch.zeros(VOCABULARY).double()
+    for g in got:
+        if len(g.token_ids) == 2:
+            seen[g.token_ids[1]] += 1 / count
+    expected = pairs[[i for i, a in enumerate(a for a in range(VOCABULARY) if first[a] > 0) if a != END]].sum(0)
+    assert float((seen - expected).abs().sum()) < 0.15
+    assert any(n == 2 for g in got for n in g.commits or [])
+
+
+def test_the_logits_that_count_are_those_after_the_markov_term(cases: dict[str, Case]) -> None:
+    case, offered = cases[SEEN], []
+    file = sys.modules[METHODS["dflash"].__module__]
+
+    def listening(runners: ModelRunners, role: str, rows: Any, *args: Any) -> Any:
+        block = block_drafting.draft_block(runners, role, rows, *args)
+        offered.append((rows.tokens[0, : rows.known[0]].tolist(), block))
+        return block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "draft_block", listening)
+        decode_prompts(dflash(BLOCK, verify="rejection"), case.runners, PROMPTS[1:2], 12, temperature=1.0)
+    for text, block in offered:
+        _, judged = case.reference.draft(text, BLOCK, forced=block.tokens[0].tolist())
+        torch.testing.assert_close(block.logits[0], judged, atol=1e-5, rtol=1e-5)
+
+
+# The loop's own demands.
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_captured_step_replayed_is_the_step(cases: dict[str, Case], kind: str, recorded: list[str]) -> None:
+    case = cases[kind]
+    fast = ENGINES["graph"]().runner(case.runners.target.checkpoint)
+    draft = DraftRunner(case.runners["dflash"].checkpoint, fast)
+    runners = ModelRunners("ar", {"ar": fast, "dflash": draft})
+    captured = Captured(dflash(3), runners, 2, 64)
+    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
+        got, _ = decode_prompts(dflash(3), runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        want, _ = decode_prompts(dflash(3), case.runners, prompts, BUDGET, rows=2)
+        assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
+    assert len(recorded) == 2
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_step_never_waits_for_the_host(cases: dict[str, Case], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = cases[kind]
+    decode_prompts(dflash(3), case.runners, PROMPTS, 4)  # what is made once is made
+    confidence = 0.5 * case.runners["dflash"].model.format.confidence
+    for verify in ("match", "rejection"):
+        check_step_never_waits(case.runners, dflash(3, confidence=confidence, verify=verify), monkeypatch)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 0.9])
+def test_a_script_is_followed_whatever_the_draft_says(cases: dict[str, Case], confidence: float) -> None:
+    """Simulated acceptance: commits are the script's, from the first forward on."""
+    scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
+    method = Scripted(dflash(3, confidence=confidence), scripts, torch.device("cpu"))
+    got, _ = decode_prompts(method, cases[SEEN].runners, PROMPTS[:2], budgets, fixed_length=True)
+    assert [g.commits for g in got] == scripts
+
+
+def test_a_long_block_stays_in_its_row(target: ModelRunner, tmp_path: Path) -> None:
+    """A block longer than the drafts that are fed: its last masks lie behind the slots of the target's rows."""
+    config = {**CONFIGS["dflash"], "block_size": 40}
+    draft = save_draft(tmp_path, config, random_tensors(config))
+    case = Case(runners_of(target, draft), Reference(draft, target), 40)
+    assert wrong_drafts(case, 1, MANY, rows=3) == 0
+    assert wrong_drafts(case, 1, MANY, **REFILLED[1]) == 0
+
+
+# Refusals, at planning, before a model is loaded.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refused")
+    save_small(folder / "ar")
+    for kind in ("dflash", "z-lab", "vanilla"):
+        save_draft(folder / kind, CONFIGS[kind], random_tensors(CONFIGS[kind]))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "draft", "said"),
+    [
+        ("ahead=6", "dflash", r"ahead=6, but draft .*DFlash of DeepSpec.* predicts 5 tokens .*use `ahead=5` or less"),
+        ("ahead=5", "z-lab", r"DFlash of z-lab.* predicts 4 tokens in a block; use `ahead=4`"),
+        ("ahead=4,confidence=0.5", "z-lab", r"confidence=0.5 needs a confidence head, and .* has none"),
+        ("ahead=4", "ar", r"is a whole model \(qwen2\), and a draft that drafts a block at once is needed"),
+    ],
+)
+def test_what_cannot_draft_is_refused_by_name(folders: Path, options: str, draft: str, said: str) -> None:
+    checkpoints = {"ar": str(folders / "ar"), "dflash": str(folders / draft)}
+    with pytest.raises(UserError, match=said):
+        plan(checkpoints, f"dflash:{options}")
+
+
+def test_a_draft_in_another_role_is_named(folders: Path) -> None:
+    checkpoints = {"ar": str(folders / "ar"), "dspark": str(folders / "vanilla")}
+    made = plan(checkpoints, "dflash:draft=dspark,ahead=5,confidence=0.5")
+    assert made.cells[-1].checkpoints == checkpoints
+
+
+def plan(checkpoints: dict[str, str], *methods: str) -> Any:
+    request = RunRequest(method=list(methods), checkpoint=checkpoints, suite=["arithmetic"], limit=2, device="cpu")
+    return make_plan(request)
