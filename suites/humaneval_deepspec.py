@@ -10,27 +10,19 @@ the function, which holds imports and helpers, then the first fenced block of th
 The sandbox needs bubblewrap (`apt install bubblewrap`), see mtbench/evaluation/sandbox.py.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from mtbench.evaluation import deepspec
-from mtbench.evaluation.code_tasks import ProgramSuite
+from mtbench.evaluation.code_tasks import ProgramSuite, first_block
 from mtbench.evaluation.registry import SUITES
-
-FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|$)", re.DOTALL)  # the last fence may be missing: cut by the budget
 
 
 def programs(answers: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return the program of each answer; an answer without a fence is code as a whole. A filter of lm-eval."""
     return [
-        [f"{doc['prompt']}\n{_first_block(text)}" for text in of_doc] for of_doc, doc in zip(answers, docs, strict=True)
+        [f"{doc['prompt']}\n{first_block(text)}" for text in of_doc] for of_doc, doc in zip(answers, docs, strict=True)
     ]
-
-
-def _first_block(text: str) -> str:
-    found = FENCED.search(text)
-    return found[1] if found else text
 
 
 @SUITES.register("humaneval-deepspec")

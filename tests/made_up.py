@@ -68,7 +68,12 @@ AIME25: Rows = [
     {"problem_idx": n, "answer": n, "problem": f"Find ${n}$.", "problem_type": ["Algebra"]} for n in range(COUNT)
 ]
 MBPP: Rows = [
-    {"task_id": n, "prompt": f"Write a function to add {n}.", "test_list": [f"assert add(1) == {n + 1}"]}
+    {
+        "task_id": n,
+        **dict.fromkeys(("text", "prompt"), f"Write a function to add {n}."),  # of the full and the sanitized data
+        "code": f"def add(x):\n    return x + {n}",
+        "test_list": [f"assert add({k}) == {n + k}" for k in range(3)],
+    }
     for n in range(COUNT)
 ]
 LIVECODEBENCH: Rows = [
@@ -154,6 +159,7 @@ def write_all(folder: Path) -> Path:
     write_lines(folder / "math500/test.jsonl", MATH500)
     write_lines(folder / "aime25/train.jsonl", AIME25)
     write_lines(folder / "mbpp/mbpp.jsonl", MBPP)
+    write_lines(folder / "mbpp/test.jsonl", MBPP)
     write_lines(folder / "livecodebench/livecodebench.jsonl", LIVECODEBENCH)
     write_lines(folder / "alpaca/alpaca.jsonl", ALPACA)
     write_lines(folder / "arena_hard/question.jsonl", ARENA_HARD)

@@ -196,3 +196,23 @@ def test_every_scored_suite_says_its_words(folder: Path) -> None:
 
     assert said["wording"] == "{{problem}}" + BOXED
     assert said["name"] == "hendrycks_math500"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("def add(x):\n    return x + 3\n```\nIt adds.", 1),
+        ("```python\ndef add(x):\n    return x + 3\n```", 1),
+        ("def add(x):\n    return x + 3", 1),
+        ("def add(x):\n    return x\n```", 0),
+        ("", 0),
+    ],
+)
+def test_mbpp_shows_the_tests_and_runs_them(answer: str, score: float, folder: Path) -> None:
+    """After three examples; the answer begins in a code fence and ends at the next one."""
+    suite = opened("mbpp", folder)
+    text = suite.prompts(chat, 4)[3].text
+
+    assert text.count("<user>") == 4
+    assert text.endswith("assert add(2) == 5</><assistant>\n```python\n")
+    assert suite.score({"mbpp_instruct/3/0": answer}) == {"mbpp_instruct/3/0": score}
