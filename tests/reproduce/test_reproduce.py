@@ -10,10 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import block_drafts
+import eagle_cases
+import made_up
 import pytest
 import torch
 from jsonschema import Draft202012Validator
 from rich.console import Console
+from small import save_small
 
 from mtbench.cli import main
 from mtbench.errors import UserError
@@ -134,6 +138,66 @@ def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
     assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert {figure["word"] for figure in result["figures"]} == {"not run"}
     assert all(figure["why"] for figure in result["figures"])
+
+
+TEMPLATE = (  # of a chat; the last word stands for Qwen3's empty thoughts
+    "{% for turn in messages %}{{ turn.content }} {% endfor %}{% if enable_thinking is false %} b{% endif %}"
+)
+SCORED = {"gsm8k-deepspec", "math500", "aime25", "humaneval-deepspec"}
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """The table of drafts with a small target, random drafts in DeepSpec's formats, and made-up questions."""
+    folder = tmp_path_factory.mktemp("drafted")
+    (save_small(folder / "ar") / "chat_template.jinja").write_text(TEMPLATE)
+    form = eagle_cases.FORMATS["deepspec"]
+    config = {**form.config, "max_position_embeddings": 1024}
+    eagle_cases.write_draft(folder / "eagle", dataclasses.replace(form, config=config))
+    for role, kind in (("dflash", "dflash"), ("dspark", "vanilla")):
+        config = {**block_drafts.CONFIGS[kind], "block_size": 7}
+        block_drafts.save_draft(folder / role, config, block_drafts.random_tensors(config))
+    return Asked(
+        name="dspark-table-1",
+        family="deepspec-qwen3-4b",
+        checkpoint={role: str(folder / role) for role in ("ar", "eagle", "dflash", "dspark")},
+        data_dir=str(made_up.write_all(folder / "data")),
+        allow_unsandboxed_code=True,
+        offline=True,
+        limit=2,
+        max_new_tokens=6,
+        batch_size=(1,),
+        device="cpu",
+    )
+
+
+def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: Path) -> None:
+    """Every draft drafts on every suite beside `ar`, at temperature 1, without thinking; what can be scored is."""
+    table = published(drafted.name)
+    result = carried_out(table, drafted, tmp_path / "it")
+    (run,) = result["runs"]
+    validate(result)
+    stored = RunDirectory(tmp_path / "it" / run["folder"])
+    plan, cells = stored.read_json("plan.json"), stored.read_json("results.json")["cells"]
+
+    assert (run["missing"], run["closed"]) == ([], [])
+    arms = [str(reproduction.arm_of(spec, "graph")) for spec in ("ar", *(row.arm for row in table.rows[:3]))]
+    assert {(cell["suite"], cell["arm"]) for cell in cells} == {
+        (benchmark.suite, arm) for benchmark in table.benchmarks.values() for arm in arms
+    }
+    assert {cell["suite"] for cell in cells if cell["accuracy"]} == SCORED
+    assert plan["request"]["temperature"] == 1
+    assert {suite["task"]["template_options"]["enable_thinking"] for suite in plan["suites"]} == {False}
+    assert {item["prompt_ids"][-1] for suite in plan["suites"] for item in suite["items"]} == {1}  # b
+    assert not any(suite["flags"] for suite in plan["suites"])
+    for figure in result["figures"]:
+        ran = figure["family"] == "deepspec-qwen3-4b"
+        assert figure["word"] == ("not comparable" if ran else "not run"), figure["why"]
+        assert figure["why"].startswith("a miniature: 6 new tokens, theirs 2048" if ran else "left out by --family")
+        assert not ran or 1 <= figure["ours"]["value"] <= 6
+    for cell in cells:
+        commits = [n for line in stored.lines(f"generations/{cell['cell']}.jsonl") for n in line["commits"] if n]
+        assert cell["acceptance"]["length"] == pytest.approx(sum(commits) / len(commits))
 
 
 OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(1,))
