@@ -125,8 +125,8 @@ def vllm(commits: Commits) -> float | None:
     (an n-gram without a match). Which steps those were is not stored, so they count as drafts without an accepted
     token, and the figure is at most vLLM's.
 
-    DeepSpec (deepspec/eval/base_evaluator.py, `generate_decoding_sample` and `build_metrics_row`; arXiv 2607.05147) sums
-    accepted drafts and the target's own token over the verifications, too. Its prefill's token does not count.
+    DeepSpec (deepspec/eval/base_evaluator.py, `generate_decoding_sample` and `build_metrics_row`; arXiv 2607.05147)
+    sums accepted drafts and the target's own token over the verifications, too. Its prefill's token does not count.
     """
     steps = _steps(commits)
     return 1 + sum(step - 1 for step in steps) / len(steps) if steps else None
