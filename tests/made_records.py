@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from mtbench.results.format import Estimate, Finish, Percentiles, ResultCell, Samples, Speedup
+from mtbench.results.format import (
+    Estimate,
+    Finish,
+    Percentiles,
+    ResultCell,
+    ResultEnvironment,
+    Results,
+    Samples,
+    Speedup,
+    StatisticsInfo,
+)
 from mtbench.results.samples import CellData
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Cell
@@ -106,3 +116,19 @@ def result_cell(**given: Any) -> ResultCell:
     }
     own = {"status": "ok", "task": {"name": "arithmetic"}, "max_new_tokens": 8, "rounds": 1, "reference": False}
     return ResultCell(**nothing | copied | counts | lists | records | own | {"commit_histogram": {}} | given)
+
+
+def made_results(cells: list[ResultCell]) -> Results:
+    """results.json of a run with these cells, of which nothing else is known."""
+    return Results(
+        schema_version=1,
+        run_id="0" * 12,
+        command=[],
+        environment=ResultEnvironment(command=[]),
+        seed=0,
+        temperature=0.0,
+        plan_sha256="0" * 64,
+        statistics=StatisticsInfo(method="", level=0.95, speed_margin=0.02, accuracy_margin=0.02),
+        cells=cells,
+        stops_paying=[],
+    )

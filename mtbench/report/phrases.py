@@ -1,11 +1,11 @@
 """Phrases that the page, the tables and the terminal share: names, disclaimers, and why a value is missing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
-from mtbench.report.formatting import listed, percent
-from mtbench.results.format import ResultCell, SameItems
+from mtbench.report.formatting import listed, number, percent
+from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of
 
@@ -99,6 +99,31 @@ def _simulation_note(cell: ResultCell, mark: Simulated) -> str:
 def flags_of_measurement(cell: ResultCell) -> list[str]:
     """Return the flags of a cell without the flags for simulation."""
     return [flag for flag in cell.flags if flag not in flags_of(cell.simulated)]
+
+
+def spread_over_tasks(spread: Spread | None) -> str | None:
+    """Return the worst and the best task of a figure; None if there is none, or if both figures are written alike."""
+    if spread is None:
+        return None
+    low, high = number(spread.worst.value, 2), number(spread.best.value, 2)
+    if low == high:
+        return None
+    words = f"from {low} on {spread.worst.task} to {high} on {spread.best.task}"
+    left_out = spread.tasks - spread.compared
+    return f"{words}, {left_out} of {spread.tasks} tasks measured too little" if left_out else words
+
+
+def headline_spreads(cell: ResultCell, speedups: Iterable[Speedup | None]) -> str | None:
+    """Return the worst and the best task for an arm's headline figures; None if no figure has them.
+
+    A failed or void arm has none. speedups: those of the headline.
+    """
+    if cell.status == "failed" or cell.void:
+        return None
+    spreads = {f"speedup over {speedup.baseline}": speedup.spread for speedup in speedups if speedup is not None}
+    spreads["tokens per forward"] = cell.tokens_per_forward_spread
+    found = [f"{figure} {words}" for figure, spread in spreads.items() if (words := spread_over_tasks(spread))]
+    return "; ".join(found) or None
 
 
 def breaks_promise(cell: ResultCell) -> bool:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import bounds, counted, interval, number, percent, times
-from mtbench.report.phrases import breaks_promise, fewer_items, floors
-from mtbench.results.format import ResultCell, Speedup
+from mtbench.report.phrases import breaks_promise, fewer_items, floors, spread_over_tasks
+from mtbench.results.format import ResultCell, Speedup, Spread
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
 KEPT = ("not worse", "worse by less")  # verdicts that limit the loss of accuracy to the margin
@@ -31,7 +31,10 @@ class _Arm:
 
     @property
     def gain(self) -> str:
-        return f"{number(self.speedup.value, 2)} {interval(bounds(self.speedup)) or ''}".strip()
+        """How many times as fast, and on which task least and most."""
+        limits = interval(bounds(self.speedup))
+        value = f"{number(self.speedup.value, 2)} {limits}" if limits else number(self.speedup.value, 2)
+        return _with_spread(f"{value} times as fast", self.speedup.spread)
 
     @property
     def cost(self) -> str:
@@ -39,7 +42,8 @@ class _Arm:
         right, right0 = _accuracy(self.cell), _accuracy(self.baseline)
         if not self.cell.tokens_per_forward:
             return f"{right} correct against {right0}"
-        return f"{right} correct against {right0}, at {number(self.cell.tokens_per_forward, 2)} tokens per forward"
+        per_forward = f"{number(self.cell.tokens_per_forward, 2)} tokens per forward"
+        return f"{right} correct against {right0}, at {_with_spread(per_forward, self.cell.tokens_per_forward_spread)}"
 
     @property
     def same_tokens(self) -> int:
@@ -115,9 +119,9 @@ def _speed(arms: Sequence[_Arm], faster: Sequence[_Arm]) -> str:
             return f"{arms[0].name} is not shown to be faster than {baseline}{because}"
         return f"none of {len(arms)} arms is shown to be faster than {baseline}{because}"
     if len(arms) == 1:
-        return f"{arms[0].name} is faster than {baseline}: {faster[0].gain} times as fast"
+        return f"{arms[0].name} is faster than {baseline}: {faster[0].gain}"
     if len(faster) == 1:
-        return f"1 of {len(arms)} arms is faster than {baseline}: {faster[0].gain} times as fast"
+        return f"1 of {len(arms)} arms is faster than {baseline}: {faster[0].gain}"
     gains = sorted(arm.speedup.value or 0.0 for arm in faster)
     gain = f"{number(gains[0], 2)} to {number(gains[-1], 2)} times as fast"
     if len(faster) < len(arms):
@@ -177,13 +181,18 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
     best = max(kept_arms, key=lambda arm: arm.speedup.value or 0.0)
     if len(faster) == 1:
         return f"The faster arm keeps accuracy within {within} of the baseline's: {best.cost}."
-    fastest = f"{best.name}, {best.gain} times as fast with {best.cost}"
+    fastest = f"{best.name}, {best.gain} with {best.cost}"
     if len(kept_arms) == 1:
         return f"1 of the faster arms keeps accuracy within {within} of the baseline's: {fastest}."
     subject = f"{len(kept_arms)} of the faster arms"
     if len(kept_arms) == len(faster):
         subject = "Both faster arms" if len(faster) == 2 else "All faster arms"
     return f"{subject} keep accuracy within {within} of the baseline's. The fastest of these is {fastest}."
+
+
+def _with_spread(figure: str, spread: Spread | None) -> str:
+    over_tasks = spread_over_tasks(spread)
+    return f"{figure} ({over_tasks})" if over_tasks else figure
 
 
 def _accuracy(cell: ResultCell) -> str:

@@ -19,7 +19,7 @@ from mtbench.report.formatting import (
     seconds,
     times,
 )
-from mtbench.report.phrases import flags_of_measurement, ungraded
+from mtbench.report.phrases import flags_of_measurement, headline_spreads, ungraded
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import (
@@ -97,7 +97,7 @@ class Row:
     number: int | None
     arm: str
     entries: list[Entry]
-    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag
+    notes: list[tuple[str, str]]  # (kind, text), kind one of failed, void, flag, spread
     void: bool
     failed: bool
     simulated: bool
@@ -146,8 +146,8 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
         ),
         Column(
             "tokens per forward",
-            "committed tokens per forward pass of the model",
-            lambda cell: Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci)),
+            "committed tokens per forward pass of the model, and those without the answers that end in a loop",
+            _per_forward_entry,
         ),
         *_speed_columns(cells, own),
         Column(
@@ -156,7 +156,11 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
             "and the largest batch size of the run",
             _lossless_entry,
         ),
-        Column("cut by budget, %", "answers that ended at the token budget", _cut_entry),
+        Column(
+            "cut by budget, %",
+            "answers that ended at the token budget, and those of them that end in a loop",
+            _cut_entry,
+        ),
         Column(
             "between commits",
             "median and 95th percentile of the time between two commits of a row",
@@ -178,7 +182,7 @@ def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
             lambda cell: Entry(memory(cell.peak_memory_bytes)),
         ),
     ]
-    return _table(columns, cells, numbers, _notes)
+    return _table(columns, cells, numbers, lambda cell: [*_notes(cell), *_spread_note(cell, own)])
 
 
 def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
@@ -313,12 +317,12 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         Column(
             "acceptance length",
             "tokens per forward that committed any; it includes the model's own token",
-            lambda cell: Entry(number(figures[cell.arm].length)),
+            lambda cell: _acceptance_entry(cell, figures[cell.arm].length, "acceptance_length", number),
         ),
         Column(
             "acceptance rate, %",
             "accepted guesses over offered guesses",
-            lambda cell: Entry(percent(figures[cell.arm].rate)),
+            lambda cell: _acceptance_entry(cell, figures[cell.arm].rate, "acceptance_rate", percent),
         ),
         Column("offered", "guesses offered", lambda cell: Entry(count(figures[cell.arm].offered))),
         Column(
@@ -544,6 +548,12 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
     return notes
 
 
+def _spread_note(cell: ResultCell, own: OwnSpeedups) -> list[tuple[str, str]]:
+    """Return the worst and the best task for the arm's speedups and tokens per forward, if the suite has several."""
+    spreads = headline_spreads(cell, (own.same.get(cell.arm), own.deployed.get(cell.arm)))
+    return [("spread", f"By task: {spreads}.")] if spreads else []
+
+
 def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
     """Return the accuracy, with the verdict against the baseline on the same checkpoint if there is one."""
     if cell.accuracy is None or cell.accuracy.value is None:
@@ -554,6 +564,29 @@ def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
             versus = comparison
     entry = _percent_entry(cell.accuracy)
     return entry if versus is None else replace(entry, verdict=versus.verdict, against=versus.baseline)
+
+
+def _per_forward_entry(cell: ResultCell) -> Entry:
+    detail = _without_loops(cell, cell.tokens_per_forward, "tokens_per_forward", number)
+    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=detail)
+
+
+def _acceptance_entry(
+    cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
+) -> Entry:
+    return Entry(written(figure), detail=_without_loops(cell, figure, name, written))
+
+
+def _without_loops(
+    cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
+) -> str | None:
+    """Return a figure of the answers that do not end in a loop; None if no answer does, or if it is written alike.
+
+    figure: that of all answers; name: the field of Degenerate.
+    """
+    found = cell.degenerate
+    others = written(getattr(found, name)) if found is not None and found.answers else NONE
+    return None if others in (NONE, written(figure)) else f"{others} without loops"
 
 
 def _speedup_entry(speedup: Speedup | None) -> Entry:
@@ -590,7 +623,12 @@ def _lossless_entry(cell: ResultCell) -> Entry:
 
 
 def _cut_entry(cell: ResultCell) -> Entry:
-    return Entry(percent(cell.finish.length / cell.items)) if cell.items else Entry()
+    """Return the share of answers that the budget cut, with the part of it that is in loops."""
+    if not cell.items:
+        return Entry()
+    found = cell.degenerate
+    loops = f"{percent(found.share)} in a loop" if found is not None and found.answers else None
+    return Entry(percent(cell.finish.length / cell.items), detail=loops)
 
 
 def _repeated_entry(cell: ResultCell) -> Entry:

@@ -8,7 +8,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.report.formatting import NONE, bounds, counted, interval, listed, number, percent, times
-from mtbench.report.phrases import batches, disclaimers, fewer_items, flags_of_measurement, floors, ungraded
+from mtbench.report.phrases import (
+    batches,
+    disclaimers,
+    fewer_items,
+    flags_of_measurement,
+    floors,
+    headline_spreads,
+    ungraded,
+)
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, over_fastest_engine, own_speedups
 from mtbench.results.format import Accuracy, ResultCell, Results, Speedup, TaskFigures, TaskSpeedup
 from mtbench.runs.plan import Plan
@@ -72,7 +80,7 @@ def _group_table(group: GroupKey, cells: Sequence[ResultCell], width: int) -> Ta
     caption = disclaimers(cells)
     if ENGINE not in columns:
         caption += _over_engines(cells)
-    caption += fewer_items(cells) + _inconclusive(cells, own) + floors(cells)
+    caption += _spreads(cells, own) + fewer_items(cells) + _inconclusive(cells, own) + floors(cells)
     caption += [f"({place}) {note}" for place, note in enumerate(notes, start=1)]
     title = (
         f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(max(c.items for c in cells), 'item')}"
@@ -182,6 +190,12 @@ def _over_engines(cells: Sequence[ResultCell]) -> list[str]:
 
 def _ratios(values: Mapping[str, float | None]) -> str:
     return listed(f"{arm} ×{number(value, 2)}" for arm, value in values.items())
+
+
+def _spreads(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:
+    """Return a line per arm with the worst and the best task for its headline figures."""
+    found = {cell.arm: headline_spreads(cell, [own.same.get(cell.arm)]) for cell in cells}
+    return [f"{arm} by task: {spreads}" for arm, spreads in found.items() if spreads]
 
 
 def _inconclusive(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from mtbench.report.formatting import NONE, counted, listed, memory, number
 from mtbench.report.phrases import disclaimers, is_overridden
 from mtbench.results.acceptance import OWNERS
+from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.formats import GpuInfo, Machine, SessionRecord
 
@@ -129,6 +130,8 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         left_out.add("Incl. engine")
     if not any(cell.tasks for cell in cells):
         left_out.add("By task")
+    if not any(cell.degenerate is not None and cell.degenerate.answers for cell in cells):
+        left_out.add("Degenerate answers")
     choice = "Greedy decoding."
     if results.temperature:
         choice = (
@@ -138,6 +141,9 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         "level": f"{100 * results.statistics.level:g}%",
         "speed_margin": f"{100 * results.statistics.speed_margin:g}%",
         "accuracy_margin": f"{100 * results.statistics.accuracy_margin:g} points",
+        "last_tokens": LAST_TOKENS,
+        "longest_period": LONGEST_PERIOD,
+        "flagged": f"{100 * FLAGGED_SHARE:g}%",
         "owners": "; ".join(f"{owner}: {formula}" for owner, formula in OWNERS.values()),
         "choice": choice,
     }
@@ -170,7 +176,17 @@ NOTES: Mapping[str, str] = {
     ),
     "By task": (
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
-        "the whole suite, and not for several tasks."
+        "the whole suite, and not for several tasks. An arm's row names the worst and the best task for its speedup "
+        "and tokens per forward. Tasks measured too little for a verdict or an interval do not count. The two are "
+        "extremes of measured values, so they tend to lie further apart than the true ones; results.json has their "
+        "intervals."
+    ),
+    "Degenerate answers": (
+        "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "
+        "most {longest_period} tokens; longer loops are not counted. A loop is easy to guess, so it inflates tokens "
+        "per forward, acceptance and speedup. An arm has a note if more than {flagged} of its answers end in a loop. "
+        "Figures without loops are those of its other answers. A speedup has no such figure, since a batch decodes "
+        "both kinds together."
     ),
     "Factors of the speedup": (
         "Tokens per second over the baseline's are exactly the product of five factors: tokens per forward, time of a "

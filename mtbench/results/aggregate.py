@@ -1,8 +1,9 @@
 """results.json: the totals, intervals and verdicts of a run, cell by cell.
 
 Accuracy and speed come from the same generations. Which lines count is decided in mtbench/results/samples.py.
-Acceptance is in acceptance.py, single tasks in subtasks.py, comparisons of arms in comparisons.py, the roofline in
-roofline.py, and every definition in mtbench/statistics.py. A value that an engine hides is null.
+Acceptance is in acceptance.py, degenerate answers in degenerate.py, single tasks in subtasks.py, comparisons of arms in
+comparisons.py, the roofline in roofline.py, and every other definition in mtbench/statistics.py. A value that an engine
+hides is null.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.hardware.machine import POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
-from mtbench.results import acceptance
+from mtbench.results import acceptance, degenerate
 from mtbench.results.comparisons import Comparisons, compare, floor, same_items, stops_paying
 from mtbench.results.format import (
     SCHEMA_VERSION,
@@ -37,7 +38,7 @@ from mtbench.results.format import (
 )
 from mtbench.results.roofline import Fraction, fraction
 from mtbench.results.samples import CellData, read
-from mtbench.results.subtasks import Summary, by_task, summarize
+from mtbench.results.subtasks import Summary, by_task, summarize, tokens_per_forward_spread, with_spreads
 from mtbench.runs import energy, lossless_check
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
@@ -184,7 +185,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
     summary, counts, times = summarize(data, suite.metric), _counts(data), _times(data)
     prepared_s = [line.preparation_s for line in stored.preparation if line.cell == cell.cell]
     identical, repeated = data.repeated
-    roofline = _roofline(data, stored.sessions)
+    roofline, loops = _roofline(data, stored.sessions), degenerate.of_cell(data)
     method = METHODS[cell.method]
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
@@ -197,10 +198,12 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         rounds=len(group.rounds),
         samples=Samples(used=len(data.samples), dropped=data.not_clean),
         **summary._asdict(),
+        tokens_per_forward_spread=tokens_per_forward_spread(judged.tasks),
         accuracy_same_items=None
         if summary.accuracy is None
         else same_items(data, _of_arm(stored, cell.suite, cell.arm)),
         **counts._asdict(),
+        degenerate=loops,
         **times._asdict(),
         preparation_s=sum(prepared_s) if prepared_s else None,
         kv_bytes=max((t.kv_bytes for t in data.timings if t.kv_bytes is not None), default=None),
@@ -213,13 +216,14 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
             *_measurement_flags(data, stored.sessions),
             *_scoring_flags(data, suite.metric),
             *_result_flags(cell, summary, counts, judged.comparisons),
+            *degenerate.flags(loops, summary.tokens_per_forward),
         ],
         error=data.error,
         peak_memory_bytes=stored.memory.get(cell.cell),
         **energy.of(stored.energy, cell.cell, data.error)._asdict(),
         roofline_fraction=roofline.value,
         roofline_reason=roofline.reason,
-        speedup=judged.comparisons.speedup,
+        speedup=with_spreads(judged.comparisons.speedup, judged.tasks),
         accuracy_vs=judged.comparisons.accuracy_vs,
         agreement=judged.comparisons.agreement,
         tasks=judged.tasks,

@@ -160,6 +160,27 @@ class PlainSpeedup(Record):
     ci_high: float | None = Field(description="upper bound; null: too few blocks")
 
 
+class TaskValue(Record):
+    """A figure of one task."""
+
+    task: str = Field(description="name of the task")
+    value: NonNegative = Field(description="its figure")
+    ci_low: NonNegative = Field(description="lower bound")
+    ci_high: NonNegative = Field(description="upper bound")
+
+
+class Spread(Record):
+    """The worst and the best task for a figure, of the tasks that were measured enough.
+
+    Enough: for a verdict on a speedup, for an interval of tokens per forward.
+    """
+
+    worst: TaskValue = Field(description="task with the smallest figure")
+    best: TaskValue = Field(description="task with the largest figure")
+    compared: Annotated[int, Field(ge=2)] = Field(description="tasks that were measured enough")
+    tasks: Annotated[int, Field(ge=2)] = Field(description="tasks of the cell")
+
+
 class Speedup(Sparse):
     """The speed of the arm over one baseline.
 
@@ -191,6 +212,9 @@ class Speedup(Sparse):
         None,
         description="with includes_engine, the part of the engine alone; null: the arm is a reference itself or runs "
         "by no engine of ours, or the run has no such arm",
+    )
+    spread: Spread | None = Field(
+        None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
     )
 
     @model_validator(mode="after")
@@ -261,6 +285,25 @@ class Finish(Record):
     end: Count = Field(description="answers that ended with an end token")
     stop: Count = Field(description="answers that ended with a stop string")
     length: Count = Field(description="answers that the budget of tokens cut")
+
+
+class Degenerate(Record):
+    """Answers that the budget cut and whose last 64 tokens repeat with a period of at most 16, and the other answers.
+
+    mtbench/results/degenerate.py holds the rule.
+    """
+
+    answers: Count = Field(description="degenerate answers")
+    share: Share = Field(description="their share of all answers")
+    tokens_per_forward: NonNegative | None = Field(
+        description="tokens per forward of the other answers; null: there are none, or an engine hides its forwards"
+    )
+    acceptance_length: NonNegative | None = Field(
+        description="acceptance length of the other answers; null: there are none, or an engine hides it"
+    )
+    acceptance_rate: NonNegative | None = Field(
+        description="acceptance rate of the other answers; null: no guesses were offered, or the number is not stored"
+    )
 
 
 class DecodeRate(Record):
@@ -348,6 +391,9 @@ class ResultCell(Sparse):
     )
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     tokens_per_forward_ci: Interval | None = Field(description="low and high; null: too few items")
+    tokens_per_forward_spread: Spread | None = Field(
+        None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
+    )
     acceptance: AcceptanceFigures | None = Field(description="accepted guesses; null: an engine hides them")
     tokens_per_s: Estimate = Field(description="tokens per second of wall time")
     commit_histogram: dict[Annotated[str, StringConstraints(pattern="^[0-9]+$")], Count] = Field(
@@ -355,6 +401,9 @@ class ResultCell(Sparse):
     )
     tokens: Count | None = Field(description="tokens of all answers")
     finish: Finish = Field(description="why answers ended")
+    degenerate: Degenerate | None = Field(
+        None, description="answers that end in a loop; null: no answers, or the cell is simulated"
+    )
     decode_tokens_per_s: DecodeRate = Field(description="tokens per second of decoding")
     wall_s: Seconds | None = Field(description="wall time of all blocks, in seconds; per block the mean over rounds")
     prefill_s: Seconds | None = Field(description="time of reading the prompts, in seconds")

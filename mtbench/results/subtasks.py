@@ -1,7 +1,8 @@
 """The figures of a cell over all its items, and of each task alone if the suite has several.
 
 An item's id is `<task>/<doc id>/<turn>`. Tasks that differ in kind, as the six of Spec-Bench (arXiv 2401.07851), hide
-behind one mean. The planner puts items of one task only in a block, so every task has times of its own.
+behind one mean, so the worst and the best of them stand next to it. The planner puts items of one task only in a block,
+so every task has times of its own.
 """
 
 import dataclasses
@@ -11,7 +12,16 @@ from typing import NamedTuple
 from mtbench import statistics
 from mtbench.results import acceptance
 from mtbench.results.comparisons import bounds, compare, estimate
-from mtbench.results.format import AcceptanceFigures, Accuracy, Estimate, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.format import (
+    AcceptanceFigures,
+    Accuracy,
+    Estimate,
+    Speedup,
+    Spread,
+    TaskFigures,
+    TaskSpeedup,
+    TaskValue,
+)
 from mtbench.results.samples import CellData
 from mtbench.runs.plan import Item
 
@@ -81,6 +91,44 @@ def by_task(
             speedups = [_task_speedup(s) for s in comparisons[arm].speedup if not s.includes_engine]
             found[arm].append(TaskFigures(task=task, **summarize(data, metric)._asdict(), speedup=speedups))
     return found
+
+
+def with_spreads(speedups: Sequence[Speedup], tasks: Sequence[TaskFigures]) -> list[Speedup]:
+    """Return an arm's speedups with their worst and best task. Over another engine no task has a speedup."""
+    return [s if s.includes_engine else s.changed(spread=_speedup_spread(tasks, s.baseline)) for s in speedups]
+
+
+def tokens_per_forward_spread(tasks: Sequence[TaskFigures]) -> Spread | None:
+    """Return the tasks with the fewest and the most tokens per forward."""
+    figures = [(part.task, part.tokens_per_forward, *(part.tokens_per_forward_ci or (None, None))) for part in tasks]
+    return _spread(figures, len(tasks))
+
+
+def _speedup_spread(tasks: Sequence[TaskFigures], baseline: str) -> Spread | None:
+    """Return the spread over the tasks that were measured enough for a verdict."""
+    figures = [
+        (part.task, speedup.value, speedup.ci_low, speedup.ci_high)
+        for part in tasks
+        for speedup in part.speedup
+        if speedup.baseline == baseline and not statistics.withheld(speedup.verdict)
+    ]
+    return _spread(figures, len(tasks))
+
+
+def _spread(figures: Sequence[tuple[str, float | None, float | None, float | None]], tasks: int) -> Spread | None:
+    """Return the extremes of the tasks that have an interval; None if fewer than two have one, or all are equal.
+
+    figures: (task, value, lower bound, upper bound).
+    """
+    values = [
+        TaskValue(task=task, value=value, ci_low=low, ci_high=high)
+        for task, value, low, high in figures
+        if value is not None and low is not None and high is not None
+    ]
+    if len({figure.value for figure in values}) < 2:
+        return None
+    worst, best = (extreme(values, key=lambda figure: figure.value) for extreme in (min, max))
+    return Spread(worst=worst, best=best, compared=len(values), tasks=tasks)
 
 
 def _part(data: CellData, task: str, blocks: set[int]) -> CellData:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from made_records import cell_data, generation_line, result_cell
+from made_records import cell_data, generation_line, made_results, result_cell
 from rich.console import Console
 
 from mtbench.records import dump
@@ -11,7 +11,7 @@ from mtbench.report.phrases import fewer_items
 from mtbench.report.summary import remarks
 from mtbench.report.terminal import results_tables
 from mtbench.results.comparisons import same_items
-from mtbench.results.format import Accuracy, ResultCell, ResultEnvironment, Results, SameItems, StatisticsInfo
+from mtbench.results.format import Accuracy, ResultCell, SameItems
 from mtbench.results.samples import CellData
 from mtbench.statistics import wilson
 
@@ -85,18 +85,7 @@ def test_the_report_and_the_terminal_say_it() -> None:
     """Below the table of the batch size with fewer items."""
     cells = [scored("arm", 0.75, 0.75)]
     assert f"A{BEGINNING[1:]} the same accuracy." in remarks(cells, {})
-    results = Results(
-        schema_version=1,
-        run_id="0" * 12,
-        command=[],
-        environment=ResultEnvironment(command=[]),
-        seed=0,
-        temperature=0.0,
-        plan_sha256="0" * 64,
-        statistics=StatisticsInfo(method="", level=0.95, speed_margin=0.02, accuracy_margin=0.02),
-        cells=cells,
-        stops_paying=[],
-    )
+    results = made_results(cells)
     console = Console(width=200)
     with console.capture() as shown:
         console.print(*results_tables(results, 200))

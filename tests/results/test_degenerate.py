@@ -1,0 +1,234 @@
+"""Degenerate answers: which ones end in a loop, what the other answers show, and that every reader sees it."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import cell_data, generation_line, made_results, result_cell
+from rich.console import Console
+
+from mtbench.records import dump
+from mtbench.report.tables import acceptance_table, main_table
+from mtbench.report.terminal import results_tables
+from mtbench.report.text import method_notes
+from mtbench.results import degenerate
+from mtbench.results.aggregate import assemble
+from mtbench.results.comparisons import OwnSpeedups
+from mtbench.results.format import (
+    AcceptanceFigures,
+    Degenerate,
+    DerivedAcceptance,
+    Finish,
+    ResultCell,
+)
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import GenerationLine
+
+LOOP = [7, 8] * 32
+TEXT = list(range(100, 164))
+
+
+@pytest.mark.parametrize("period", range(1, 33))
+def test_a_loop_repeats_within_sixteen_tokens(period: int) -> None:
+    """It is there at least four times in the last 64 tokens, whatever came before."""
+    loop = (list(range(period)) * 64)[:64]
+    assert degenerate.repeats([*TEXT, *loop]) is (period <= 16)
+
+
+@pytest.mark.parametrize(
+    "token_ids",
+    [
+        LOOP[1:],  # 63 tokens
+        [5, *LOOP[1:]],  # the loop has 63 tokens
+        [*LOOP, 5],  # it ended
+        [token for line in range(16) for token in (1, 2, 3, 100 + line)],  # a list with numbers
+        TEXT,
+        [],
+    ],
+    ids=["short", "begins late", "ended", "list", "text", "empty"],
+)
+def test_what_does_not_repeat_is_no_loop(token_ids: list[int]) -> None:
+    assert not degenerate.repeats(token_ids)
+
+
+def test_only_an_answer_that_the_budget_cut_is_degenerate() -> None:
+    """A model that ends its loop was not stuck."""
+    reasons = ("length", "end", "stop")
+    found = [degenerate.is_degenerate(generation_line(token_ids=LOOP, finish_reason=reason)) for reason in reasons]
+    assert found == [True, False, False]
+
+
+def answers(commits: Sequence[tuple[list[int], list[int]]]) -> list[GenerationLine]:
+    """An answer for each (tokens, commits), with three guesses offered in each forward."""
+    return [
+        generation_line(
+            item=f"a/{n}/0", token_ids=ids, commits=of_ids, forwards=len(of_ids), drafted=3 * len(of_ids), block=n
+        )
+        for n, (ids, of_ids) in enumerate(commits)
+    ]
+
+
+def test_the_other_answers_have_figures_of_their_own() -> None:
+    """A loop of 64 tokens in 16 forwards; the others have 12 tokens in 6 forwards, one of which committed nothing."""
+    lines = answers([(LOOP, [4] * 16), (TEXT[:8], [4, 0, 3, 1]), (TEXT[:4], [2, 2])])
+    assert degenerate.of_cell(cell_data(lines, [])) == Degenerate(
+        answers=1, share=1 / 3, tokens_per_forward=2.0, acceptance_length=12 / 5, acceptance_rate=7 / 18
+    )
+
+
+def test_an_external_engine_has_a_share_and_no_figures() -> None:
+    """Its tokens are known, its forwards are not."""
+    lines = [generation_line(item=f"a/{n}/0", token_ids=ids) for n, ids in enumerate((LOOP, TEXT, TEXT, TEXT))]
+    assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 0.25)
+
+
+def test_a_hidden_answer_hides_the_figures() -> None:
+    """The rest alone would be the figures of other answers."""
+    lines = [*answers([(LOOP, [4] * 16), (TEXT[:8], [4, 4])]), generation_line(item="a/2/0", token_ids=TEXT)]
+    assert degenerate.of_cell(cell_data(lines, [])) == hidden(1, 1 / 3)
+
+
+def test_loops_alone_leave_no_figures() -> None:
+    assert degenerate.of_cell(cell_data(answers([(LOOP, [4] * 16)]), [])) == hidden(1, 1.0)
+
+
+def test_without_a_text_of_a_model_there_is_nothing_to_say() -> None:
+    """No answer, or simulated weights or acceptance."""
+    simulated = {"weights": None, "accept": "0.8", "note": None}
+    assert degenerate.of_cell(cell_data([], [])) is None
+    assert degenerate.of_cell(cell_data(answers([(LOOP, [4] * 16)]), [], simulated=simulated)) is None
+
+
+def hidden(number: int, share: float) -> Degenerate:
+    return Degenerate(
+        answers=number, share=share, tokens_per_forward=None, acceptance_length=None, acceptance_rate=None
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "per_forward", "flags"),
+    [
+        (None, 1.9, []),
+        (hidden(1, 0.05), 1.9, []),
+        (hidden(2, 0.06), None, ["6% of the answers end in a loop"]),
+        (hidden(2, 1.0), 1.9, ["100% of the answers end in a loop"]),
+        (hidden(2, 0.1).changed(tokens_per_forward=1.0), 1.0, ["10% of the answers end in a loop"]),
+        (
+            hidden(2, 0.125).changed(tokens_per_forward=1.63),
+            1.91,
+            ["12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"],
+        ),
+    ],
+    ids=["not known", "few", "hidden forwards", "all", "no difference", "many"],
+)
+def test_more_than_a_twentieth_is_flagged(
+    found: Degenerate | None, per_forward: float | None, flags: list[str]
+) -> None:
+    """One sentence, with tokens per forward of all answers and of the others if they differ."""
+    assert degenerate.flags(found, per_forward) == flags
+
+
+def test_a_run_whose_answers_loop_is_flagged(
+    small_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The arms that the budget cut have the share in results.json. The answers are too short for a real loop."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    assert {found.answers for cell in assemble(run).cells if (found := cell.degenerate)} == {0}
+    monkeypatch.setattr(degenerate, "repeats", lambda token_ids: True)
+    cells = assemble(run).cells
+    assert any(cell.finish.length for cell in cells)
+    for cell in cells:
+        assert cell.degenerate is not None
+        assert cell.degenerate.answers == cell.finish.length
+        flagged = any("of the answers end in a loop" in flag for flag in cell.flags)
+        assert flagged is (cell.finish.length / cell.items > degenerate.FLAGGED_SHARE)
+
+
+def looping(**given: Any) -> ResultCell:
+    """A cell of eight answers, four of them cut by the budget and one of these in a loop."""
+    found = Degenerate(answers=1, share=0.125, tokens_per_forward=1.63, acceptance_length=1.7, acceptance_rate=0.1)
+    values: dict[str, Any] = {
+        "items": 8,
+        "finish": Finish(end=4, stop=0, length=4),
+        "tokens_per_forward": 1.91,
+        "acceptance": AcceptanceFigures(
+            length=2.0,
+            rate=0.15,
+            per_position=[0.5],
+            offered=10,
+            derived=DerivedAcceptance(**dict.fromkeys(DerivedAcceptance.model_fields)),
+        ),
+        "degenerate": found,
+        "flags": degenerate.flags(found, 1.91),
+    }
+    return result_cell(**values | given)
+
+
+def shown(table: Any) -> dict[str, str]:
+    """The first row of a table by heading."""
+    [row] = table.rows
+    return {heading: entry.line() for (heading, _), entry in zip(table.columns, row.entries, strict=True)}
+
+
+def test_tables_show_the_figures_without_loops_next_to_those_of_all_answers() -> None:
+    """And the part of the cut answers that are in a loop."""
+    cell = looping()
+    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
+    assert main["tokens per forward"] == "1.91, 1.63 without loops"
+    assert main["cut by budget, %"] == "50.0, 12.5 in a loop"
+    acceptance = shown(acceptance_table([cell], {cell.arm: 1}))
+    assert acceptance["acceptance length"] == "2.00, 1.70 without loops"
+    assert acceptance["acceptance rate, %"] == "15.0, 10.0 without loops"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        Degenerate(answers=0, share=0.0, tokens_per_forward=1.8, acceptance_length=1.8, acceptance_rate=0.1),
+    ],
+    ids=["not known", "no loop"],
+)
+def test_without_loops_tables_have_the_figures_alone(found: Degenerate | None) -> None:
+    cell = looping(degenerate=found)
+    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
+    acceptance = shown(acceptance_table([cell], {cell.arm: 1}))
+    assert (main["tokens per forward"], main["cut by budget, %"]) == ("1.91", "50.0")
+    assert (acceptance["acceptance length"], acceptance["acceptance rate, %"]) == ("2.00", "15.0")
+
+
+def test_a_figure_that_is_hidden_or_written_alike_is_left_out() -> None:
+    """The share stays."""
+    alike = Degenerate(answers=1, share=0.125, tokens_per_forward=1.912, acceptance_length=None, acceptance_rate=None)
+    cell = looping(degenerate=alike)
+    main = shown(main_table([cell], {cell.arm: 1}, OwnSpeedups({}, {})))
+    assert (main["tokens per forward"], main["cut by budget, %"]) == ("1.91", "50.0, 12.5 in a loop")
+    assert shown(acceptance_table([cell], {cell.arm: 1}))["acceptance length"] == "2.00"
+
+
+def test_the_terminal_and_the_notes_of_the_page_say_it() -> None:
+    """The terminal gives the flag. The page defines a loop only if an answer ends in one."""
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(*results_tables(made_results([looping()]), 200))
+    sentence = "12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"
+    assert f"(1) {sentence}" in printed.get()
+    notes = dict(method_notes(made_results([looping()])))
+    assert "last 64 tokens repeat with a period of at most 16 tokens" in notes["Degenerate answers"]
+    assert "more than 5% of its answers" in notes["Degenerate answers"]
+    assert "Degenerate answers" not in dict(method_notes(made_results([looping(degenerate=hidden(0, 0.0))])))
+
+
+def test_results_of_earlier_versions_are_read() -> None:
+    """They do not have the field."""
+    stored = dump(looping())
+    del stored["degenerate"]
+    assert ResultCell.model_validate(stored).degenerate is None
+
+
+def test_the_rule_is_in_the_readme_too(request: pytest.FixtureRequest) -> None:
+    readme = (request.config.rootpath / "README.md").read_text()
+    assert f"last {degenerate.LAST_TOKENS} tokens" in " ".join(readme.split())
+    assert f"period of at most {degenerate.LONGEST_PERIOD} tokens" in " ".join(readme.split())

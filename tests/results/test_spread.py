@@ -1,0 +1,240 @@
+"""The worst and the best task of a headline figure: which tasks count, and where the spread is shown."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import cell_data, generation_line, made_results, result_cell, speedup, timing_line
+from rich.console import Console
+
+from mtbench import statistics
+from mtbench.records import dump
+from mtbench.report.phrases import spread_over_tasks
+from mtbench.report.summary import summary
+from mtbench.report.tables import main_table
+from mtbench.report.terminal import results_tables
+from mtbench.results import subtasks
+from mtbench.results.aggregate import assemble
+from mtbench.results.comparisons import OwnSpeedups, compare, own_speedups
+from mtbench.results.format import (
+    Accuracy,
+    ResultCell,
+    Results,
+    Speedup,
+    Spread,
+    TaskFigures,
+    TaskValue,
+)
+from mtbench.results.samples import CellData
+from mtbench.results.subtasks import by_task, tokens_per_forward_spread, with_spreads
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.plan import Item
+
+AR, ARM = "ar@ar/graph", "mars@ar/graph"
+BLOCKS = 6
+
+
+def figures(
+    speeds: Mapping[str, float], blocks: Mapping[str, int] | None = None, wall_s: float = 1.0
+) -> tuple[list[Speedup], list[TaskFigures]]:
+    """The speedups and the tasks of an arm that decodes so many tokens per forward, and is so many times as fast.
+
+    Each block has one item of one task, and takes the baseline `wall_s`. blocks: task -> its number of blocks.
+    """
+    items = [
+        Item(item=f"{task}/{n}/0", prompt_ids=[1], stop=[], follows=None)
+        for task in speeds
+        for n in range((blocks or {}).get(task, BLOCKS))
+    ]
+
+    def cell(arm: str, factor: Mapping[str, float]) -> CellData:
+        lines, timings = [], []
+        for block, item in enumerate(items):
+            speed = factor[item.item.partition("/")[0]]
+            tokens = [1] * (100 + block)
+            lines.append(generation_line(item=item.item, block=block, token_ids=tokens, forwards=round(100 / speed)))
+            timings.append(timing_line(block=block, wall_s=wall_s / speed, tokens=len(tokens)))
+        return cell_data(lines, timings, arm=arm, baselines=[AR] if arm == ARM else [])
+
+    group = {AR: cell(AR, dict.fromkeys(speeds, 1.0)), ARM: cell(ARM, speeds)}
+    tasks = by_task(group, items, [[i] for i in range(len(items))], None, 0.0, 0.02)[ARM]
+    return with_spreads(compare(group, 0.0, 0.02)[ARM].speedup, tasks), tasks
+
+
+def ends(spread: Spread | None) -> tuple[Any, ...] | None:
+    if spread is None:
+        return None
+    return spread.worst.task, spread.best.task, spread.compared, spread.tasks
+
+
+def test_the_worst_and_the_best_task_are_named_with_their_figures() -> None:
+    """They are those of the tasks' own records."""
+    [over], tasks = figures({"code": 2.5, "chat": 1.25, "math": 2.0})
+    assert ends(over.spread) == ("chat", "code", 3, 3)
+    assert over.spread is not None
+    assert (over.spread.worst.value, over.spread.best.value) == pytest.approx((1.25, 2.5))
+    of_code = next(part for part in tasks if part.task == "code").speedup[0]
+    best = over.spread.best
+    assert (best.value, best.ci_low, best.ci_high) == (of_code.value, of_code.ci_low, of_code.ci_high)
+    spread = tokens_per_forward_spread(tasks)
+    assert ends(spread) == ("chat", "code", 3, 3)
+    assert spread is not None
+    assert [spread.best.ci_low, spread.best.ci_high] == next(p for p in tasks if p.task == "code").tokens_per_forward_ci
+
+
+def test_a_task_with_too_few_blocks_does_not_count() -> None:
+    """Even if it is the best: five blocks have no interval. Its existence is known."""
+    [over], tasks = figures({"code": 2.5, "chat": 1.25, "math": 2.0}, blocks={"code": BLOCKS - 1})
+    assert ends(over.spread) == ends(tokens_per_forward_spread(tasks)) == ("chat", "math", 2, 3)
+
+
+def test_a_speedup_whose_times_are_too_short_does_not_count() -> None:
+    """Six blocks of 0.1 s give no verdict. Tokens per forward need no clock."""
+    [over], tasks = figures({"code": 2.5, "chat": 1.25}, wall_s=0.1)
+    assert over.spread is None
+    assert ends(tokens_per_forward_spread(tasks)) == ("chat", "code", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "blocks"),
+    [
+        ({"code": 2.5}, {}),
+        ({"code": 2.5, "chat": 1.25}, {"chat": 2}),
+    ],
+    ids=["one task", "one with enough blocks"],
+)
+def test_one_task_gives_no_spread(speeds: Mapping[str, float], blocks: Mapping[str, int]) -> None:
+    [over], tasks = figures(speeds, blocks)
+    assert over.spread is None
+    assert tokens_per_forward_spread(tasks) is None
+
+
+def test_equal_tasks_give_no_spread() -> None:
+    """As those of `ar`, whose tokens per forward are 1 on every task."""
+    tasks = [
+        part.changed(tokens_per_forward=1.0, tokens_per_forward_ci=[1.0, 1.0])
+        for part in figures({"code": 2.5, "chat": 1.25})[1]
+    ]
+    assert tokens_per_forward_spread(tasks) is None
+
+
+def test_each_baseline_has_its_own_spread() -> None:
+    """The tasks were not compared with the second one."""
+    tasks = figures({"code": 2.5, "chat": 1.25})[1]
+    first, second = with_spreads([speedup(baseline=AR), speedup(baseline="ar@mars/graph")], tasks)
+    assert (ends(first.spread), second.spread) == (("chat", "code", 2, 2), None)
+
+
+def test_a_ratio_that_contains_an_engine_has_none() -> None:
+    """No task has a speedup over another engine."""
+    tasks = figures({"code": 2.5, "chat": 1.25})[1]
+    [over] = with_spreads([speedup(baseline=AR, includes_engine=True, plain=None)], tasks)
+    assert "spread" not in dump(over)
+
+
+def test_a_run_stores_the_spread(small_run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In results.json, beside the headline; null for a suite of one task."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    assert not any(cell.tokens_per_forward_spread for cell in assemble(run).cells)
+    spread = made(1.2, 2.6)
+    monkeypatch.setattr(subtasks, "_spread", lambda figures, tasks: spread)
+    assemble(run)
+    stored = run.read("results.json", Results).cells
+    assert all(cell.tokens_per_forward_spread == spread for cell in stored)
+    assert {over.spread == spread for cell in stored for over in cell.speedup} == {True}
+
+
+def made(low: float, high: float, compared: int = 3) -> Spread:
+    worst = TaskValue(task="chat", value=low, ci_low=low - 0.1, ci_high=low + 0.1)
+    best = TaskValue(task="code", value=high, ci_low=high - 0.1, ci_high=high + 0.1)
+    return Spread(worst=worst, best=best, compared=compared, tasks=3)
+
+
+@pytest.mark.parametrize(
+    ("spread", "words"),
+    [
+        (None, None),
+        (made(1.2, 2.6), "from 1.20 on chat to 2.60 on code"),
+        (made(1.2, 2.6, compared=2), "from 1.20 on chat to 2.60 on code, 1 of 3 tasks measured too little"),
+        (made(1.201, 1.204), None),
+    ],
+    ids=["none", "all tasks", "some tasks", "written alike"],
+)
+def test_the_words_name_both_tasks(spread: Spread | None, words: str | None) -> None:
+    """And how many tasks do not count, if any."""
+    assert spread_over_tasks(spread) == words
+
+
+def cells(**given: Any) -> list[ResultCell]:
+    """A baseline, and an arm that is 1.9 times as fast with 2 tokens per forward."""
+    accuracy = Accuracy(metric="exact_match", **statistics.wilson(15, 20)._asdict())
+    over = {"baseline": AR, "verdict": "faster", "value": 1.9, "ci_low": 1.8, "ci_high": 2.0}
+    agreement = [{"baseline": AR, "items": 20, "identical": 20}]
+    lossless = {"against": AR, "grade": "exact", "items": 20, "identical": 20}
+    unknown: dict[str, Any] = dict.fromkeys(("first_divergence", "epsilon", "worst_margin", "near_ties", "floor"))
+    values: dict[str, Any] = {
+        "arm": ARM,
+        "accuracy": accuracy,
+        "tokens_per_forward": 2.0,
+        "tokens_per_forward_ci": [1.9, 2.1],
+        "tokens_per_forward_spread": made(1.5, 2.4),
+        "speedup": [speedup(**over, spread=made(1.2, 2.6))],
+        "agreement": agreement,
+        "lossless": lossless | unknown,
+    }
+    return [result_cell(arm=AR, accuracy=accuracy, reference=True), result_cell(**values | given)]
+
+
+def test_the_summary_says_it_beside_the_headline() -> None:
+    """Once for the speedup, and once for tokens per forward."""
+    both = cells()
+    said = " ".join(summary(both, own_speedups(both).same, "chats", "batch size 1", 0.02))
+    assert "1.90 [1.80, 2.00] times as fast (from 1.20 on chat to 2.60 on code). " in said
+    assert "at 2.00 tokens per forward (from 1.50 on chat to 2.40 on code)." in said
+
+
+SAME = f"speedup over {AR} from 1.20 on chat to 2.60 on code"
+DEPLOYED = "speedup over ar@mars/graph from 1.30 on chat to 2.10 on code"
+TOKENS = "tokens per forward from 1.50 on chat to 2.40 on code"
+
+
+def test_the_row_of_an_arm_says_it() -> None:
+    """For both kinds of baseline, after what limits the figures. The baseline has nothing to say."""
+    both = cells(flags=["accuracy 1%"])
+    deployed = both[1].speedup[0].changed(baseline="ar@mars/graph", spread=made(1.3, 2.1))
+    own = OwnSpeedups(own_speedups(both).same, {ARM: deployed})
+    baseline, arm = main_table(both, {AR: 1, ARM: 2}, own).rows
+    assert baseline.notes == []
+    assert arm.notes == [("flag", "Note: accuracy 1%."), ("spread", f"By task: {SAME}; {DEPLOYED}; {TOKENS}.")]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, f"{ARM} by task: {SAME}; {TOKENS}"),
+        ({"speedup": []}, f"{ARM} by task: {TOKENS}"),
+        ({"tokens_per_forward_spread": None}, f"{ARM} by task: {SAME}"),
+        ({"void": ["tokens differ between rounds"]}, None),
+        ({"status": "failed", "error": "out of memory"}, None),
+        ({"speedup": [], "tokens_per_forward_spread": None}, None),
+    ],
+    ids=["both", "no speedup", "no forwards", "void", "failed", "none"],
+)
+def test_the_terminal_says_it_below_the_table(given: dict[str, Any], line: str | None) -> None:
+    """A line per arm that can be trusted and has a spread."""
+    console = Console(width=200)
+    with console.capture() as printed:
+        console.print(*results_tables(made_results(cells(**given)), 200))
+    words = " ".join(printed.get().split())
+    assert ("by task" in words) is (line is not None)
+    assert line is None or words.endswith(line) or f"{line} (1)" in words
+
+
+def test_results_of_earlier_versions_are_read() -> None:
+    """They do not have the fields."""
+    stored = dump(cells()[1])
+    del stored["tokens_per_forward_spread"], stored["speedup"][0]["spread"]
+    read = ResultCell.model_validate(stored)
+    assert (read.tokens_per_forward_spread, read.speedup[0].spread) == (None, None)
