@@ -27,7 +27,8 @@ def _last_box(text: str) -> str:
     from lm_eval.tasks.hendrycks_math.utils import last_boxed_only_string, remove_boxed
 
     box = last_boxed_only_string(text)
-    return str(remove_boxed(box)) if box and box.startswith("\\boxed") else text
+    readable = box is not None and box.startswith(("\\boxed{", "\\boxed "))  # lm-eval stops at any other
+    return str(remove_boxed(box)) if readable else text
 
 
 @SUITES.register("math500")

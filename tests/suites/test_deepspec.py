@@ -137,6 +137,9 @@ def test_gsm8k_draws_500_and_scores_each_by_its_own_answer(tmp_path: Path) -> No
         ("3", 1),
         ("Half of $6$ is $\\boxed{6}$, not $3$.", 0),
         ("\\boxed{3", 0),
+        ("\\boxed 3", 1),
+        ("\\boxed\\frac{3}{1}", 0),
+        ("\\fbox{3}", 0),
         ("", 0),
     ],
 )
