@@ -111,10 +111,10 @@ def write_draft(folder: Path, form: Format, seed: int = 1) -> Path:
     torch.manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns).double() * columns**-0.5
+        return torch.randn(rows, columns).double().div(columns**0.5)
 
     def norm(size: int) -> Tensor:
-        return 1 + 0.3 * torch.randn(size).double()
+        return torch.randn(size).double()
 
     layer = {
         **{f"self_attn.{x}_proj.weight": matrix(n * HEAD, 2 * WIDTH) for x, n in (("q", HEADS), ("k", KEY_HEADS))},
@@ -314,7 +314,9 @@ def make_pair(folder: Path, form: Format) -> Pair:
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+    """The tensors of a checkpoint, by their stored names."""
+    tensors: dict[str, Tensor] = load_file(folder / "model.safetensors")
+    return tensors
 
 
 def eagle(**options: Any) -> Method:

@@ -154,8 +154,9 @@ class Eagle(DraftObjective):
     test).
 
     Step s feeds every position the output of step s - 1 with the next token. It attends to the first step's keys up to
-    its place, and to its own position in the steps since: what decoding has. The loss of step s has the weight 0.8 to
-    the power of s. Mean over labelled tokens, then over conversations.
+    its place, and to its own position in the steps since: what decoding has. The loss is the divergence from the
+    target's distribution, whose gradient is that of the paper's soft cross-entropy. Step s has the weight 0.8 to the
+    power of s. Mean over labelled tokens, then over conversations.
     """
 
     name: ClassVar[str] = "eagle"

@@ -1,0 +1,244 @@
+"""Objectives of drafts that read hidden states: losses and gradients against drafts written out in float64.
+
+The references are those of the decoding tests (tests/eagle_cases.py, tests/block_drafts.py): one prediction at a time,
+everything recomputed for it, no packing and no mask.
+"""
+
+import math
+from functools import cache
+from random import Random
+from typing import Any
+
+import block_drafts
+import eagle_cases
+import pytest
+import torch
+from eagle_cases import Entry, Format
+from small import END, MASK, VOCABULARY, small_checkpoint, small_config
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import Qwen3Config
+
+from mtbench.models.runner import ModelRunner
+from mtbench.training import draft_objectives
+from mtbench.training.draft_objectives import BlockDraft, DraftObjective, Eagle, MarkovBlockDraft, tapped_layers
+from mtbench.training.loss import target_states
+from mtbench.training.objectives import Special
+from mtbench.training.packing import Example, pack
+
+SPECIAL = Special(MASK, END)
+BLOCK, RANK, STEPS, THETA = 3, 5, 3, 100.0
+
+
+def target(head: int) -> ModelRunner:
+    """A target whose heads have the size that a reference is written for."""
+    config = small_config(Qwen3Config, num_hidden_layers=4, rope_theta=THETA, head_dim=head)
+    runner = ModelRunner(small_checkpoint(config))
+    exact_norms(runner.model)
+    choose = runner.model.set_attn_implementation  # transformers' eager attention has a softmax in float32
+    runner.model.set_attn_implementation = lambda name: choose("sdpa" if name == "eager" else name)
+    return runner
+
+
+def exact_norms(model: Any) -> None:
+    """Compute norms in float64; transformers' compute in float32."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child).__name__.endswith("RMSNorm"):
+                exact = torch.nn.RMSNorm(len(child.weight), eps=child.variance_epsilon, dtype=torch.double)
+                exact.weight = child.weight
+                setattr(parent, name, exact)
+
+
+@pytest.fixture
+def runner() -> ModelRunner:
+    return target(eagle_cases.HEAD)
+
+
+def conversations() -> list[Example]:
+    """Answers of one token to twelve; one prompt of one token."""
+    rng = Random(0)
+    sizes = ((5, 7), (3, 1), (1, 4), (9, 12))
+    return [Example(torch.tensor([rng.randrange(30) for _ in range(sum(size))]), size[0]) for size in sizes]
+
+
+class ExactRotary(torch.nn.Module):
+    """Rotary angles in float64; transformers' are computed in float32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.frequency = THETA ** (-torch.arange(0, size, 2).double() / size)
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (positions[..., None] * self.frequency).repeat(1, 1, 2)
+        return angle.cos(), angle.sin()
+
+
+def attached(objective: DraftObjective, runner: ModelRunner) -> dict[str, Tensor]:
+    """Add the draft to the target, with weights that make everything matter. Its tensors by name."""
+    objective.attach(runner.model, SPECIAL)
+    draft: Any = runner.model.draft
+    exact_norms(draft)
+    draft.rotary_emb = ExactRotary(runner.model.config.head_dim)
+    torch.manual_seed(2)
+    for parameter in draft.parameters():
+        parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1)
+    return dict(draft.named_parameters())
+
+
+def ours(objective: DraftObjective, runner: ModelRunner, padding: int = 4) -> Tensor:
+    """The parts of the loss as in training: rows of two conversations and padding at their ends."""
+    sequences = [objective.build(e, SPECIAL, torch.Generator().manual_seed(i)) for i, e in enumerate(conversations())]
+    rows = [sequences[:2], sequences[2:3], sequences[3:]]
+    length = max(sum(len(one.ids) for one in row) for row in rows) + padding
+    batch = pack(rows, length, len(objective.parts))
+    states = target_states(runner.model, batch, objective.taps(runner.model))
+    found = objective.losses(runner.model, states, batch)
+    torch.testing.assert_close(found.parts.sum(), found.total.detach())
+    return found.total
+
+
+def same(found: Tensor, expected: Tensor, parameters: dict[str, Tensor]) -> None:
+    """The loss and every gradient, to 1e-9."""
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    both = [torch.autograd.grad(loss, list(parameters.values())) for loss in (found, expected)]
+    for name, mine, theirs in zip(parameters, *both, strict=True):
+        assert theirs.abs().max() > 0, name
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@cache
+def target_distribution(runner: ModelRunner, text: tuple[int, ...]) -> Tensor:
+    """What the target says after a text, by attention of transformers."""
+    model = runner.model
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        logits: Tensor = model(torch.tensor([text]), use_cache=False).logits[0, -1]
+    model.set_attn_implementation("mtbench")
+    return logits.softmax(0)
+
+
+def eagle_loss(runner: ModelRunner, tensors: dict[str, Tensor], steps: int) -> Tensor:
+    """Each label by itself: final entries from the target's hidden states, then entries of the draft's own output."""
+    taps = tuple(layer + 1 for layer in tapped_layers(4))
+    form = Format({}, taps, prefix="layer", cut=False, head_norms=True)
+    reference = eagle_cases.Reference(form, tensors, runner)
+    head, total = runner.model.get_output_embeddings().weight, torch.zeros((), dtype=torch.double)
+    for example in conversations():
+        ids = example.ids.tolist()
+        labels = range(max(example.prompt, 2), len(ids))
+        for label in labels:
+            for step in range(min(steps, label - 1)):
+                last = label - 2 - step
+                entries = reference.entries(ids[: last + 2])
+                for again in range(1, step + 1):
+                    feature, _ = reference.output(entries)
+                    entries.append(Entry(feature, ids[last + 1 + again], last + again))
+                drafted = (head @ reference.output(entries)[1]).log_softmax(0)
+                wanted = target_distribution(runner, tuple(ids[:label]))
+                total = total + 0.8**step / len(labels) * (wanted @ (wanted.log() - drafted))
+    return total
+
+
+def test_training_time_test_is_decoding_with_the_right_tokens(runner: ModelRunner) -> None:
+    """Every step of every label sees what it sees in decoding; divergence from the target; weights 0.8 to the step."""
+    objective = Eagle(steps=STEPS)
+    tensors = attached(objective, runner)
+    same(ours(objective, runner), eagle_loss(runner, tensors, STEPS), tensors)
+
+
+def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Tensor:
+    """Each anchor by itself: the block after a text, as in decoding, with the right tokens before each place."""
+    reference: Any = object.__new__(block_drafts.Reference)
+    reference.config = runner.model.draft.format.raw | {"rope_theta": THETA}
+    reference.tensors, reference.target = tensors, runner
+    reference.layer_ids, reference.mask, reference.first = tapped_layers(4), MASK, 0
+    reference.features = reference._features
+    head, markov = runner.model.get_output_embeddings().weight, isinstance(objective, MarkovBlockDraft)
+    total = torch.zeros((), dtype=torch.double)
+    for example in conversations():
+        ids = example.ids.tolist()
+        terms, weights = [], []
+        for anchor in range(max(example.prompt, 1) - 1, len(ids) - 1):
+            hidden = block_drafts.Reference._hidden.__wrapped__(reference, tuple(ids[: anchor + 1]))
+            for place, label in enumerate(range(anchor + 1, min(anchor + 1 + BLOCK, len(ids)))):
+                logits, h = head @ hidden[place], hidden[place]
+                if markov:
+                    before = tensors["markov_head.markov_w1.weight"][ids[label - 1]]
+                    logits = logits + tensors["markov_head.markov_w2.weight"] @ before
+                loss = -logits.log_softmax(0)[ids[label]]
+                if markov:
+                    l1 = (logits.softmax(0) - target_distribution(runner, tuple(ids[:label]))).abs().sum()
+                    read = torch.cat((h, before))
+                    sure = tensors["confidence_head.proj.weight"][0] @ read + tensors["confidence_head.proj.bias"][0]
+                    chance = 1 - l1.detach() / 2
+                    loss = 0.1 * loss + 0.9 * l1 + binary_cross_entropy_with_logits(sure, chance)
+                terms.append(loss)
+                weights.append(math.exp(-place / 4))
+        total = total + torch.stack(terms) @ torch.tensor(weights, dtype=torch.double) / sum(weights)
+    return total
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [BlockDraft(layers=2, block_size=BLOCK), MarkovBlockDraft(layers=1, block_size=BLOCK, markov_rank=RANK)],
+    ids=lambda objective: objective.name,
+)
+def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From every anchor, with all hidden states before it; also where the logits come in chunks."""
+    monkeypatch.setattr("mtbench.training.linear_cross_entropy.CHUNK", 7 * VOCABULARY)
+    runner = target(block_drafts.SIZE)
+    tensors = attached(objective, runner)
+    same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
+
+
+@pytest.mark.parametrize("what", ["weights", "position", "tokens"])
+def test_a_fault_in_the_training_time_test_is_found(
+    what: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step at the place of the one before; one step too few shifted; a step without its weight."""
+    objective = Eagle(steps=STEPS)
+    tensors = attached(objective, runner)
+    expected = eagle_loss(runner, tensors, STEPS)
+    plain = draft_objectives.DraftMask.__init__
+    if what == "position":
+
+        def stay(self: Any, positions: Tensor, mask: Tensor, *rest: Any) -> None:
+            steps = mask.shape[-1] // mask.shape[-2] - 1
+            plain(self, positions - steps, mask, *rest)
+
+        monkeypatch.setattr(draft_objectives.DraftMask, "__init__", stay)
+    elif what == "tokens":
+        roll = Tensor.roll
+        monkeypatch.setattr(Tensor, "roll", lambda self, by, dim: roll(self, -1, dim))
+    else:
+        build = Eagle.build
+
+        def flat(self: Eagle, *rest: Any) -> Any:
+            sequence = build(self, *rest)
+            return sequence._replace(weight=(sequence.weight > 0) * sequence.weight.max())
+
+        monkeypatch.setattr(Eagle, "build", flat)
+    assert not torch.allclose(ours(objective, runner), expected, rtol=1e-7)
+
+
+def test_few_anchors_are_drawn_anew_for_each_conversation_and_epoch() -> None:
+    """Each weight is a share of its conversation's, whatever was drawn."""
+    objective = BlockDraft(block_size=BLOCK, anchors=4)
+    example = Example(torch.arange(30), 6)
+    drawn = set()
+    for seed in range(8):
+        sequence = objective.build(example, SPECIAL, torch.Generator().manual_seed(seed))
+        first = sequence.ahead == 1
+        assert first.sum() == 4
+        assert math.isclose(sequence.weight.sum(), 1, rel_tol=1e-12)
+        assert (sequence.target == sequence.predictor + 1).all()  # the text counts up
+        assert sequence.target.min() >= 6
+        drawn.add(tuple(sequence.predictor[first].tolist()))
+    assert len(drawn) > 4
+
+
+@pytest.mark.parametrize(("layers", "tapped"), [(36, [1, 9, 17, 25, 33]), (30, [1, 8, 14, 20, 27]), (4, [0, 1, 2])])
+def test_drafts_read_layers_from_early_to_late(layers: int, tapped: list[int]) -> None:
+    """The published choice for 36 layers."""
+    assert tapped_layers(layers) == tapped
