@@ -27,6 +27,7 @@ from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
 from mtbench.files import flush, open_plain, write_errors, write_json
+from mtbench.models.drafts.loading import draft_config
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
 from mtbench.models.loading import inspect
 
@@ -140,7 +141,9 @@ def _add_checkpoints(
             continue
         if source not in folder_of_source:
             path = _checkpoint_folder(source, offline=offline)
-            inspect(str(path), offline=True)  # raises UserError if mtbench cannot use the checkpoint
+            # Either raises UserError if mtbench cannot use the checkpoint; a draft has no tokenizer of its own.
+            if draft_config(str(path), offline=True) is None:
+                inspect(str(path), offline=True)
             name = f"{CHECKPOINTS}/{Path(source).name or role}"
             while name in folder_of_source.values():
                 name += "+"
