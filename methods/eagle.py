@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding import trees
-from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
+from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
-from mtbench.options import option
+from mtbench.options import AUTO, option
 
 
 @METHODS.register("eagle")
@@ -38,12 +38,17 @@ class Eagle(VerifiedMethod):
     roles = ("ar",)
 
     def __post_init__(self) -> None:
-        trees.parse_branches(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
-        if self.tree != "1" and self.verify == "rejection":
-            raise UserError(
-                f"{self.name}: verify=rejection needs a chain, and tree={self.tree} is none; leave one of them out. "
-                f"See `mtbench ls methods {self.name}`."
-            )
+        if self.ahead != AUTO:
+            trees.parse_branches(self.tree, self.ahead, f"{self.name}: tree={self.tree!r}")
+        for given, only_chains in (
+            (f"ahead={self.ahead}", "ahead=auto"),
+            (f"verify={self.verify}", "verify=rejection"),
+        ):
+            if self.tree != "1" and given == only_chains:
+                raise UserError(
+                    f"{self.name}: {given} needs a chain, and tree={self.tree} is none; leave one of them out. "
+                    f"See `mtbench ls methods {self.name}`."
+                )
 
     @property
     def branches(self) -> list[int]:
@@ -62,6 +67,7 @@ class Eagle(VerifiedMethod):
 
     def start(self, rows: Rows, runners: ModelRunners) -> State:
         """`cached` (R,): the draft's final entries; `behind` (R, G): parents of the guesses."""
+        levels(tuple(self.branches), rows.known.device)  # a step must not copy them from the host
         parents = torch.tensor(trees.products(self.branches), device=rows.known.device)
         state = {"cached": first_entries(rows), "behind": parents.expand(len(rows.known), -1)}
         return {**state, **super().start(rows, runners)}

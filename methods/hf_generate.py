@@ -7,8 +7,9 @@ which hold the cache's address. So every call of a run gets the same length, and
 
 Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
 arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods,
-every draft has the given length, without schedule or threshold. Assisted generation takes one prompt at a time, so the
-rows of a batch are decoded one after the other.
+every draft has the given length, without schedule or threshold. With `mtp` the multi-token-prediction layers of
+DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5 draft one token each; transformers reads them again in every call. Assisted
+generation takes one prompt at a time, so the rows of a batch are decoded one after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,9 @@ from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
+from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.fused_decoder import compilations
-from mtbench.models.loading import Checkpoint
+from mtbench.models.loading import Checkpoint, Inspected
 from mtbench.options import option
 
 AHEAD = 4  # drafts by default
@@ -41,14 +43,15 @@ class HFGenerate(Outside):
     draft: str | None = option(None, "the draft's role, for assisted generation; decodes row by row", role=True)
     ahead: int = option(AHEAD, "tokens it drafts", low=1)
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
+    mtp: bool = option(False, "draft with the target's multi-token-prediction layers; decodes row by row")
 
     roles = ("ar",)
     reference = True
     claims = "lossless"
 
     def __post_init__(self) -> None:
-        if self.draft and self.prompt_lookup:
-            raise UserError("hf-generate drafts with draft or prompt_lookup; give one. See `mtbench ls methods`.")
+        if [bool(self.draft), bool(self.prompt_lookup), self.mtp].count(True) > 1:
+            raise UserError("hf-generate drafts with draft, prompt_lookup or mtp; give one. See `mtbench ls methods`.")
         if self.ahead != AHEAD and not self.draft:
             raise UserError(f"hf-generate: ahead={self.ahead} needs a draft; add `draft=ROLE`, or leave out ahead.")
         if self.assisted and self.cache == "static":
@@ -56,7 +59,14 @@ class HFGenerate(Outside):
 
     @property
     def assisted(self) -> bool:
-        return bool(self.draft or self.prompt_lookup)
+        return bool(self.draft or self.prompt_lookup or self.mtp)
+
+    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
+        target = target_of(checkpoints)
+        if self.mtp and not _layers(target):
+            raise UserError(f"hf-generate: transformers knows no MTP layers of {target.source!r}; use method `mtp`.")
+        if self.mtp:
+            inspect_draft(target.source + "#mtp", target, offline=target.offline)  # refuses a target without weights
 
     def generate(
         self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, fixed_length: bool, room: int
@@ -77,7 +87,7 @@ class HFGenerate(Outside):
             extra["assistant_model"] = self._assistant(model, checkpoints[self.draft])
             suppressed += range(checkpoint.vocabulary, checkpoints[self.draft].vocabulary)
         if any(request.stop for request in requests):
-            most = 1 + (self.ahead if self.draft else self.prompt_lookup)
+            most = 1 + (self.ahead if self.draft else self.prompt_lookup or _layers(checkpoint))
             extra["stopping_criteria"] = StoppingCriteriaList([StopStrings(checkpoint, requests, prompt, most)])
         settings = GenerationConfig(
             do_sample=False,
@@ -86,6 +96,7 @@ class HFGenerate(Outside):
             pad_token_id=pad,
             suppress_tokens=suppressed or None,
             prompt_lookup_num_tokens=self.prompt_lookup or None,
+            use_mtp=self.mtp or None,
         )
         out = model.generate(
             ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **extra
@@ -100,6 +111,11 @@ class HFGenerate(Outside):
         draft.generation_config = GenerationConfig(num_assistant_tokens=self.ahead, **steady)
         draft.config.vocab_size = model.config.vocab_size
         return draft
+
+
+def _layers(checkpoint: Any) -> int:
+    """Return the number of multi-token-prediction layers that transformers knows of."""
+    return getattr(getattr(checkpoint, "model", checkpoint).config, "num_mtp_layers", None) or 0
 
 
 def _left_padded(model: PreTrainedModel, requests: Sequence[Request], pad: int) -> tuple[Tensor, Tensor]:

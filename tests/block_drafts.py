@@ -116,6 +116,7 @@ class Reference:
         self.first = 0 if nested is None else 1  # z-lab's block predicts its own masks
         self.features = cache(self._features)
         self.hidden = cache(self._hidden)
+        self.greedy = cache(lambda text, count: self.draft(text, count)[0])
 
     @torch.no_grad()
     def _features(self, text: tuple[int, ...]) -> Tensor:
@@ -149,12 +150,10 @@ class Reference:
             )
             v = linear(both, w["self_attn.v_proj.weight"]).view(-1, GROUPS, SIZE)
             q, k = turned(q, before, self.config["rope_theta"]), turned(k, 0, self.config["rope_theta"])
-            heads = []
-            for head in range(HEADS):
-                group = head // (HEADS // GROUPS)
-                weights = (q[:, head] @ k[:, group].T / SIZE**0.5).softmax(-1)
-                heads.append(weights @ v[:, group])
-            block = block + linear(torch.cat(heads, -1), w["self_attn.o_proj.weight"])
+            k, v = (x.repeat_interleave(HEADS // GROUPS, 1) for x in (k, v))
+            weights = torch.einsum("qhd,khd->hqk", q, k).div(SIZE**0.5).softmax(-1)
+            heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+            block = block + linear(heads, w["self_attn.o_proj.weight"])
             normed = norm(block, w["post_attention_layernorm.weight"], eps)
             gate, up = (linear(normed, w[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
             block = block + linear(silu(gate) * up, w["mlp.down_proj.weight"])

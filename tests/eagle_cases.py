@@ -279,7 +279,7 @@ def fitted(reference: Reference, texts: Sequence[Sequence[int]], prompts: Sequen
                 feature = after if "norm_output" in reference.form.flags else before
                 own.append(Entry(feature, text[known + step], known - 1 + step))
     likely = torch.eye(VOCABULARY).double()[wanted]
-    head = torch.linalg.lstsq(torch.stack(inputs), likely, driver="gelsd").solution.T
+    head: Tensor = torch.linalg.lstsq(torch.stack(inputs), likely, driver="gelsd").solution.T
     head[MASK] = 2 * head.sum(0)  # an id no arm may say, which the draft likes best
     return (head[CUT] if reference.form.cut else head).contiguous()
 

@@ -8,7 +8,7 @@ R = rows, K = drafts, B = positions of a block, V = vocabulary, C = hidden size.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ def draft_block(
     draft = runner.draft
     assert isinstance(draft, BlockDraft), "planning refuses other drafts"
     size, mask = draft.format.block, draft.format.mask_id
-    entries = new_entries(runner, runners, rows, cached, ahead + 1)
+    entries = new_entries(runner, runners, rows, cached)
     anchor = base[:, None]
     # A row without a new entry, such as a prompt of one token, writes a slot that nothing sees.
     context = torch.where(entries.slots < anchor, entries.slots, anchor + size)
@@ -70,9 +70,8 @@ def draft_block(
     metadata = AttentionMetadata(slots, slots, base, runners.view + runner.room, sees=_everything(size, base.device))
     out = runner.step(ids, entries.features, metadata, judged=ahead)
     assert out.feature is not None
-    if draft.format.markov is None and not draft.format.confidence:
-        return _chosen(draft, rows, out.logits, out.feature, last, confidence)
-    return runner.run_heads(lambda: _chosen(draft, rows, out.logits, out.feature, last, confidence))
+    choose = partial(_chosen, draft, rows, out.logits, out.feature, last, confidence)
+    return runner.run_heads(choose) if draft.format.heads else choose()
 
 
 @cache

@@ -76,7 +76,8 @@ def new_entries(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: 
 def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, branches: Sequence[int]) -> Drafted:
     """Draft a tree in which `branches[d]` guesses follow each guess of the previous depth, as `trees.products`.
 
-    Returns the guesses (R, G) and the logits that each was chosen from, (R, G, V).
+    Returns the guesses (R, G) and the logits that they were chosen from: of a chain those of each guess (R, G, V), of a
+    tree one for all children of a guess.
     """
     runner, base = draft_runner(runners, role), rows.known - 1
     entries = new_entries(runner, runners, rows, cached)
@@ -86,7 +87,7 @@ def draft_tree(runners: ModelRunners, role: str, rows: Rows, cached: Tensor, bra
     for depth, (children, level) in enumerate(zip(branches, levels(tuple(branches), base.device), strict=True)):
         chosen = _choose(rows, out.logits, rows.known[:, None] + depth, children)
         guesses.append(chosen)
-        logits.append(out.logits.repeat_interleave(children, 1))
+        logits.append(out.logits)
         if depth + 1 < len(branches):
             assert out.feature is not None
             metadata = AttentionMetadata(

@@ -5,7 +5,7 @@ random weights of a known shape (mtbench/models/random_shapes.py). The released 
 2604.07023 (Hugging Face user Xalphinions). DeepSpec's README lists its drafts and their targets.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,10 @@ class Family:
                 f"Add one with `--checkpoint {role}=PATH_OR_ID`."
             )
         return self.roles[role] + hash_sign + part
+
+    def checkpoints(self, roles: Sequence[str]) -> dict[str, str]:
+        """Return the checkpoint in each role, the target's first. A role `#PART` is that part of the target's."""
+        return {role: self.checkpoint(roles[0] + role if role.startswith(PART) else role) for role in roles}
 
     def training(self, role: str) -> Mapping[str, Any]:
         """Return the options a role was trained with (`block_size` …), from its training record or from `trained`."""
@@ -111,21 +115,25 @@ def _deepspec(name: str, target: str) -> Family:
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
-PART = "#"  # `ROLE#PART`, `SOURCE#PART`: draft layers that lie in the target's own checkpoint
+PART = "#"  # `ROLE#PART`, `SOURCE#PART`, `#PART` of the target's: draft layers in another model's checkpoint
 RANDOM = "random:"  # random weights of a published shape or of the shape in a folder's config.json
 
 
 def split_part(source: str) -> tuple[str, str]:
-    """Return the checkpoint and the part of it that `SOURCE#PART` names; the part is empty for a whole checkpoint."""
-    checkpoint, _, part = source.partition(PART)
-    return checkpoint, part
+    """Return the checkpoint and the part of it that `SOURCE#PART` names; the part is empty for a whole checkpoint.
+
+    A part is a word, so a folder may be called `run#2`.
+    """
+    checkpoint, _, part = source.rpartition(PART)
+    return (checkpoint, part) if checkpoint and part.isidentifier() else (source, "")
 
 
 def locate(source: str) -> str:
-    """Return the folder or hub id to load a checkpoint from, given its name in a plan or a family.
+    """Return the folder or hub id to load a checkpoint or a part of it from, given its name in a plan or a family.
 
     The first call for a GGUF file converts it. Raises UserError if it is missing or cannot be read.
     """
+    source, _ = split_part(source)
     if gguf.is_gguf(source):
         return str(gguf.converted(source))
     return str(TINY / source.removeprefix(EMBEDDED)) if source.startswith(EMBEDDED) else source
@@ -207,5 +215,8 @@ def _absolute(source: str) -> str:
     """Return a folder's absolute path, so that a plan works from any directory; return other sources unchanged."""
     if source.startswith(RANDOM):
         return random_source(source)
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.is_dir() or (gguf.is_gguf(source) and path.is_file()) else source
+    checkpoint, part = split_part(source)
+    path = Path(checkpoint).expanduser()
+    if not path.is_dir() and not (gguf.is_gguf(checkpoint) and path.is_file()):
+        return source
+    return str(path.resolve()) + (PART + part if part else "")

@@ -31,7 +31,8 @@ class FeatureDraft(nn.Module):
     token from each, and makes its own feature for the next step. A block draft caches the features fed, whatever tokens
     there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
 
-    Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, and both embeddings.
+    Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
+    embeddings.
     """
 
     def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
@@ -76,6 +77,11 @@ class FeatureDraft(nn.Module):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
+
+    def num_parameters(self) -> int:
+        """Return how many parameters a forward reads: of the LM head too if it is the target's, of no embedding."""
+        embedding, head = self.get_input_embeddings().weight, self.get_output_embeddings().weight
+        return head.numel() + sum(p.numel() for p in self.parameters() if p is not embedding and p is not head)
 
     @abstractmethod
     def forward(

@@ -35,8 +35,12 @@ class KVCache:
         self._mover: Callable[[Tensor, Tensor, int], None] | None = None  # for the layers that are there
         self.index: Tensor  # (R·W,) storage positions that the next forward pass writes
 
-    def shape(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
-        """Make room for `rows` rows of `slots` slots, with features of these taps. What was cached is lost."""
+    def shape(self, rows: int, slots: int, taps: Sequence[int] = (), like: Tensor | None = None) -> None:
+        """Make room for `rows` rows of `slots` slots, with features of these taps. What was cached is lost.
+
+        `like` (…, C): whose last dimension and type features have; needed if there are taps. They are allocated at
+        once, because a method may read them before the first forward pass: prompts of one token have no prefill.
+        """
         self.taps = tuple(taps)
         if rows * slots > self.positions:
             self.layers.clear()
@@ -44,6 +48,10 @@ class KVCache:
             self.positions = rows * slots
             self.epoch += 1
         self.rows, self.slots = rows, slots
+        for tap in self.taps:
+            if tap not in self._features:
+                assert like is not None
+                self._features[tap] = like.new_zeros(self.positions, like.shape[-1])
 
     def set_batch(self, metadata: AttentionMetadata) -> None:
         """Set the slots that the next forward pass writes and reads."""
@@ -85,12 +93,9 @@ class KVCache:
         return keys, values
 
     def keep_feature(self, tap: int, hidden: Tensor) -> None:
-        """Write the hidden states (R·W, C) of the positions fed if `tap` is kept. The first call allocates."""
-        if tap not in self.taps:
-            return
-        if tap not in self._features:
-            self._features[tap] = hidden.new_zeros(self.positions, hidden.shape[-1])
-        self._features[tap].index_copy_(0, self.index, hidden)
+        """Write the hidden states (R·W, C) of the positions fed if `tap` is kept."""
+        if tap in self.taps:
+            self._features[tap].index_copy_(0, self.index, hidden)
 
     def features(self, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the features in slots (R, W), tap after tap, (R, W, T·C). `rows` (R,): cache rows; None: all."""

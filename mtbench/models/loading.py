@@ -38,6 +38,7 @@ RANDOM_SEED = 0
 OTHER_CHECKPOINT, OTHER_WEIGHTS = "--checkpoint ROLE=PATH_OR_ID", f"--weights {RANDOM}SHAPE"
 # transformers raises these for bad files.
 LOADING_ERRORS = (OSError, ValueError, AttributeError, StrictDataclassError, SafetensorError)
+ALSO_QWEN2 = {"a2d-qwen2", "mimo"}  # model types; MiMo adds layers for multi-token prediction
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 SERVED_ROPES = {"default", "linear", "llama3", "yarn"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -255,7 +256,7 @@ def prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, sourc
 
 
 def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKPOINT) -> Any:
-    """Return the checkpoint's configuration. `a2d-qwen2` is Qwen2 under another name and is read as Qwen2.
+    """Return the checkpoint's configuration. Qwen2 under another name is read as Qwen2.
 
     `other`: the option that the error message suggests, if the configuration cannot be read.
     """
@@ -267,7 +268,7 @@ def load_config(source: str, *, offline: bool = False, other: str = OTHER_CHECKP
     with explained(source, "configuration", offline, other):
         raw, _ = PretrainedConfig.get_config_dict(source, local_files_only=offline)
         check_sizes(raw)
-        if raw.get("model_type") == "a2d-qwen2":
+        if raw.get("model_type") in ALSO_QWEN2:
             raw = {k: v for k, v in raw.items() if k not in {"model_type", "auto_map", "architectures"}}
             return Qwen2Config(**raw)
         return AutoConfig.from_pretrained(source, local_files_only=offline, trust_remote_code=False)

@@ -6,7 +6,7 @@ R = rows, W = positions fed, V = vocabulary, C = hidden size.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Checkpoint
+
+Result = TypeVar("Result")
 
 
 class Forwarded(NamedTuple):
@@ -44,7 +46,7 @@ class ModelRunner:
 
     def reserve(self, rows: int, slots: int, taps: Sequence[int] = ()) -> None:
         """Make room for `rows` rows of `slots` slots, and for features of these taps. What was cached is lost."""
-        self.cache.shape(rows, slots, taps)
+        self.cache.shape(rows, slots, taps, like=self.model.get_output_embeddings().weight if taps else None)
         if self.decoder is not None:
             self.decoder.reserve(slots)
 
@@ -80,7 +82,7 @@ class ModelRunner:
         yield
         self.host_s += time.perf_counter() - started_at
 
-    def run_heads(self, heads: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    def run_heads(self, heads: Callable[..., Result], *tensors: Tensor) -> Result:
         """Return `heads(*tensors)`, a method's extra prediction heads, and add its time to `host_s` and `heads_s`."""
         started_at = time.perf_counter()
         result = heads(*tensors)

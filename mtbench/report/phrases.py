@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
+from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.report.formatting import listed, number, percent
 from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
 from mtbench.runs.plan import Simulated
@@ -57,6 +57,8 @@ def checkpoint_names(cells: Sequence[ResultCell]) -> str:
 
 def is_overridden(family: str, role: str, source: str) -> bool:
     """Return whether `--checkpoint` put another checkpoint in this role of the family."""
+    if role.startswith(PART):
+        return False  # it is the target's
     if family in FAMILIES:
         return FAMILIES[family].roles.get(role) != source
     return not source.startswith(RANDOM) and Path(source).name != family  # a family of --model has its name

@@ -28,7 +28,7 @@ from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
 from mtbench.files import flush, open_plain, write_errors, write_json
 from mtbench.models.drafts.loading import draft_config
-from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM, RECORD, Family
+from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM, RECORD, Family, split_part
 from mtbench.models.loading import inspect
 
 SCHEMA_VERSION = 1
@@ -136,14 +136,13 @@ def _add_checkpoints(
     folder_of_role: dict[str, str] = {}
     folder_of_source: dict[str, str] = {}
     for role in roles:
-        source = family.checkpoint(role)
+        source, part = split_part(family.checkpoint(role))
         if source.startswith((EMBEDDED, RANDOM)):
             continue
         if source not in folder_of_source:
             path = _checkpoint_folder(source, offline=offline)
-            # Either raises UserError if mtbench cannot use the checkpoint; a draft has no tokenizer of its own.
-            if draft_config(str(path), offline=True) is None:
-                inspect(str(path), offline=True)
+            if draft_config(str(path), offline=True) is None:  # a draft has no tokenizer
+                inspect(str(path), offline=True)  # raises UserError if mtbench cannot use the checkpoint
             name = f"{CHECKPOINTS}/{Path(source).name or role}"
             while name in folder_of_source.values():
                 name += "+"
@@ -153,7 +152,7 @@ def _add_checkpoints(
                     files[f"{name}/{file.name}"] = file
             if role in family.trained and f"{name}/{RECORD}" not in files:
                 files[f"{name}/{RECORD}"] = _write_record(stage / f"{role}.json", family, role)
-        folder_of_role[role] = folder_of_source[source]
+        folder_of_role[role] = folder_of_source[source] + (PART + part if part else "")
     return folder_of_role
 
 

@@ -12,6 +12,7 @@ from mtbench.decoding.method_checks import refuse_too_wide
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
+from mtbench.models.families import PART
 from mtbench.models.loading import DTYPES
 from mtbench.options import check_value, options_of, roles_of
 from mtbench.runs.directory import RunDirectory
@@ -113,14 +114,21 @@ def _check_cell(cell: Cell, suites: dict[str, SuitePlan], field: str) -> None:
             check_value(method, name, value)
         except ValueError as error:
             raise _fault(f"{field}.options.{name}", f"{value!r:.60} is not allowed; it is {error}") from None
-    for role in (cell.on, *roles_of(method, cell.options)):
-        if role not in cell.checkpoints:
-            raise _fault(f"{field}.checkpoints", f"the role {role!r} has none")
+    _check_roles(cell, [cell.on, *roles_of(method, cell.options)], f"{field}.checkpoints")
     if cell.fault is None:
         built = check_options(method, cell.options)
         if not method.outside:
             _check_width(cell, built, field)
     _check_script(cell, suites[cell.suite], f"{field}.accept")
+
+
+def _check_roles(cell: Cell, roles: Iterable[str], field: str) -> None:
+    for role in roles:
+        if role not in cell.checkpoints:
+            raise _fault(field, f"the role {role!r} has none")
+        source = cell.checkpoints[role]
+        if role.startswith(PART) and source != cell.checkpoints[cell.on] + role:
+            raise _fault(field, f"{role!r} is {source!r:.80}, no part of the target's checkpoint")
 
 
 def _check_width(cell: Cell, method: Method, field: str) -> None:

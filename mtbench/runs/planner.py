@@ -169,7 +169,8 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
 def _family(request: RunRequest, suite: type[Suite]) -> Family:
     """Return the requested checkpoints, else the suite's own. Random weights fill every role that a method names."""
     methods = [METHODS[name] for name in METHODS]
-    roles = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
+    named = dict.fromkeys(role for method in methods for role in (*method.roles, *roles_of(method, {})))
+    roles = [role for role in named if not role.startswith(families.PART)]
     return families.family(
         request.family or suite.family, request.model, request.checkpoint, weights=request.weights, roles=roles
     )
@@ -214,7 +215,7 @@ def _inspect(family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected
     masked = {family.checkpoint(arm.on) for arm in arms if METHODS[arm.method].needs_mask}
     sources: dict[str, None] = {}
     for arm in arms:
-        target, *drafts = (family.checkpoint(role) for role in arm.roles)
+        target, *drafts = family.checkpoints(arm.roles).values()
         if target not in inspected:
             inspected[target] = inspect(target, offline=offline, needs_mask=target in masked)
         for draft in drafts:
@@ -271,7 +272,7 @@ class _GroupPlanner:
 
     def _cell(self, arm: Arm) -> Cell:
         spec = self.suite.suite
-        checkpoints = {role: self.family.checkpoint(role) for role in arm.roles}
+        checkpoints = self.family.checkpoints(arm.roles)
         method, untrained = self._method(arm)
         fault = method_checks.fault(method, {role: self.inspected[source] for role, source in checkpoints.items()})
         if fault is None and not method.outside:

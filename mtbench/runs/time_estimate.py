@@ -76,7 +76,7 @@ def _block_s(plan: Plan, group: Group, cell: Cell, shapes: dict[str, Shape], gpu
     rows = min(cell.batch_size, len(items))
     prompt = sum(len(suite.items[i].prompt_ids) for i in items) / len(items)
     context = prompt + suite.max_new_tokens / 2
-    window = method_of(cell).window()
+    window = method_of(cell).variants[-1].window()
     fed, judged = (window.pending or 1) + window.guesses, window.guesses + 1
     assert cell.engine is not None
     batch_s = 0.0

@@ -45,7 +45,9 @@ class DraftObjective(Objective):
     freezes_model: ClassVar[bool] = True
     architecture: ClassVar[str]  # in config.json
 
-    layers: int = option(1, "layers of the draft", low=1)
+    @property
+    def draft_layers(self) -> int:
+        return 1
 
     def max_fed_tokens(self, length: int, prompt: int) -> int:
         return length - 1
@@ -62,7 +64,7 @@ class DraftObjective(Objective):
         kept = ("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling")
         given = {name: getattr(config, name) for name in (*sizes, *kept) if getattr(config, name, None) is not None}
         given.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
-        raw = Qwen3Config(**given, num_hidden_layers=self.layers, tie_word_embeddings=False).to_dict()
+        raw = Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False).to_dict()
         own = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(config.num_hidden_layers)}
         model.draft = recognised(raw | own | {"num_target_layers": config.num_hidden_layers} | self.settings(special))
         model.draft = model.draft.for_target(config).build(model)
@@ -225,6 +227,10 @@ class BlockDraft(DraftObjective):
     anchors: int = option(512, "blocks of a conversation, at most", low=1)
 
     shares: ClassVar[Sequence[float]] = (1.0,)  # of the parts in the loss
+
+    @property
+    def draft_layers(self) -> int:
+        return self.layers
 
     def settings(self, special: Special) -> Mapping[str, Any]:
         return {

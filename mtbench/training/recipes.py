@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from mtbench.training.draft_objectives import Eagle, MarkovBlockDraft
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 from mtbench.training.trainer import Settings
 
@@ -71,6 +72,8 @@ def _tiny() -> tuple[Stage, ...]:
         from_ar("mars_no_sft_b16", Mars(block_size=16, ar_weight=0.0)),
         from_ar("block_diffusion", BlockDiffusion(block_size=4)),
         from_ar("medusa", Medusa(heads=4)),
+        from_ar("eagle", Eagle()),
+        from_ar("dspark", MarkovBlockDraft(layers=2, markov_rank=32, anchors=32)),
         Stage(name="draft_init", objective=None, data=data, examples=20_000, settings=first, shape=small),
         Stage(
             name="draft",

@@ -371,8 +371,8 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "suite": (["--suite", "gsm9k"], "unknown suite 'gsm9k' (did you mean 'gsm8k'?)"),
     "method": (
         ["--method", "marz"],
-        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, eagle, hf-generate, jacobi, "
-        "lookahead, mars, mars-selfspec, mars-speculative, medusa, openai, prompt-lookup, speculative, suffix.",
+        "unknown method 'marz' (did you mean 'mars'?); known: ar, block-diffusion, dflash, eagle, hf-generate, jacobi, "
+        "lookahead, mars, mars-selfspec, mars-speculative, medusa, mtp, openai, prompt-lookup, speculative, suffix.",
     ),
     "option": (["--method", "mars:tua=1"], "unknown option of mars 'tua' (did you mean 'tau'?)"),
     "value": (["--method", "mars:tau=2"], "mars: tau=2 is not allowed; a probability is a number from 0 to 1."),

@@ -31,6 +31,7 @@ ARMS = (
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
 ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
+ELSEWHERE |= {"dflash", "eagle", "mtp"}  # need a draft on hidden states: their own tests
 
 
 @pytest.fixture(scope="module")

@@ -54,6 +54,8 @@ def test_a_window_costs_its_positions_and_a_draft_model_its_forwards(h200: None)
     [ar], [mars], [speculative] = (estimate_blocks_s(planned(name)) for name in ("ar", "mars:tau=0.8", "speculative"))
     assert ar < mars < 1.3 * ar
     assert speculative > 1.1 * ar
+    [adaptive] = estimate_blocks_s(planned("speculative:ahead=auto"))
+    assert adaptive > speculative  # as if it always took the widest window
 
 
 def test_elsewhere_the_time_is_measured(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:

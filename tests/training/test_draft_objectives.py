@@ -36,7 +36,11 @@ def target(head: int) -> ModelRunner:
     runner = ModelRunner(small_checkpoint(config))
     exact_norms(runner.model)
     choose = runner.model.set_attn_implementation  # transformers' eager attention has a softmax in float32
-    runner.model.set_attn_implementation = lambda name: choose("sdpa" if name == "eager" else name)
+
+    def choose_exact(name: str) -> None:
+        choose("sdpa" if name == "eager" else name)
+
+    runner.model.set_attn_implementation = choose_exact  # type: ignore[method-assign]
     return runner
 
 
@@ -154,13 +158,14 @@ def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: Block
     reference.tensors, reference.target = tensors, runner
     reference.layer_ids, reference.mask, reference.first = tapped_layers(4), MASK, 0
     reference.features = reference._features
+    read: Any = block_drafts.Reference._hidden  # without its no_grad
     head, markov = runner.model.get_output_embeddings().weight, isinstance(objective, MarkovBlockDraft)
     total = torch.zeros((), dtype=torch.double)
     for example in conversations():
         ids = example.ids.tolist()
         terms, weights = [], []
         for anchor in range(max(example.prompt, 1) - 1, len(ids) - 1):
-            hidden = block_drafts.Reference._hidden.__wrapped__(reference, tuple(ids[: anchor + 1]))
+            hidden = read.__wrapped__(reference, tuple(ids[: anchor + 1]))
             for place, label in enumerate(range(anchor + 1, min(anchor + 1 + BLOCK, len(ids)))):
                 logits, h = head @ hidden[place], hidden[place]
                 if markov:

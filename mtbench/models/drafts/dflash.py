@@ -71,6 +71,11 @@ class BlockDraftConfig(DraftConfig):
         return self.block if self.from_anchor else self.block - 1
 
     @property
+    def heads(self) -> bool:
+        """Whether it has a head beside the LM head."""
+        return self.markov is not None or self.confidence
+
+    @property
     def room(self) -> int:
         return self.block + 1  # a block may end behind the target's guesses; a slot after it is for nothing
 
@@ -122,7 +127,7 @@ class BlockDraft(FeatureDraft):
         """Cache the entries of the features; return the last layer's output at the block `ids`, (R, B, C)."""
         context = self.hidden_norm(self.fc(features))
         rotary = self.rotary_emb(context, metadata.positions)
-        hidden = self.get_input_embeddings()(ids)
+        hidden: Tensor = self.get_input_embeddings()(ids)
         alone = metadata.last(ids.shape[1])
         for layer in self.layers:
             hidden = layer(context, hidden, rotary, alone, cache)
@@ -130,10 +135,9 @@ class BlockDraft(FeatureDraft):
 
     def chances(self, hidden: Tensor, before: Tensor) -> Tensor:
         """Return each draft's chance of acceptance (R, K), by hidden states (R, K, C) and tokens before (R, K)."""
-        read = (hidden,)
         if self.format.confidence_reads_token:
-            read = (hidden, self.markov_head.markov_w1(before))
-        chance: Tensor = self.confidence_head(torch.cat(read, -1))
+            hidden = torch.cat((hidden, self.markov_head.markov_w1(before)), -1)
+        chance: Tensor = self.confidence_head(hidden)
         return chance
 
 
@@ -160,13 +164,14 @@ class BlockLayer(nn.Module):
         if not hidden.shape[1]:
             return hidden
         hidden = hidden + attended
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        mixed: Tensor = self.mlp(self.post_attention_layernorm(hidden))
+        return hidden + mixed
 
 
-class BlockAttention(Qwen3Attention):
+class BlockAttention(Qwen3Attention):  # type: ignore[misc]
     """Attention of a block to the context and to itself."""
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         context: Tensor,
         hidden: Tensor,
@@ -188,7 +193,8 @@ class BlockAttention(Qwen3Attention):
         return attended
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (-1, self.head_dim))
+        heads: Tensor = projected.unflatten(-1, (-1, self.head_dim))
+        return heads
 
 
 def rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -218,11 +224,7 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
     reads_token = confidence and raw.get("confidence_head_with_markov") is True
     if reads_token and not rank:
         raise ValueError("its confidence head reads the Markov head, and markov_rank is 0")
-    last = raw.get("num_target_layers")
-    if last is not None and last - 1 in raw.get("target_layer_ids", ()):
-        # Its training reads the last layer's output before the norm, its decoding after it.
-        raise ValueError(f"target_layer_ids has the target's last layer, {last - 1}, which is not supported")
-    return _config(
+    config = _config(
         "DSpark of DeepSpec" if rank or confidence else "DFlash of DeepSpec",
         raw,
         raw,
@@ -232,6 +234,10 @@ def _deepspec(raw: Mapping[str, Any]) -> BlockDraftConfig:
         confidence=confidence,
         confidence_reads_token=reads_token,
     )
+    if raw.get("num_target_layers") in config.taps:
+        # Its training reads the last layer's output before the last norm, its decoding after it.
+        raise ValueError("target_layer_ids has the target's last layer, which is not supported")
+    return config
 
 
 def _z_lab(raw: Mapping[str, Any]) -> BlockDraftConfig:

@@ -104,16 +104,18 @@ def _speculators(raw: Raw) -> EagleConfig:
 
 
 def _config(raw: Raw, name: str, layer: PretrainedConfig, taps: tuple[int, ...]) -> EagleConfig:
-    sizes = {"draft_vocab_size": raw.get("draft_vocab_size"), "target_hidden_size": raw.get("target_hidden_size")}
-    check_sizes({"vocab_size": sizes["draft_vocab_size"], "hidden_size": sizes["target_hidden_size"]})
+    if _flag(raw, "fc_norm") and _flag(raw, "norm_before_fc"):
+        raise ValueError("fc_norm and norm_before_fc are both true, and one of them is supported")
+    draft_vocabulary, width = raw.get("draft_vocab_size"), raw.get("target_hidden_size")
+    check_sizes({"vocab_size": draft_vocabulary, "hidden_size": width})
     return EagleConfig(
         name=name,
         raw=raw,
         taps=taps,
         tap_count=len(taps) or 3,
-        width=sizes["target_hidden_size"] or layer.hidden_size,
+        width=width or layer.hidden_size,
         vocabulary=layer.vocab_size,
-        draft_vocabulary=sizes["draft_vocab_size"] or layer.vocab_size,
+        draft_vocabulary=draft_vocabulary or layer.vocab_size,
         max_positions=layer.max_position_embeddings,
         layer=layer,
         norm_each=_flag(raw, "fc_norm"),
@@ -203,7 +205,8 @@ class EagleLayer(nn.Module):
         )
         residual = normed if self.residual_normed else feature
         hidden = (residual + attended)[:, residual.shape[1] - judged :]
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
 class EagleDraft(FeatureDraft):
@@ -211,6 +214,7 @@ class EagleDraft(FeatureDraft):
 
     embed_tokens: nn.Embedding | None
     lm_head: nn.Linear | None
+    d2t: Tensor | None  # (D,) what to add to a draft id for the target's; None: the vocabulary is the target's
     format: EagleConfig
 
     def __init__(self, format: EagleConfig, target: Any) -> None:
@@ -274,7 +278,8 @@ class EagleDraft(FeatureDraft):
         """Return the layer's output at the last `judged` positions, (R, judged, C), before the last norm."""
         feature = features if own else self.fc(self._normed(features))
         rotary = self.rotary_emb(feature, metadata.positions)
-        return self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        hidden: Tensor = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
+        return hidden
 
     def _normed(self, features: Tensor) -> Tensor:
         """Return the target's hidden states (R, P, T·C), normed as the configuration says."""

@@ -18,7 +18,7 @@ from transformers import PretrainedConfig
 
 from mtbench.errors import UserError, first_line
 from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
-from mtbench.models.drafts import dflash, eagle_draft
+from mtbench.models.drafts import dflash, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
@@ -26,7 +26,7 @@ from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, expl
 # Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
-FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise]
+FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise, mtp.recognise]
 
 
 def draft_config(source: str, *, offline: bool = False) -> DraftConfig | None:
@@ -66,6 +66,12 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
 
     Raises UserError for a draft that does not fit the target.
     """
+    location, part = split_part(source)
+    if part and source.startswith(RANDOM):
+        raise UserError(
+            f"{location!r} are random weights, and the method reads {source!r}, a part of a checkpoint; leave the "
+            f"method out, or give a checkpoint that has the part with `{OTHER_CHECKPOINT}`."
+        )
     config = draft_config(source, offline=offline)
     if config is None:
         return None
@@ -83,9 +89,15 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
     if max(config.taps) > text.num_hidden_layers:
         layers = f"reads the output of layer {max(config.taps)}, and the target has {text.num_hidden_layers} layers"
         raise _misfit(source, config, target.source, layers)
-    folder = Path(locate(split_part(source)[0]))
+    folder = Path(locate(source))
     if folder.is_dir():
         refuse_pickles(folder)
+        if part and all(config.rename(name) is None for name in stored_shapes(folder)):
+            raise UserError(
+                f"checkpoint {location!r} has no weights of its part {part!r} ({config.name}), though its config.json "
+                f"names it; give a checkpoint with them with `{OTHER_CHECKPOINT}`."
+            )
+    if folder.is_dir() and not part:
         trained_for = read_training_record(folder).get("base_sha256")
         if trained_for and trained_for != weights_sha256(Path(locate(target.source))):
             raise _misfit(source, config, target.source, "was trained for a target with other weights")
@@ -100,18 +112,12 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
     config = draft_config(source, offline=offline)
     assert config is not None, "planning refuses other checkpoints"
     draft = config.for_target(target.model.config.get_text_config()).build(target.model)
-    like = target.model.get_output_embeddings().weight
     stored = _weights(source, config, offline=offline)
     with explained(source, "weights", offline):
         draft.settle(stored)
     _check_weights(source, config, draft, stored)
     with explained(source, "weights", offline):
-        draft.load_state_dict(
-            {
-                name: tensor.to(like) if tensor.is_floating_point() else tensor.to(like.device)
-                for name, tensor in stored.items()
-            }
-        )
+        draft.load_state_dict({name: tensor.to(draft.device) for name, tensor in stored.items()})
     return draft_checkpoint(source, draft.eval().requires_grad_(False), target)
 
 
@@ -124,7 +130,7 @@ def draft_without_weights(source: str, target: Any, *, offline: bool = False) ->
 
 def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Tensor]:
     """Read the draft's tensors by the module's names."""
-    location = locate(split_part(source)[0])
+    location = locate(source)
     if not Path(location).is_dir():
         with explained(location, "weights", offline):
             patterns = ["*.json", "*.safetensors"]

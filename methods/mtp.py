@@ -1,0 +1,45 @@
+"""Multi-token prediction: layers in the target's own checkpoint draft a chain of tokens.
+
+DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, sections 2.2 and 5.4.3. The layer reads the target's last
+hidden state at a position, with the token after it, and predicts the token after that; for more tokens it reads its own
+output with the token it drafted. Checkpoints are trained to predict one token (mtbench/models/drafts/mtp.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mtbench.decoding.feature_drafting import draft_tree, first_entries, refuse_other_drafts
+from mtbench.decoding.method import ModelRunners, Rows, State, Window
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.models.loading import Inspected
+from mtbench.options import option
+
+
+@METHODS.register("mtp")
+@dataclass(frozen=True, kw_only=True)
+class Mtp(VerifiedMethod):
+    """The target's own multi-token-prediction layer drafts; the target accepts drafts that it would have chosen."""
+
+    ahead: int = option(1, "K: tokens drafted for each forward; checkpoints are trained for 1", low=1, widths=(1, 2, 3))
+    draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
+    verify: Verify = option("match", VERIFY)
+
+    roles = ("ar",)
+
+    def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
+        refuse_other_drafts(checkpoints, self.draft, sequential=True)
+
+    def window(self) -> Window:
+        return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=self.ahead)
+
+    def start(self, rows: Rows, runners: ModelRunners) -> State:
+        """`cached` (R,): the draft's final entries."""
+        return {"cached": first_entries(rows), **super().start(rows, runners)}
+
+    def propose(self, state: State, rows: Rows, runners: ModelRunners) -> Tensor:
+        drafted = draft_tree(runners, self.draft, rows, state["cached"], [1] * self.ahead)
+        self.keep_offer(state, rows, drafted.logits)
+        return drafted.tokens

@@ -1,0 +1,209 @@
+"""Multi-token-prediction layers, which lie in the target's own checkpoint: `SOURCE#mtp`.
+
+DeepSeek-AI: "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The formats are those of DeepSeek-V3,
+GLM-4.5 (arXiv 2508.06471), MiMo (arXiv 2505.07608), Qwen3-Next and Qwen3.5. At position i the token i + 1 and the
+target's last hidden state are normed, joined, projected and read by an ordinary decoder layer of the target's
+architecture; the target's LM head reads its normed output.
+
+What the formats leave open is as in vLLM and SGLang. The feature is the LM head's input, so it comes after the target's
+last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
+repeated; of several, the first one is. vLLM blanks the embedding at position 0, except for Qwen.
+
+R = rows, W = positions fed, C = hidden size.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mtbench.models.attention import ATTENTION, AttentionMetadata
+from mtbench.models.feature_draft import DraftConfig, FeatureDraft
+from mtbench.models.kv_cache import KVCache
+
+NAME = "mtp"  # of the part of a checkpoint
+EXPERTS = "block.mlp.experts."
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a family of checkpoints stores its layers, and how it joins token and feature."""
+
+    name: str
+    counted_by: str  # entry of config.json: number of layers
+    stem: str  # of the tensors' names; {n} stands for the number of the target's layers
+    parts: Mapping[str, str | None]  # beginning of the rest -> the module's; None: not read. The first that fits
+    usual: int = 0  # number of layers if config.json does not say it
+    token_first: bool = True
+    blank_start: bool = True  # the embedding at position 0 is zero
+
+
+APPENDED = Layout(
+    "multi-token prediction as in DeepSeek-V3",
+    "num_nextn_predict_layers",
+    "model.layers.{n}.",
+    {
+        "enorm.": "token_norm.",
+        "hnorm.": "feature_norm.",
+        "eh_proj.": "join.",
+        "shared_head.norm.": "last_norm.",
+        "shared_head.head.": "lm_head.",  # published checkpoints store the target's once more
+        "embed_tokens.": "embed_tokens.",
+        "": "block.",
+    },
+)
+MIMO = Layout(
+    "multi-token prediction as in MiMo",
+    "num_nextn_predict_layers",
+    "model.mtp_layers.0.",
+    {
+        "token_layernorm.": "token_norm.",
+        "hidden_layernorm.": "feature_norm.",
+        "input_proj.": "join.",
+        "final_layernorm.": "last_norm.",
+        "": "block.",
+    },
+    token_first=False,
+)
+QWEN = Layout(
+    "multi-token prediction as in Qwen3-Next",
+    "mtp_num_hidden_layers",
+    "mtp.",
+    {
+        "pre_fc_norm_embedding.": "token_norm.",
+        "pre_fc_norm_hidden.": "feature_norm.",
+        "fc.": "join.",
+        "norm.": "last_norm.",
+        "layers.0.": "block.",
+        "layers.": None,
+    },
+    usual=1,  # Qwen3-Next's does not say it
+    blank_start=False,
+)
+LAYOUTS = {
+    "deepseek_v3": APPENDED,
+    "glm4_moe": APPENDED,
+    "mimo": MIMO,
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), QWEN),
+}
+
+
+def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
+    """Return the configuration of the layers in a target's checkpoint; None for another part or architecture."""
+    layout = LAYOUTS.get(str(raw.get("model_type")))
+    if part != NAME or layout is None:
+        return None
+    text = raw.get("text_config") or raw
+    count = text.get(layout.counted_by, layout.usual)
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{layout.counted_by} is {count!r:.60}, so it has no layers for multi-token prediction")
+    if raw.get("quantization_config"):
+        raise ValueError("its weights are quantized, and layers for multi-token prediction are read unquantized")
+    return MtpConfig(
+        name=layout.name,
+        raw=raw,
+        taps=(text["num_hidden_layers"],),
+        width=text["hidden_size"],
+        vocabulary=text["vocab_size"],
+        max_positions=text.get("max_position_embeddings", 1 << 30),
+        layout=layout,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(DraftConfig):
+    """Layers for multi-token prediction."""
+
+    layout: Layout
+
+    def build(self, target: Any) -> "MtpLayer":
+        with torch.device(target.device):
+            return MtpLayer(self, _one_layer(target.config.get_text_config()), target)
+
+    def rename(self, name: str) -> str | None:
+        stem = self.layout.stem.format(n=self.taps[0])
+        rest = name.removeprefix(stem)
+        if rest == name or "rotary_emb" in name:
+            return None
+        for stored, ours in self.layout.parts.items():
+            if rest.startswith(stored):
+                return None if ours is None else ours + rest.removeprefix(stored)
+        return rest
+
+
+class MtpLayer(FeatureDraft):
+    """One layer for multi-token prediction. The rotary embedding, and usually embedding and head, are the target's."""
+
+    def __init__(self, format: MtpConfig, config: Any, target: Any) -> None:
+        super().__init__(format, config, target)
+        self.layout = format.layout
+        last, norm = target.base_model.layers[-1], type(target.base_model.norm)
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.token_norm, self.feature_norm, self.last_norm = (norm(width, eps=eps) for _ in range(3))
+        self.join = nn.Linear(2 * width, width, bias=False)
+        self.block = type(last)(config, 0)
+        self.to(target.dtype)
+        kept = dict(last.named_buffers())  # such as a router's bias, which stays in float32
+        for name, buffer in self.block.named_buffers():
+            if name in kept:
+                buffer.data = buffer.data.to(kept[name].dtype)
+
+    def settle(self, stored: dict[str, Tensor]) -> None:
+        _stack_experts(stored)
+        super().settle(stored)
+
+    def forward(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+    ) -> tuple[Tensor, Tensor]:
+        token = self.embedded(ids, metadata.positions)
+        hidden = self.join(self.joined(self.token_norm(token), self.feature_norm(features)))
+        hidden = self.block(
+            hidden,
+            attention_mask=None,
+            position_ids=metadata.positions,
+            past_key_values=cache,
+            use_cache=True,
+            position_embeddings=self._target[0].base_model.rotary_emb(hidden, metadata.positions),
+            metadata=metadata,
+        )
+        feature = self.last_norm(hidden[:, hidden.shape[1] - judged :])
+        return self.get_output_embeddings()(feature), feature
+
+    def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return the tokens' embeddings, (R, W, C)."""
+        token: Tensor = self.get_input_embeddings()(ids)
+        return token.masked_fill((positions == 0)[..., None], 0) if self.layout.blank_start else token
+
+    def joined(self, token: Tensor, feature: Tensor) -> Tensor:
+        """Return token and feature (R, W, C) in the order that the projection expects, (R, W, 2C)."""
+        return torch.cat((token, feature) if self.layout.token_first else (feature, token), -1)
+
+
+def _one_layer(config: Any) -> Any:
+    """Return the target's configuration for a single layer: full attention, and a mixture of experts if it has one."""
+    config = copy.deepcopy(config)
+    config.num_hidden_layers = 1
+    if getattr(config, "layer_types", None) is not None:
+        config.layer_types = ["full_attention"]
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0
+    config._attn_implementation = ATTENTION
+    return config
+
+
+def _stack_experts(stored: dict[str, Tensor]) -> None:
+    """Replace the tensors of each expert by those of all experts, as transformers' layers have them."""
+    experts = {int(name.removeprefix(EXPERTS).partition(".")[0]) for name in stored if _is_of_one_expert(name)}
+    names = [[f"{EXPERTS}{e}.{part}_proj.weight" for part in ("gate", "up", "down")] for e in range(len(experts))]
+    if not experts or not all(name in stored for of_expert in names for name in of_expert):
+        return
+    each = [[stored.pop(name) for name in of_expert] for of_expert in names]
+    stored[f"{EXPERTS}gate_up_proj"] = torch.stack([torch.cat((gate, up)) for gate, up, _ in each])
+    stored[f"{EXPERTS}down_proj"] = torch.stack([down for _, _, down in each])
+
+
+def _is_of_one_expert(name: str) -> bool:
+    return name.startswith(EXPERTS) and name.removeprefix(EXPERTS).partition(".")[0].isdigit()

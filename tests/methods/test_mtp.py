@@ -1,0 +1,350 @@
+"""Multi-token prediction against plain torch: what is drafted from which text, and every misreading of a format."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import (
+    BUDGET,
+    BUDGETS,
+    MANY,
+    PROMPTS,
+    REFILLED,
+    ar,
+    check_step_never_waits,
+    decode_prompts,
+    on,
+    outcomes,
+    run,
+    run_external,
+)
+from mtp_checkpoints import LAYERS, SERVED, Headed, save_headed
+from torch import Tensor
+from transformers import DeepseekV3ForCausalLM, Glm4MoeForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.generation.candidate_generator import MTPCandidateGenerator
+from transformers.modeling_layers import MtpModel
+
+from mtbench.decoding import feature_drafting
+from mtbench.decoding.cuda_graph import Captured
+from mtbench.decoding.draft_model import Drafted
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.method import Method, ModelRunners, Rows
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.models.drafts.loading import load_draft
+from mtbench.models.drafts.mtp import MtpLayer
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.runner import ModelRunner
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import make_plan
+
+WAYS: list[dict[str, Any]] = [{}, *REFILLED]
+Seen = list[tuple[list[int], Tensor, Tensor]]  # of a row in a step: its text, what is drafted, and by which logits
+
+
+def method(ahead: int = 1, **options: Any) -> Method:
+    made: Method = METHODS["mtp"](ahead=ahead, **options)
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Headed]:
+    """A checkpoint of a family, made once."""
+    known: dict[str, Headed] = {}
+
+    def headed(family: str) -> Headed:
+        if family not in known:
+            known[family] = save_headed(tmp_path_factory.mktemp(family), family)
+        return known[family]
+
+    return headed
+
+
+def drafted(headed: Headed, ahead: int, monkeypatch: pytest.MonkeyPatch, runners: Any = None, **how: Any) -> Seen:
+    """Everything that is drafted for rows that still decode, while many prompts are decoded."""
+    seen: Seen = []
+
+    def draft_tree(runners: ModelRunners, role: str, rows: Rows, *rest: Any) -> Drafted:
+        out = feature_drafting.draft_tree(runners, role, rows, *rest)
+        for row in range(len(rows.known)):
+            if not rows.done[row] and rows.known[row] > 1:  # a prompt of one token has no feature
+                text = rows.tokens[row, : rows.known[row]].tolist()
+                seen.append((text, out.tokens[row].clone(), out.logits[row].clone()))
+        return out
+
+    monkeypatch.setattr(sys.modules[METHODS["mtp"].__module__], "draft_tree", draft_tree)
+    with torch.inference_mode():
+        decode_prompts(method(ahead), runners or headed.runners(), MANY[:5], BUDGETS, **how)
+    return seen
+
+
+def agrees(headed: Headed, seen: Seen) -> bool:
+    """Whether all of it is what plain torch says. (Routers compute in float32.)"""
+    suppressed = headed.target().suppressed
+    return bool(seen) and all(
+        torch.allclose(headed.drafts(text, len(tokens), suppressed, tokens.tolist()), logits, atol=1e-5)
+        and tokens.tolist() == logits.argmax(1).tolist()
+        for text, tokens, logits in seen
+    )
+
+
+@pytest.mark.parametrize("how", range(len(WAYS)))
+@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize("family", SERVED)
+def test_drafts_are_those_of_plain_torch(
+    made: Callable[[str], Headed], family: str, ahead: int, how: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After prefills, verifications of several lengths and refills, in ragged batches: logits and tokens."""
+    assert agrees(made(family), drafted(made(family), ahead, monkeypatch, **WAYS[how]))
+
+
+@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_drafts_change_nothing_but_the_pace(made: Callable[[str], Headed], family: str, ahead: int) -> None:
+    """`ar`'s tokens and reasons; commits of several lengths, each row's own whatever its neighbours are."""
+    headed = made(family)
+    both = headed.runners()
+    want = run(ar(), both.target, MANY[:5], BUDGETS)
+    alone = [decode_prompts(method(ahead), both, [p], n)[0][0] for p, n in zip(MANY, BUDGETS, strict=False)]
+    for how in WAYS:
+        got, timing = decode_prompts(method(ahead), both, MANY[:5], BUDGETS, **how)
+        assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+        assert outcomes(got) == outcomes(alone)
+        assert timing.miscounted == 0
+        for g in got:
+            assert g.drafted == ahead * (g.forwards or 0)
+    counts = {n for g in alone for n in g.commits or []}
+    assert {1, 2} <= counts
+    assert max(counts) == 2 or ahead > 1
+
+
+@pytest.mark.parametrize("how", [{}, REFILLED[1]])
+def test_sampled_tokens_are_those_of_sampled_ar(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
+    both = made("mimo").runners()
+    want = run(ar(), both.target, MANY[:5], BUDGETS, temperature=1)
+    got, _ = decode_prompts(method(3), both, MANY[:5], BUDGETS, temperature=1, **how)
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+
+
+@pytest.mark.parametrize("how", [{}, REFILLED[1]])
+def test_rejection_sampling_at_temperature_zero_is_ar(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
+    both = made("mimo").runners()
+    want = run(ar(), both.target, MANY[:5], BUDGETS)
+    got, _ = decode_prompts(method(2, verify="rejection"), both, MANY[:5], BUDGETS, **how)
+    assert [(g.token_ids, g.finish_reason) for g in got] == [(g.token_ids, g.finish_reason) for g in want]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_any_width_gives_the_same_tokens(made: Callable[[str], Headed], how: dict[str, Any]) -> None:
+    both = made("mimo").runners()
+    want = run(ar(), both.target, MANY[:5], BUDGETS)
+    got, _ = decode_prompts(METHODS["mtp"](ahead="auto"), both, MANY[:5], BUDGETS, **how)
+    assert [g.token_ids for g in got] == [g.token_ids for g in want]
+
+
+def fast(headed: Headed) -> ModelRunners:
+    """The target's weights run by the graph engine's decoder."""
+    target = ENGINES["graph"]().runner(headed.target())
+    draft = DraftRunner(load_draft(f"{headed.folder}#mtp", target.checkpoint), target)
+    return ModelRunners("ar", {"ar": target, "#mtp": draft})
+
+
+def test_a_captured_step_replayed_is_the_step(made: Callable[[str], Headed], recorded: list[str]) -> None:
+    """Recorded once, a step serves other rows, refills and later batches."""
+    both = fast(made("mimo"))
+    captured = Captured(method(3), both, 2, 64)
+    for prompts in (PROMPTS[2:4], PROMPTS[1:]):
+        got, _ = decode_prompts(method(3), both, prompts, BUDGET, rows=2, make=lambda *_: captured)
+        want, _ = decode_prompts(method(3), made("mimo").runners(), prompts, BUDGET, rows=2)
+        assert [(g.token_ids, g.commits) for g in got] == [(g.token_ids, g.commits) for g in want]
+    assert len(recorded) == 2
+
+
+def test_a_step_never_waits_for_the_host(made: Callable[[str], Headed], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_step_never_waits(fast(made("mimo")), METHODS["mtp"](ahead="auto"), monkeypatch)
+
+
+# --- Every misreading of a format ---------------------------------------------------------------------------------
+
+
+def joined_the_other_way(patch: pytest.MonkeyPatch, runners: ModelRunners) -> None:
+    patch.setattr(MtpLayer, "joined", lambda _, token, feature: torch.cat((feature, token), -1))
+    if not runners["#mtp"].draft.layout.token_first:  # type: ignore[attr-defined]
+        patch.setattr(MtpLayer, "joined", lambda _, token, feature: torch.cat((token, feature), -1))
+
+
+def first_embedding_kept(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
+    patch.setattr(MtpLayer, "embedded", lambda self, ids, positions: self.get_input_embeddings()(ids))
+
+
+def feature_before_the_norm(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
+    @contextmanager
+    def kept(model: Any, cache: KVCache) -> Iterator[None]:
+        def keep_input(_: Any, inputs: tuple[Tensor]) -> None:
+            for tap in cache.taps:
+                cache.keep_feature(tap, inputs[0].flatten(0, 1))
+
+        keep = model.base_model.norm.register_forward_pre_hook(keep_input)
+        yield
+        keep.remove()
+
+    patch.setattr("mtbench.models.runner._kept_features", kept)
+
+
+def layer_before_the_last(_: pytest.MonkeyPatch, runners: ModelRunners) -> None:
+    draft: Any = runners["#mtp"]
+    draft.taps = (LAYERS - 1,)
+
+
+def own_output_before_the_norm(patch: pytest.MonkeyPatch, runners: ModelRunners) -> None:
+    forward = MtpLayer.forward
+
+    def unnormed(self: MtpLayer, *arguments: Any) -> tuple[Tensor, Tensor]:
+        seen: list[Tensor] = []
+        hook = self.last_norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        logits, _ = forward(self, *arguments)
+        hook.remove()
+        return logits, seen[0]
+
+    patch.setattr(MtpLayer, "forward", unnormed)
+
+
+def token_of_the_same_position(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
+    patch.setattr(DraftRunner, "following", lambda _, tokens, slots: tokens.gather(1, slots))
+
+
+def entries_of_accepted_drafts_kept(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
+    entries = feature_drafting.new_entries
+
+    def newest(runner: DraftRunner, runners: ModelRunners, rows: Rows, cached: Tensor) -> Any:
+        torch.maximum(cached, rows.known - 2, out=cached)
+        return entries(runner, runners, rows, cached)
+
+    patch.setattr(feature_drafting, "new_entries", newest)
+
+
+def prompt_not_fed(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
+    patch.setattr(DraftRunner, "feed", lambda *_: None)
+
+
+def half_the_rotary(_: pytest.MonkeyPatch, runners: ModelRunners) -> None:
+    draft: Any = runners["#mtp"]
+    rotary, embedding, head = (
+        draft.target.model.base_model.rotary_emb,
+        draft.draft.get_input_embeddings(),
+        draft.draft.get_output_embeddings(),
+    )
+    base = SimpleNamespace(rotary_emb=lambda hidden, positions: rotary(hidden, positions // 2))
+    draft.draft._target = [
+        SimpleNamespace(base_model=base, get_input_embeddings=lambda: embedding, get_output_embeddings=lambda: head)
+    ]
+
+
+FAULTS = [
+    *(joined_the_other_way, first_embedding_kept, feature_before_the_norm, layer_before_the_last),
+    *(own_output_before_the_norm, token_of_the_same_position, entries_of_accepted_drafts_kept, prompt_not_fed),
+    half_the_rotary,
+]
+
+
+@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_misreading_is_found(
+    made: Callable[[str], Headed],
+    family: str,
+    fault: Callable[[pytest.MonkeyPatch, ModelRunners], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runners = made(family).runners()
+    fault(monkeypatch, runners)
+    assert not agrees(made(family), drafted(made(family), 2, monkeypatch, runners))
+
+
+@pytest.mark.parametrize("family", ["glm", "deepseek"])
+def test_swapped_halves_of_experts_are_found(
+    made: Callable[[str], Headed], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners = made(family).runners()
+    with torch.no_grad():
+        for name, weight in runners["#mtp"].model.named_parameters():
+            if name.endswith("gate_up_proj"):
+                weight.copy_(weight.roll(weight.shape[1] // 2, 1))
+    assert not agrees(made(family), drafted(made(family), 2, monkeypatch, runners))
+
+
+# --- transformers' own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def layers_of_small_models_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers finds the layers by their number in published checkpoints."""
+    for model in (Glm4MoeForCausalLM, DeepseekV3ForCausalLM):
+        monkeypatch.setattr(model, "_keys_to_ignore_on_load_unexpected", [rf"model\.layers\.{LAYERS}.*"])
+
+
+@pytest.mark.usefixtures("layers_of_small_models_are_known")
+@pytest.mark.parametrize("family", ["glm", "deepseek"])
+def test_transformers_reads_the_layers_so_but_for_the_first_embedding(
+    made: Callable[[str], Headed], family: str
+) -> None:
+    headed, text = made(family), [5, 9, 1, 7, 2, 30]
+    model = headed.plain()
+    with torch.no_grad():
+        _, logits, _ = MtpModel.from_pretrained(model)(
+            input_ids=torch.tensor([text[1:]]),
+            last_hidden_states=headed.features(text)[None, :-1],
+            attention_mask=None,
+            position_ids=torch.arange(1, len(text))[None],
+            mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+        )
+    none = torch.zeros(0, dtype=torch.long)
+    unblanked = replace(headed.published, blank_start=False)
+    want = replace(headed, published=unblanked).drafts(text, 1, none)
+    assert torch.allclose(logits[0], want, atol=1e-5)
+    assert not torch.allclose(logits[0], headed.drafts(text, 1, none), atol=1e-5)
+
+
+@pytest.mark.usefixtures("layers_of_small_models_are_known")
+@pytest.mark.parametrize("family", ["glm", "deepseek"])
+@pytest.mark.parametrize("stop", [None, [["zz"], ["b"], ["c"], []]])
+def test_transformers_drafts_with_the_layers_too(
+    made: Callable[[str], Headed], family: str, stop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hf-generate:mtp=true`: `ar`'s answers in fewer forwards of the target."""
+    checkpoint, forwards = made(family).target(), 0
+    want, _ = decode_prompts(ar(), on(ModelRunner(checkpoint)), PROMPTS, BUDGET, stop=stop)
+    candidates = MTPCandidateGenerator.get_candidates
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        return candidates(*arguments, **named)
+
+    monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", counted)
+    got, _ = run_external(METHODS["hf-generate"](mtp=True), {"ar": checkpoint}, PROMPTS, BUDGET, stop=stop)
+    assert [(g.token_ids, g.text, g.finish_reason) for g in got] == [
+        (g.token_ids, g.text, g.finish_reason) for g in want
+    ]
+    assert forwards > 0
+    assert stop or forwards < sum(len(g.token_ids) for g in want)  # stop strings are looked for now and then
+
+
+def test_transformers_knows_no_layers_of_some_targets(made: Callable[[str], Headed]) -> None:
+    for method, said in (
+        ("hf-generate:mtp=true", r"hf-generate: transformers knows no MTP layers of .*; use method `mtp`"),
+        ("hf-generate:mtp=true,prompt_lookup=2", r"draft, prompt_lookup or mtp; give one"),
+        ("hf-generate:mtp=true,cache=static", r"drafting needs cache=dynamic"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make_plan(
+                RunRequest(
+                    method=["ar", method], model=str(made("mimo").folder), suite=["synthetic"], limit=2, device="cpu"
+                )
+            )

@@ -1,0 +1,279 @@
+"""Block drafts as modules: logits and cache against plain Python, how each format is read, and what is refused."""
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from block_drafts import BLOCK, CONFIGS, DSPARK, Reference, random_tensors, save_draft
+from small import MASK, save_small, small_config
+from transformers import AutoModelForCausalLM
+
+from mtbench.decoding import block_drafting
+from mtbench.decoding.block_drafting import draft_block
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request, Workload
+from mtbench.errors import UserError
+from mtbench.hardware.probe import count
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.checkpoint_files import weights_sha256
+from mtbench.models.drafts.dflash import BlockDraftConfig, recognise
+from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
+from mtbench.models.families import RECORD
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import Checkpoint, inspect, load
+from mtbench.models.runner import ModelRunner
+from mtbench.runs.simulation import Scripted
+
+TEXTS = [[3, 8, 1], [5, 9, 1, 7, 2, 30, 11, 4, 6], [31, 2]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target and a draft of every format."""
+    folder = tmp_path_factory.mktemp("formats")
+    save_small(folder / "target")
+    for kind, config in CONFIGS.items():
+        save_draft(folder / kind, config, random_tensors(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(folder: Path) -> Checkpoint:
+    return load(str(folder / "target"), dtype=torch.float64)
+
+
+def fed(folder: Path, target: Checkpoint, kind: str) -> tuple[DraftRunner, torch.Tensor, AttentionMetadata, Any]:
+    """A runner after its prefill of ragged rows, and what its first step reads: ids, metadata, features."""
+    first = ModelRunner(target)
+    runner = DraftRunner(load_draft(str(folder / kind), target), first)
+    length, rows = torch.tensor([len(text) for text in TEXTS]), len(TEXTS)
+    tokens = torch.zeros(rows, 32, dtype=torch.long)
+    for row, text in zip(tokens, TEXTS, strict=True):
+        row[: len(text)] = torch.tensor(text)
+    first.reserve(rows, 32, runner.taps)
+    runner.reserve(rows, 32)
+    arange, base = torch.arange(32), length - 1
+    every = arange[:10].expand(rows, -1)
+    first.feed(tokens, AttentionMetadata(every, every, base, 16))
+    known = (base[:, None] - 1 + arange[:8] - 7).clamp(min=0)  # all but the newest position before the last token
+    runner.feed(tokens, AttentionMetadata(known, known, base, 16))
+    newest = base[:, None] - 1
+    slots = torch.cat((newest, base[:, None] + arange[:BLOCK]), 1)
+    ids = torch.full((rows, BLOCK), MASK)
+    ids[:, 0] = tokens.gather(1, base[:, None])[:, 0]
+    sees = torch.ones(BLOCK, BLOCK, dtype=torch.bool)
+    return runner, ids, AttentionMetadata(slots, slots, base, 48, sees=sees), runner.read(newest)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.inference_mode()
+def test_logits_and_hidden_states_are_those_of_plain_python(folder: Path, target: Checkpoint, kind: str) -> None:
+    """Ragged rows: a prefill, then one forward with the newest entry and the block. Any part of the block's head."""
+    runner, ids, metadata, features = fed(folder, target, kind)
+    reference = Reference(folder / kind, runner.target)
+    plain = {name: tensor for name, tensor in reference.tensors.items() if "markov" not in name}
+    reference.tensors = plain
+    for judged in (1, runner.draft.format.predicts):  # type: ignore[attr-defined]
+        out = runner.step(ids, features, metadata, judged=judged)
+        for row, text in enumerate(TEXTS):
+            torch.testing.assert_close(out.logits[row], reference.draft(text, judged)[1], atol=2e-5, rtol=1e-5)
+            assert out.feature is not None
+            torch.testing.assert_close(out.feature[row], reference.hidden(tuple(text))[:judged], atol=2e-5, rtol=1e-5)
+
+
+def stale_entries(folder: Path, target: Checkpoint, kind: str, make: Any) -> int:
+    """Entries up to the cursor that differ from those of a prefill, after steps that accept several drafts."""
+    first = ModelRunner(target)
+    runners = ModelRunners("ar", {"ar": first, "dflash": DraftRunner(load_draft(str(folder / kind), target), first)})
+    scripts = [[3, 1, 5, 2, 4, 5], [5, 5, 1, 1, 3, 2], [1, 4, 2, 5, 5, 1]]
+    method = Scripted(METHODS["dflash"](ahead=4), scripts, torch.device("cpu"))
+    requests = [Request(prompt_ids=text, max_new_tokens=30) for text in TEXTS]
+    batch = make(method, runners, len(TEXTS), 48)
+    run = batch.begin(Workload(requests=requests, fixed_length=True))
+    for _ in range(6):
+        batch.advance(run, batch.shape(run))
+        run.snapshot = batch._read().get()
+    rows, cache, cached = batch.rows, runners["dflash"].cache, batch.state["cached"]
+    assert rows.known.tolist() == [len(text) + sum(script) for text, script in zip(TEXTS, scripts, strict=True)]
+    runners.view, runners.tight = batch.slots, batch.tight
+    draft_block(runners, "dflash", rows, cached, 4)  # the next step's entries, up to the last decided token
+    assert torch.equal(cached, rows.known - 1)
+    found = [cache._by_row(store).clone() for stores in cache.layers.values() for store in stores]
+    slots = torch.arange(int(cached.max())).expand(len(TEXTS), -1)
+    runners["dflash"].feed(rows.tokens, AttentionMetadata(slots, slots, rows.known, batch.slots))
+    fresh = [cache._by_row(store) for stores in cache.layers.values() for store in stores]
+    differ = torch.stack([(a - b).abs().amax((2, 3)) > 1e-5 for a, b in zip(found, fresh, strict=True)]).any(0)
+    return int((differ[:, : slots.shape[1]] & (slots < cached[:, None])).sum())
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@torch.inference_mode()
+def test_after_verifications_the_cache_is_that_of_a_prefill(folder: Path, target: Checkpoint, kind: str) -> None:
+    """Slot by slot up to the cursor, in every layer: nothing of a block stays. On a CPU, and fed as on a GPU."""
+    for make in (Batch, partial(Batch, tight=False)):
+        assert stale_entries(folder, target, kind, make) == 0
+
+
+@torch.inference_mode()
+def test_keys_of_a_block_that_stayed_would_be_seen(
+    folder: Path, target: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fault: only the newest entry is made of features."""
+    real: Any = vars(block_drafting)["new_entries"]
+    late = SimpleNamespace(tight=False)
+    monkeypatch.setattr(
+        block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
+    )
+    assert stale_entries(folder, target, "dflash", Batch) > 20
+
+
+def test_a_draft_is_counted_without_its_weights(folder: Path, target: Checkpoint) -> None:
+    """On the meta device: as many parameters as are loaded."""
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024))
+    for kind in CONFIGS:
+        draft, loaded = draft_without_weights(str(folder / kind), shape), load_draft(str(folder / kind), target).model
+        assert draft is not None
+        assert count(draft).body == sum(p.numel() for p in loaded.parameters()) == count(loaded).body
+
+
+def test_rotary_frequencies_keep_their_precision(folder: Path) -> None:
+    """In bfloat16 neighbouring positions would get the same angles."""
+    target = load(str(folder / "target"), dtype=torch.bfloat16)
+    draft = load_draft(str(folder / "dflash"), target).model
+    assert draft.rotary_emb.inv_freq.dtype == torch.float32
+    assert draft.dtype == torch.bfloat16
+
+
+def read(config: dict[str, Any], **changes: Any) -> BlockDraftConfig:
+    found = recognise(config | changes, "")
+    assert found is not None
+    return found
+
+
+def test_a_tap_is_the_output_of_the_layer_named() -> None:
+    """In both formats layer 0's output is `hidden_states[1]`, and −1 the embedding; without a list they are spread."""
+    assert read(CONFIGS["z-lab"]).taps == (1, 3)
+    assert read(DSPARK, markov_head_type="rnn").taps == (0, 2)
+    spread = {"dflash_config": {"mask_token_id": MASK}, "num_target_layers": 36}
+    assert read(CONFIGS["z-lab"], **spread, num_hidden_layers=5, layer_types=None).taps == (2, 10, 18, 26, 34)
+    assert read(CONFIGS["z-lab"], **spread, num_hidden_layers=1, layer_types=None).taps == (19,)
+
+
+def test_a_block_predicts_one_token_less_where_its_first_position_does_not() -> None:
+    """z-lab's masks predict themselves; DeepSpec's positions predict the next one."""
+    assert read(CONFIGS["z-lab"]).predicts == BLOCK - 1
+    assert read(CONFIGS["dflash"]).predicts == BLOCK
+    nested = {**CONFIGS["z-lab"]["dflash_config"], "block_size": 16}
+    assert read(CONFIGS["z-lab"], dflash_config=nested).predicts == 15
+
+
+@pytest.mark.parametrize("config", [{}, {"model_type": "qwen3"}, {"architectures": ["Qwen3ForCausalLM"]}])
+def test_other_configurations_are_not_recognised(config: dict[str, Any]) -> None:
+    assert recognise(config, "") is None
+    assert recognise(CONFIGS["dflash"], "mtp") is None
+
+
+NESTED = CONFIGS["z-lab"]["dflash_config"]
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "gemma": ({"architectures": ["Gemma4DSparkModel"]}, "Gemma 4"),
+    "mask": ({"mask_token_id": None}, "mask_token_id is None"),
+    "mask too large": ({"mask_token_id": 40}, "mask_token_id is 40, not a whole number from 0 to 39"),
+    "block": ({"block_size": 0}, "block_size is 0"),
+    "taps": ({"target_layer_ids": "all"}, "target_layer_ids is 'all'"),
+    "last tap": ({"target_layer_ids": [0, 2]}, "target_layer_ids has the target's last layer"),
+    "head": (
+        {"markov_head_type": "lstm", "markov_rank": 4},
+        "markov_head_type is 'lstm'; supported: vanilla, gated, rnn",
+    ),
+    "rank": ({"markov_rank": -1}, "markov_rank is -1"),
+    "confidence": (
+        {"enable_confidence_head": True, "confidence_head_with_markov": True},
+        "confidence head reads the Markov head, and markov_rank is 0",
+    ),
+    "window": ({"layer_types": ["sliding_attention"] * 2}, "sliding attention"),
+    "size": ({"intermediate_size": None}, "config.json has no intermediate_size"),
+    "rope": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+    "layers": ({"model_type": "llama"}, "layers are of 'llama'; supported: qwen3"),
+    "nested": ({"architectures": [], "dflash_config": 3}, "dflash_config is 3, not an object"),
+    "projector": (
+        {"architectures": [], "dflash_config": {**NESTED, "projector_type": "domino"}},
+        "dflash_config has 'projector_type', which is not supported",
+    ),
+    "short": ({"architectures": [], "dflash_config": NESTED, "block_size": 1}, "block_size is 1"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_configuration_that_cannot_be_run_is_one_line(case: str, tmp_path: Path) -> None:
+    """With the value and the next command."""
+    changes, said = UNREADABLE[case]
+    source = str(save_draft(tmp_path, CONFIGS["dflash"] | changes, {"fc.weight": torch.zeros(1)}))
+    with pytest.raises(UserError) as error:
+        draft_config(source)
+    assert said in str(error.value)
+    assert "--checkpoint ROLE=PATH_OR_ID" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "width": ({"hidden_size": 64}, "it reads hidden states of width 64, and the target's is 32"),
+    "vocabulary": ({"vocab_size": 48}, "it has a vocabulary of 48, and the target's is 40"),
+    "taps": (
+        {"target_layer_ids": [0, 3], "num_target_layers": 9},
+        "it reads the output of layer 4, and the target has 3 layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_draft_of_another_target_is_refused(folder: Path, case: str, tmp_path: Path) -> None:
+    changes, said = MISFITS[case]
+    source = save_draft(tmp_path, CONFIGS["dflash"] | changes, random_tensors(CONFIGS["dflash"]))
+    with pytest.raises(UserError, match=said):
+        inspect_draft(str(source), inspect(str(folder / "target")))
+
+
+def test_a_draft_trained_for_other_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+    source = save_draft(tmp_path, CONFIGS["dflash"], random_tensors(CONFIGS["dflash"]))
+    for sha256, fits in ((weights_sha256(folder / "target"), True), ("0" * 64, False)):
+        (source / RECORD).write_text(json.dumps({"base_sha256": sha256}))
+        if fits:
+            found = inspect_draft(str(source), inspect(str(folder / "target")))
+            assert found is not None
+            assert found.mask_id == MASK
+        else:
+            with pytest.raises(UserError, match="was trained for a target with other weights"):
+                inspect_draft(str(source), inspect(str(folder / "target")))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"fc.weight": None}, r"lacks 1 weights of its configuration, such as 'fc.weight'"),
+        ({"markov_head.other": torch.zeros(2)}, r"has 1 weights that .* no place for, such as 'markov_head.other'"),
+        ({"norm.weight": torch.zeros(31)}, r"has norm.weight of shape \[31\], and its config.json says \[32\]"),
+        ({"lm_head.weight": torch.zeros(39, 32)}, r"has lm_head.weight of shape \[39, 32\], .* says \[40, 32\]"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_configuration_are_named(
+    target: Checkpoint, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    tensors = random_tensors(CONFIGS["dflash"]) | change
+    stored = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    source = save_draft(tmp_path, CONFIGS["dflash"], stored)
+    with pytest.raises(UserError, match=said + r"; give another with `--checkpoint ROLE=PATH_OR_ID`"):
+        load_draft(str(source), target)
+
+
+def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    source = save_draft(tmp_path, CONFIGS["dflash"], {"fc.weight": torch.zeros(1)})
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pickled weights only"):
+        inspect_draft(str(source), inspect(str(folder / "target")))

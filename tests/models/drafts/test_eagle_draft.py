@@ -1,0 +1,265 @@
+"""EAGLE-3 drafts on disk: what each format means, and which configurations and weights are refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle_cases import CUT, FORMATS, IDS, LAYER, SPECFORGE, Entry, Format, Pair, make_pair, stored, write_draft
+from safetensors.torch import save_file
+from small import VOCABULARY, save_small
+from torch import Tensor
+from transformers import LlamaConfig
+
+from mtbench.errors import UserError
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.drafts import loading
+from mtbench.models.drafts.eagle_draft import EagleConfig, recognise
+from mtbench.models.drafts.loading import draft_config, draft_without_weights, inspect_draft, load_draft
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import inspect, load, without_weights
+from mtbench.models.runner import Forwarded, ModelRunner
+
+TEXT = [5, 9, 1, 7, 2, 30, 4, 4]
+BARE = Format(SPECFORGE, (2, 1, 0), cut=False, heads=False)  # embedding and LM head are the target's
+MADE = {**FORMATS, "bare": BARE}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    return cache(lambda name: make_pair(tmp_path_factory.mktemp("pair"), MADE[name]))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_small(tmp_path_factory.mktemp("target"))
+
+
+@pytest.mark.parametrize("form", MADE)
+def test_logits_and_features_are_those_written_out(pairs: Callable[[str], Pair], form: str) -> None:
+    """Of final entries and of two steps on its own feature, in the target's vocabulary."""
+    pair = pairs(form)
+    runners = pair.runners()
+    runner = runners["eagle"]
+    assert isinstance(runner, DraftRunner)
+    ids, places = torch.tensor([TEXT]), torch.arange(len(TEXT))[None]
+    known = len(TEXT) - 1
+    with torch.inference_mode():
+        runners.target.reserve(1, 32, sorted(set(runner.taps)))
+        runner.reserve(1, 32)
+        runners.target.feed(ids, AttentionMetadata(places, places, places[:, -1] + 1, 16))
+        at = AttentionMetadata(places[:, :-1], places[:, :-1], places[:, -1], 16)
+        out = runner.step(ids[:, 1:], runner.read(places[:, :-1]), at, known)
+        final = pair.reference.entries(TEXT)
+        for i in range(known):
+            check(pair.reference.predict(final[: i + 1]), out, i)
+        own: list[Entry] = []
+        feature = pair.reference.predict(final)[1]
+        for step, token in enumerate((7, 12)):
+            place = torch.tensor([[known + step]])
+            at = AttentionMetadata(place, place, place[:, 0], 16)
+            assert out.feature is not None
+            out = runner.step(torch.tensor([[token]]), out.feature[:, -1:], at, 1, own=True)
+            own.append(Entry(feature, token, known + step))
+            feature = pair.reference.predict(final + own)[1]
+            check(pair.reference.predict(final + own), out)
+
+
+def check(want: tuple[Tensor, Tensor], out: Forwarded, index: int = 0) -> None:
+    assert out.feature is not None
+    logits, feature = out.logits[0, index], out.feature[0, index]
+    torch.testing.assert_close(logits, want[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(feature, want[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layers", "config", "taps"),
+    [
+        (32, SPECFORGE, (2, 16, 29)),
+        (36, FORMATS["speculators"].config | {IDS: None}, (2, 18, 33)),
+        (36, FORMATS["speculators"].config | {IDS: [2, 18, 33]}, (2, 18, 33)),
+        (36, SPECFORGE | {"eagle_config": {IDS: [1, 17, 32]}}, (2, 18, 33)),
+        (36, SPECFORGE | {IDS: [2, 18, 33]}, (2, 18, 33)),
+        (36, FORMATS["deepspec"].config | {"target_layer_ids": [1, 9, 17, 25, 33]}, (2, 10, 18, 26, 34)),
+    ],
+)
+def test_every_format_numbers_hidden_states_in_its_own_way(
+    layers: int, config: dict[str, Any], taps: tuple[int, ...]
+) -> None:
+    """As transformers numbers them: i is the input of layer i."""
+    made = recognise(config, "")
+    assert made is not None
+    assert made.for_target(text(layers)).taps == taps
+
+
+def text(layers: int) -> Any:
+    return LlamaConfig(num_hidden_layers=layers)
+
+
+def test_what_is_no_eagle_draft_is_left_to_others() -> None:
+    others: list[dict[str, Any]] = [
+        {},
+        {"architectures": ["LlamaForCausalLM"]},
+        {"architectures": []},
+        {"architectures": "x"},
+    ]
+    for config in others:
+        assert recognise(config, "") is None
+    assert recognise(SPECFORGE, "mtp") is None
+
+
+def test_of_a_draft_of_another_width_embedding_and_head_are_its_own() -> None:
+    config = recognise(SPECFORGE | {"target_hidden_size": 64, "draft_vocab_size": 26}, "")
+    assert isinstance(config, EagleConfig)
+    assert (config.width, config.vocabulary, config.draft_vocabulary) == (64, 40, 26)
+
+
+def test_parameters_of_a_forward_are_those_it_reads(pairs: Callable[[str], Pair]) -> None:
+    """The LM head, whosever it is; an embedding is looked up."""
+    for form, change in (("bare", VOCABULARY * 32), ("deepspec", -VOCABULARY * 32)):
+        stored_numbers = sum(t.numel() for t in stored(pairs(form).folder).values())
+        assert pairs(form).runners()["eagle"].model.num_parameters() == stored_numbers + change
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_sizes_of_a_draft_are_known_without_its_weights(pairs: Callable[[str], Pair], form: str) -> None:
+    pair = pairs(form)
+    draft = draft_without_weights(str(pair.folder), without_weights(pair.target.checkpoint.source))
+    assert draft is not None
+    assert draft.device.type == "meta"
+    shapes = {name: tensor.shape for name, tensor in draft.state_dict().items()}
+    loaded = pair.runners()["eagle"].model.state_dict()
+    assert {name: shapes[name] for name in loaded} == {name: tensor.shape for name, tensor in loaded.items()}
+
+
+def test_weights_of_a_whole_model_may_have_its_prefix(target: Path, tmp_path: Path) -> None:
+    """As NeMo stores them: `model.fc.weight`, `model.layers.0.…`."""
+    folder = write_draft(tmp_path, FORMATS["specforge"])
+    tensors = {name.replace("midlayer", "layers.0"): tensor for name, tensor in stored(folder).items()}
+    tensors = {name if "2" in name or name[:2] == "lm" else f"model.{name}": t for name, t in tensors.items()}
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(tensors, folder / "model.safetensors")
+    draft = load_draft(str(folder), loaded(target)).model
+    assert torch.equal(draft.fc.weight.double(), tensors["model.fc.weight"].float().double())
+
+
+def loaded(target: Path) -> Any:
+    return load(str(target))
+
+
+CONFIGURATIONS: list[tuple[dict[str, Any], str]] = [
+    (SPECFORGE | {"num_hidden_layers": 2}, "num_hidden_layers is 2, and drafts of one layer are supported"),
+    (SPECFORGE | {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type 'dynamic' is not supported"),
+    (SPECFORGE | {"architectures": ["Gemma4Eagle3Model"]}, "architecture 'Gemma4Eagle3Model' is not supported; Llama"),
+    (SPECFORGE | {"eagle_config": 3}, "eagle_config is not an object"),
+    (SPECFORGE | {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+    (SPECFORGE | {"eagle_config": {IDS: [1, -1]}}, r"the layers \[1, -1\] are no list of layer numbers"),
+    (SPECFORGE | {"eagle_config": {IDS: []}}, r"the layers \[\] are no list of layer numbers"),
+    (SPECFORGE | {"draft_vocab_size": 0}, "vocab_size is 0, not a whole number from 1"),
+    (SPECFORGE | {"norm_output": "no"}, "norm_output is 'no', not true or false"),
+    (SPECFORGE | {"fc_norm": True, "norm_before_fc": True}, "fc_norm and norm_before_fc are both true"),
+    (SPECFORGE | {"num_attention_heads": 5, "head_dim": None}, "5 heads do not divide hidden_size 32"),
+    ({"speculators_model_type": "eagle3"}, "transformer_layer_config is not an object"),
+    (
+        {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER | {"model_type": "gpt2"}},
+        "a layer of type 'gpt2' is not supported; llama, qwen3 are",
+    ),
+    (
+        {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER | {"hidden_size": 1 << 40}},
+        "hidden_size is 1099511627776, not a whole number",
+    ),
+    ({k: v for k, v in FORMATS["deepspec"].config.items() if k != "target_layer_ids"}, "target_layer_ids is missing"),
+]
+
+
+@pytest.mark.parametrize(("config", "said"), CONFIGURATIONS, ids=[said for _, said in CONFIGURATIONS])
+def test_a_configuration_that_cannot_be_run_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """By one line that names the value and what to do."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused(said, draft_config, str(tmp_path))
+
+
+def refused(said: str, act: Callable[..., Any], *arguments: Any) -> None:
+    loading._draft_config.cache_clear()
+    with pytest.raises(UserError, match=said) as caught:
+        act(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "--checkpoint ROLE=PATH_OR_ID" in message
+
+
+MISFITS: list[tuple[dict[str, Any], str]] = [
+    ({"target_hidden_size": 64}, "reads hidden states of width 64, and the target's is 32"),
+    ({"vocab_size": 41}, "has a vocabulary of 41, and the target's is 40"),
+    ({"eagle_config": {IDS: [0, 1, 2]}}, "reads the inputs of layers 1, 2, 3, and the target has 3"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), MISFITS, ids=[said for _, said in MISFITS])
+def test_a_draft_of_another_target_is_refused(change: dict[str, Any], said: str, target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, replace(FORMATS["specforge"], config=FORMATS["specforge"].config | change))
+    refused(said, inspect_draft, str(folder), inspect(str(target)))
+
+
+def test_a_draft_trained_for_other_weights_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, FORMATS["specforge"])
+    record = {"base_sha256": "0" * 64, "options": {}}
+    (folder / "mtbench_training.json").write_text(json.dumps(record))
+    refused("was trained for a target with other weights", inspect_draft, str(folder), inspect(str(target)))
+
+
+def test_pickled_weights_are_refused(target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, FORMATS["specforge"])
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(r"pickled weights only \(pytorch_model.bin\)", inspect_draft, str(folder), inspect(str(target)))
+
+
+Change = Callable[[dict[str, Tensor]], Any]
+WEIGHTS: list[tuple[str, Change, str]] = [
+    ("specforge", lambda t: t.pop("fc.weight"), "1 tensors are missing, such as 'fc.weight'"),
+    ("specforge", lambda t: t.pop("d2t"), "1 tensors are missing, such as 'd2t'"),
+    ("specforge", lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing, and the target's cannot take"),
+    ("specforge", lambda t: t.update(more=torch.ones(1)), "1 tensors are of no use, such as 'more'"),
+    (
+        "specforge",
+        lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}),
+        "1 tensors are of no use, such as 'fc_norm.0.weight'",
+    ),
+    (
+        "specforge",
+        lambda t: t.update({"fc.weight": torch.ones(32, 160)}),
+        r"fc.weight has the shape \[32, 160\], and its configuration says \[32, 96\]",
+    ),
+    ("specforge", lambda t: t.update(d2t=torch.tensor([1] + [0] * 25)), "d2t gives two ids the same token"),
+    ("specforge", lambda t: t.update(d2t=torch.full((26,), 20)), "d2t names the token 45, and there are 40"),
+    ("specforge", lambda t: t.update(d2t=torch.zeros(3, 3).long()), "d2t gives two ids the same token|has the shape"),
+    ("speculators", lambda t: t.pop("input_norm.weight"), "1 tensors are missing, such as 'input_norm.weight'"),
+    (
+        "deepspec",
+        lambda t: t.update({"lm_head.weight": torch.ones(len(CUT), 32)}),
+        r"lm_head.weight has the shape \[26, 32\], and its configuration says \[40, 32\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "change", "said"), WEIGHTS, ids=[said for *_, said in WEIGHTS])
+def test_other_weights_than_the_configuration_says_are_refused(
+    form: str, change: Change, said: str, target: Path, tmp_path: Path
+) -> None:
+    folder = write_draft(tmp_path, FORMATS[form])
+    tensors = stored(folder)
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    refused(said, load_draft, str(folder), loaded(target))
+
+
+def test_a_draft_runs_in_the_type_of_its_target(target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, FORMATS["specforge"])
+    runner = ModelRunner(loaded(target))
+    draft = load_draft(str(folder), runner.checkpoint).model
+    assert {p.dtype for p in draft.parameters()} == {torch.float32}
+    assert not any(p.requires_grad for p in draft.parameters())

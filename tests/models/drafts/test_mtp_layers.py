@@ -1,0 +1,428 @@
+"""Layers for multi-token prediction: how each family stores them, what is refused, and how a plan names them."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import PROMPTS, requests_for
+from mtp_checkpoints import (
+    DENSE,
+    FAMILIES,
+    LAYERS,
+    SERVED,
+    Headed,
+    change_config,
+    change_weights,
+    eager_experts,
+    save_headed,
+)
+from small import save_small, small_tokenizer
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from mtbench.errors import UserError
+from mtbench.hardware import probe
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.drafts.loading import load_draft
+from mtbench.models.drafts.mtp import LAYOUTS, MtpConfig, MtpLayer, recognise
+from mtbench.models.families import locate, split_part
+from mtbench.models.kv_cache import KVCache
+from mtbench.models.loading import Calls, Checkpoint, load
+from mtbench.runs import time_estimate
+from mtbench.runs.bundle import open_bundle, write_bundle
+from mtbench.runs.model_pool import ModelPool
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan_checks import refuse_faulty
+from mtbench.runs.planner import make_plan
+
+PART = "#mtp"
+TEXTS = [[5, 9, 1, 7, 2, 30, 2, 2], [3, 3, 8, 1, 0]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Headed]:
+    """A checkpoint of a family, made once."""
+    known: dict[str, Headed] = {}
+
+    def headed(family: str) -> Headed:
+        if family not in known:
+            known[family] = save_headed(tmp_path_factory.mktemp(family) / "X", family)
+        return known[family]
+
+    return headed
+
+
+@pytest.fixture
+def mimo(made: Callable[[str], Headed], tmp_path: Path) -> Path:
+    """A checkpoint's folder to change."""
+    return shutil.copytree(made("mimo").folder, tmp_path / "X")
+
+
+def plan(folder: Path, method: str = "mtp", **how: Any) -> Plan:
+    request: dict[str, Any] = {"model": str(folder), "suite": ["synthetic"], "limit": 2, "dtype": "float64"}
+    return make_plan(RunRequest(method=["ar", method], device="cpu", max_new_tokens=8, **(request | how)))
+
+
+def of(model: Any, folder: Path) -> Checkpoint:
+    """A checkpoint of a model that has not been loaded for decoding."""
+    none = torch.zeros(0, dtype=torch.long)
+    return Checkpoint(str(folder), model, small_tokenizer(), (), None, none, 40, 256, Calls(model.device))
+
+
+# --- What is read -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def chain(draft: MtpLayer, headed: Headed, ahead: int) -> Tensor:
+    """Logits (R, ahead, V) of the tokens after the texts: entries fed in two pieces, then its own output."""
+    rows, longest = len(TEXTS), max(map(len, TEXTS))
+    tokens = torch.tensor([text + [0] * (longest - len(text)) for text in TEXTS])
+    known = torch.tensor([len(text) for text in TEXTS])
+    features = torch.zeros(rows, longest, 32).double()
+    for row, text in enumerate(TEXTS):
+        features[row, : len(text)] = headed.features(text)
+    cache, judged = KVCache(), []
+    cache.shape(rows, 16)
+
+    def feed(ids: Tensor, feature: Tensor, slots: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+        metadata = AttentionMetadata(slots, slots, known - 1, 16)
+        cache.set_batch(metadata)
+        out: tuple[Tensor, Tensor] = draft(ids, feature, metadata, cache, 1, own)
+        return out
+
+    for begin, end in ((0, 3), (3, longest - 1)):
+        slots = (known[:, None] - longest + torch.arange(begin, end)).clamp(min=0)
+        read = features.gather(1, slots[..., None].expand(-1, -1, 32))
+        logits, feature = feed(tokens.gather(1, slots + 1), read, slots, False)
+    for step in range(ahead):
+        judged.append(logits)
+        logits, feature = feed(logits.argmax(-1), feature, known[:, None] - 1 + step, True)
+    return torch.cat(judged, 1)
+
+
+def module(headed: Headed) -> MtpLayer:
+    model = AutoModelForCausalLM.from_pretrained(headed.folder, dtype=torch.float64)
+    if headed.family not in DENSE:
+        eager_experts(model)
+    draft = load_draft(f"{headed.folder}{PART}", of(model, headed.folder)).model
+    assert isinstance(draft, MtpLayer)
+    return draft
+
+
+def agrees(headed: Headed, draft: MtpLayer) -> bool:
+    none = torch.zeros(0, dtype=torch.long)
+    want = torch.stack([headed.drafts(text, 3, none) for text in TEXTS])
+    return torch.allclose(chain(draft, headed, 3), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5", "glm", "deepseek"])
+def test_ragged_rows_of_features_give_the_logits_of_plain_torch(made: Callable[[str], Headed], family: str) -> None:
+    """Also where the target cannot be decoded, for its recurrent layers."""
+    assert agrees(made(family), module(made(family)))
+
+
+def test_the_reference_is_a_block_as_in_qwen2(made: Callable[[str], Headed]) -> None:
+    """Its attention, rotary embedding and MLP written out: the other tests take transformers' layers."""
+    headed = made("mimo")
+    w: dict[str, Tensor] = {
+        name: tensor.detach() for name, tensor in headed.longer.model.layers[LAYERS].state_dict().items()
+    }
+    torch.manual_seed(1)
+    x = torch.randn(6, 32).double()
+
+    def norm(h: Tensor, name: str) -> Any:
+        return h / (h.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{name}.weight"]
+
+    def heads(h: Tensor, name: str) -> Any:
+        made = h @ w[f"self_attn.{name}_proj.weight"].T + w[f"self_attn.{name}_proj.bias"]
+        return made.view(6, -1, 8).transpose(0, 1)
+
+    def rotated(h: Tensor) -> Tensor:
+        angle = torch.arange(6)[:, None] * 10000.0 ** (-torch.arange(4) / 4)
+        first, second = h.chunk(2, -1)
+        turned = (first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin())
+        return torch.cat(turned, -1)
+
+    h = norm(x, "input_layernorm")
+    query, key, value = rotated(heads(h, "q")), rotated(heads(h, "k")), heads(h, "v")
+    key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
+    scores = (query @ key.mT / 8**0.5).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+    seen = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
+    h = x + seen @ w["self_attn.o_proj.weight"].T
+    read = norm(h, "post_attention_layernorm")
+    gate, up = (read @ w[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    want = h + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+    with torch.no_grad():
+        assert torch.allclose(headed.block(x), want, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_the_first_embedding_of_qwens_is_read(
+    made: Callable[[str], Headed], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, read = module(made(family)), MtpLayer.embedded
+    monkeypatch.setattr(
+        MtpLayer, "embedded", lambda self, ids, at: read(self, ids, at).masked_fill((at == 0)[..., None], 0)
+    )
+    assert not agrees(made(family), draft)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_another_order_is_found_in_qwens(
+    made: Callable[[str], Headed], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = module(made(family))
+    monkeypatch.setattr(MtpLayer, "joined", lambda _, token, feature: torch.cat((feature, token), -1))
+    assert not agrees(made(family), draft)
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_of_several_layers_the_first_is_read(made: Callable[[str], Headed], family: str, tmp_path: Path) -> None:
+    """As in vLLM and SGLang, which repeat it."""
+    published = FAMILIES[family]
+    folder = shutil.copytree(made(family).folder, tmp_path / "X")
+    number = published.block.rstrip(".").rpartition(".")[2]
+    second = published.block.replace(f"{number}.", f"{int(number) + 1}.")
+    change_weights(
+        folder,
+        lambda tensors: tensors.update(
+            {
+                second + k.removeprefix(published.block): v * 2
+                for k, v in tensors.items()
+                if k.startswith(published.block)
+            }
+        ),
+    )
+    change_config(folder, num_nextn_predict_layers=2)
+    one, two = (
+        load_draft(f"{f}{PART}", of(made(family).plain(), f)).model.state_dict() for f in (made(family).folder, folder)
+    )
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("family", ["glm", "deepseek"])
+def test_a_copy_of_the_targets_head_is_dropped_and_another_head_is_used(
+    made: Callable[[str], Headed], family: str, tmp_path: Path
+) -> None:
+    target = made(family).target()
+    draft = load_draft(f"{made(family).folder}{PART}", target).model
+    assert draft.get_output_embeddings() is target.model.get_output_embeddings()
+    assert draft.get_input_embeddings() is target.model.get_input_embeddings()
+    folder = shutil.copytree(made(family).folder, tmp_path / "X")
+    name = f"model.layers.{LAYERS}.shared_head.head.weight"
+    change_weights(folder, lambda tensors: tensors.update({name: tensors[name] * 2}))
+    other = load_draft(f"{folder}{PART}", target).model
+    assert torch.equal(other.get_output_embeddings().weight, target.model.get_output_embeddings().weight * 2)
+
+
+def test_a_routers_bias_stays_in_float32(made: Callable[[str], Headed]) -> None:
+    """As transformers keeps the target's: rounded, it would choose other experts."""
+    target = load(str(made("deepseek").folder), dtype=torch.bfloat16)
+    draft = load_draft(f"{made('deepseek').folder}{PART}", target).model
+    gate = draft.block.mlp.gate
+    assert (gate.e_score_correction_bias.dtype, gate.weight.dtype) == (torch.float32, torch.bfloat16)
+    want = made("deepseek").longer.model.layers[LAYERS].mlp.gate.e_score_correction_bias
+    assert torch.equal(gate.e_score_correction_bias, want.float())
+
+
+@pytest.mark.parametrize(
+    ("model", "stored", "ours"),
+    [
+        ("deepseek_v3", "model.layers.61.eh_proj.weight", "join.weight"),
+        ("deepseek_v3", "model.layers.61.self_attn.o_proj.weight", "block.self_attn.o_proj.weight"),
+        ("deepseek_v3", "model.layers.61.shared_head.norm.weight", "last_norm.weight"),
+        ("deepseek_v3", "model.layers.61.shared_head.head.weight", "lm_head.weight"),
+        ("deepseek_v3", "model.layers.60.self_attn.o_proj.weight", None),
+        ("deepseek_v3", "model.layers.6.self_attn.o_proj.weight", None),
+        ("deepseek_v3", "model.layers.62.enorm.weight", None),
+        ("deepseek_v3", "model.layers.61.self_attn.rotary_emb.inv_freq", None),
+        ("mimo", "model.mtp_layers.0.token_layernorm.weight", "token_norm.weight"),
+        ("mimo", "model.mtp_layers.0.input_layernorm.weight", "block.input_layernorm.weight"),
+        ("mimo", "model.mtp_layers.1.input_proj.weight", None),
+        ("qwen3_next", "mtp.norm.weight", "last_norm.weight"),
+        ("qwen3_next", "mtp.layers.0.mlp.gate.weight", "block.mlp.gate.weight"),
+        ("qwen3_next", "mtp.layers.1.mlp.gate.weight", None),
+        ("qwen3_next", "mtp.other.weight", "other.weight"),  # superfluous: refused when it is loaded
+        ("qwen3_next", "lm_head.weight", None),
+    ],
+)
+def test_tensors_have_the_published_names(model: str, stored: str, ours: str | None) -> None:
+    raw = {"model_type": model, "hidden_size": 64, "vocab_size": 40, "num_hidden_layers": 61}
+    config = recognise(raw | {LAYOUTS[model].counted_by: 1}, "mtp")
+    assert isinstance(config, MtpConfig)
+    assert config.taps == (61,)
+    assert config.rename(stored) == ours
+
+
+# --- How a plan names it ------------------------------------------------------------------------------------------
+
+
+def test_an_arm_reads_the_layers_of_its_own_target(made: Callable[[str], Headed]) -> None:
+    """Whatever role the target has; the cell says where they lie, and a plan that says otherwise is refused."""
+    paths = {role: str(made(family).folder) for role, family in (("ar", "glm"), ("other", "mimo"))}
+    planned = plan(
+        Path(paths["ar"]), "mtp:on=other|ar", model=None, family="tiny", checkpoint=paths, suite=["synthetic"]
+    )
+    found = {cell.on: cell for cell in planned.cells if cell.method == "mtp"}
+    for role, path in paths.items():
+        assert found[role].checkpoints == {role: path, PART: path + PART}
+    assert found["ar"].arm == "mtp@ar/graph"
+    refuse_faulty(planned)
+    cell = found["ar"]
+    for wrong in ({"ar": paths["ar"], PART: paths["other"] + PART}, {"ar": paths["ar"]}):
+        cells = [cell.changed(checkpoints=wrong) if c == cell else c for c in planned.cells]
+        with pytest.raises(UserError, match=r"cells\[\d\]\.checkpoints.*#mtp"):
+            refuse_faulty(planned.changed(cells=cells))
+
+
+def test_a_role_and_a_part_of_it_can_be_named(made: Callable[[str], Headed]) -> None:
+    """`draft=ROLE#mtp`, or a role of its own whose checkpoint is `PATH#mtp`."""
+    path = str(made("mimo").folder)
+    for method, named in (("mtp:draft=ar#mtp", {}), ("mtp:draft=head", {"head": path + PART})):
+        planned = plan(Path(path), method, model=None, family="tiny", checkpoint={"ar": path, **named})
+        assert [*planned.cells[-1].checkpoints.values()] == [path, path + PART]
+
+
+def test_a_whole_cell_runs_and_is_described(made: Callable[[str], Headed]) -> None:
+    """Loaded, decoded, described and counted by its name in the plan."""
+    planned, path = plan(made("mimo").folder, "mtp:ahead=2"), str(made("mimo").folder)
+    pool = ModelPool(planned.request)
+    pool.load(planned.cells)
+    want, got = (pool.decode(cell, requests_for(PROMPTS, 8))[0] for cell in planned.cells[:2])
+    assert [g.token_ids for g in got] == [g.token_ids for g in want]
+    assert pool.describe()["layers"][path + PART] == "mtbench's, multi-token prediction as in MiMo"
+    shapes = probe.described(None, None, pool.checkpoints)["shapes"]
+    assert shapes[path + PART]["layers"] == 1
+    assert shapes[path + PART]["body"] < shapes[path]["body"]
+    counted = time_estimate._shapes(planned)
+    assert counted[path + PART].body == shapes[path + PART]["body"]
+
+
+def test_a_bundle_holds_a_checkpoint_and_names_its_part(
+    mimo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    family = make_family({"ar": str(mimo), "head": f"{mimo}{PART}"})
+    write_bundle(tmp_path / "b.tar", {}, family, ["ar", "head"], offline=True)
+    found = open_bundle(tmp_path / "b.tar").checkpoints
+    assert found["head"] == found["ar"] + PART
+    assert plan(mimo, "mtp:draft=head", model=None, family="tiny", checkpoint=dict(found))
+
+
+def make_family(roles: dict[str, str]) -> Any:
+    from mtbench.models.families import family
+
+    return family("tiny", checkpoints=roles)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("/data/model#mtp", ("/data/model", "mtp")),
+        ("owner/name#mtp", ("owner/name", "mtp")),
+        ("/data/run#2", ("/data/run#2", "")),
+        ("/data#1/model", ("/data#1/model", "")),
+        ("/data#1/model#mtp", ("/data#1/model", "mtp")),
+        ("#mtp", ("#mtp", "")),
+    ],
+)
+def test_a_part_is_a_word_after_the_last_sign(source: str, parts: tuple[str, str]) -> None:
+    assert split_part(source) == parts
+    assert locate(source) == parts[0]
+
+
+# --- What is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_nextn_predict_layers": None}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
+        ({"num_nextn_predict_layers": 0}, r"num_nextn_predict_layers is 0, so it has no layers .*--checkpoint"),
+        ({"num_nextn_predict_layers": "one"}, r"num_nextn_predict_layers is 'one', so"),
+        ({"model_type": "qwen2"}, r"/X' has no draft layers of a known format for 'mtp' \(qwen2\); name a draft with"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized"),
+        ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, r"cannot undo a rejected token"),
+    ],
+)
+def test_a_target_without_layers_is_refused_by_name(mimo: Path, changes: dict[str, Any], said: str) -> None:
+    change_config(mimo, **changes)
+    with pytest.raises(UserError, match=said) as error:
+        plan(mimo)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_a_target_with_recurrent_layers_is_refused(made: Callable[[str], Headed], family: str) -> None:
+    with pytest.raises(UserError, match="linear_attention, which cannot undo a rejected token"):
+        plan(made(family).folder)
+
+
+def test_weights_that_were_left_out_are_missed_at_planning(mimo: Path) -> None:
+    """Many copies of a checkpoint lack the tensors that its config.json announces."""
+
+    def strip(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "mtp_layers" in name]:
+            del tensors[name]
+
+    change_weights(mimo, strip)
+    with pytest.raises(UserError, match=r"/X' has no weights of its part 'mtp' .*MiMo.*--checkpoint"):
+        plan(mimo)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("model.mtp_layers.0.input_proj.weight"), r"lacks 1 weights .*'join.weight'"),
+        (lambda t: t.update({"model.mtp_layers.0.more.weight": torch.ones(2)}), r"has 1 weights .*'block.more.weight'"),
+        (
+            lambda t: t.update({"model.mtp_layers.0.input_proj.weight": torch.ones(32, 32)}),
+            r"join.weight of shape \[32, 32\].*\[32, 64\]",
+        ),
+    ],
+)
+def test_other_weights_are_refused_in_one_line(
+    mimo: Path, change: Callable[[dict[str, Tensor]], Any], said: str
+) -> None:
+    change_weights(mimo, change)
+    with pytest.raises(UserError, match=said + ".*--checkpoint") as error:
+        load_draft(f"{mimo}{PART}", load(str(mimo), dtype=torch.float64))
+    assert "\n" not in str(error.value)
+
+
+def test_layers_of_another_model_must_fit(made: Callable[[str], Headed], tmp_path: Path) -> None:
+    """The same width, vocabulary and depth."""
+    path = save_small(tmp_path / "small")
+    other = shutil.copytree(made("mimo").folder, tmp_path / "X")
+    for name, value, said in (
+        ("hidden_size", 64, "reads hidden states of width 64, and the target's is 32"),
+        ("vocab_size", 50, "has a vocabulary of 50, and the target's is 40"),
+        ("num_hidden_layers", 7, "reads the output of layer 7, and the target has 3 layers"),
+    ):
+        changed = shutil.copytree(other, tmp_path / name)
+        change_config(changed, **{name: value, "layer_types": None})
+        with pytest.raises(UserError, match=said):
+            plan(
+                path,
+                "mtp:draft=head",
+                model=None,
+                family="tiny",
+                checkpoint={"ar": str(path), "head": f"{changed}{PART}"},
+            )
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "said"),
+    [
+        ("mtp:draft=draft", {"model": None, "family": "tiny"}, r"'draft' is a whole model .*token by token"),
+        ("mtp", {"model": None, "weights": "random:qwen2.5-0.5b"}, r"'random:qwen2.5-0.5b' are random weights.*#mtp"),
+        ("mtp", {"model": None, "family": "tiny"}, r"no draft layers of a known format for 'mtp' \(qwen2\)"),
+    ],
+)
+def test_what_is_no_such_draft_is_refused(mimo: Path, method: str, how: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        plan(mimo, method, **how)

@@ -1,0 +1,247 @@
+"""Small checkpoints with a layer for multi-token prediction, as published, and what that layer says by plain torch.
+
+A model of one layer more than the target has makes the layer's block: transformers itself names its tensors, and its
+own eager attention over the whole sequence is the reference.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from small import small_config, small_tokenizer
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
+
+from mtbench.decoding.method import ModelRunners
+from mtbench.models.drafts.loading import load_draft
+from mtbench.models.drafts.mtp import NAME
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import Checkpoint, load
+from mtbench.models.runner import ModelRunner
+
+LAYERS = 3
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROUTED = EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+RECURRENT = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+RECURRENT |= {f"linear_{kind}_head_dim": 8 for kind in ("key", "value")} | {"head_dim": 16}
+
+
+@dataclass(frozen=True)
+class Published:
+    """How a family publishes its layer."""
+
+    config: type[PretrainedConfig]
+    changes: dict[str, Any]
+    stem: str  # of its tensors, and of those of its block
+    block: str
+    names: tuple[str, str, str, str]  # norms of token and feature, projection, last norm
+    token_first: bool = True
+    blank_start: bool = True
+    copies: tuple[str, ...] = ()  # tensors of the target that are stored again
+
+
+APPENDED = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+COPIED = ("embed_tokens", "shared_head.head")
+AT_END = f"model.layers.{LAYERS}."
+QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+FAMILIES = {
+    "mimo": Published(
+        Qwen2Config,
+        {},
+        *("model.mtp_layers.0.", "model.mtp_layers.0."),
+        ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
+        token_first=False,
+    ),
+    "glm": Published(
+        Glm4MoeConfig,
+        {**ROUTED, "head_dim": 8, "first_k_dense_replace": 1},
+        *(AT_END, AT_END, APPENDED),
+        copies=COPIED,
+    ),
+    "deepseek": Published(
+        DeepseekV3Config,
+        {**ROUTED, **LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 2},
+        *(AT_END, AT_END, APPENDED),
+        copies=COPIED,
+    ),
+    "qwen3-next": Published(
+        Qwen3NextConfig,
+        {**EXPERTS, **RECURRENT, "num_experts": 4, "shared_expert_intermediate_size": 16},
+        *("mtp.", "mtp.layers.0.", QWEN),
+        blank_start=False,
+    ),
+    "qwen3.5": Published(
+        Qwen3_5TextConfig,
+        {**RECURRENT, "mtp_num_hidden_layers": 1},
+        *("mtp.", "mtp.layers.0.", QWEN),
+        blank_start=False,
+    ),
+}
+DENSE = ("mimo", "qwen3.5")
+SERVED = ("mimo", "glm", "deepseek")  # the others have recurrent layers
+
+
+def config_of(family: str, layers: int) -> PretrainedConfig:
+    published = FAMILIES[family]
+    changes = {"num_hidden_layers": layers, "max_position_embeddings": 1024, **published.changes}
+    if family.startswith("qwen"):
+        changes["layer_types"] = ["linear_attention"] * LAYERS + ["full_attention"] * (layers - LAYERS)
+    # A tied head likes the token it has just read, so random targets and drafts often agree.
+    return small_config(published.config, tie_word_embeddings=True, **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class Headed:
+    """A checkpoint on disk, the model of one layer more, and the layer's other tensors by our names."""
+
+    family: str
+    folder: Path
+    longer: Any
+    head: dict[str, Tensor]
+    published: Published
+
+    def target(self) -> Checkpoint:
+        checkpoint = load(str(self.folder), dtype=torch.float64)
+        if self.family not in DENSE:
+            eager_experts(checkpoint.model)
+        return checkpoint
+
+    def plain(self) -> Any:
+        """The target as transformers loads it."""
+        how = {"dtype": torch.float64, "attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(self.folder, config=config_of(self.family, LAYERS), **how)
+        return model if self.family in DENSE else eager_experts(model)
+
+    def runners(self) -> ModelRunners:
+        """The target and its layer."""
+        target = ModelRunner(self.target())
+        draft = DraftRunner(load_draft(f"{self.folder}#{NAME}", target.checkpoint), target)
+        return ModelRunners("ar", {"ar": target, f"#{NAME}": draft})
+
+    @cached_property
+    def features(self) -> Callable[[list[int]], Tensor]:
+        """The target's last hidden states, (L, C): what its LM head reads."""
+        model = self.plain()
+        found: dict[tuple[int, ...], Tensor] = {}
+
+        @torch.no_grad()
+        def features(ids: list[int]) -> Tensor:
+            if tuple(ids) not in found:
+                out = model(torch.tensor([ids]), use_cache=False, output_hidden_states=True)
+                found[tuple(ids)] = out.hidden_states[-1][0]
+            return found[tuple(ids)]
+
+        return features
+
+    @torch.no_grad()
+    def drafts(self, text: list[int], ahead: int, suppressed: Tensor, chosen: list[int] | None = None) -> Tensor:
+        """Logits (ahead, V) of the tokens after `text`, everything recomputed for each; greedy unless `chosen`."""
+        table = self.longer.get_input_embeddings().weight
+        read, said = [*self.features(text)[:-1]], text[1:]
+        judged = []
+        for _ in range(ahead):
+            token = table[torch.tensor(said)].clone()
+            if self.published.blank_start:
+                token[0] = 0
+            token, feature = self.normed(token, "token_norm"), self.normed(torch.stack(read), "feature_norm")
+            pair = (token, feature) if self.published.token_first else (feature, token)
+            hidden = self.normed(self.block(torch.cat(pair, 1) @ self.head["join"].T), "last_norm")
+            judged.append((hidden[-1] @ table.T).index_fill(0, suppressed, float("-inf")))
+            read.append(hidden[-1])
+            said = [*said, int(judged[-1].argmax()) if chosen is None else chosen[len(judged) - 1]]
+        return torch.stack(judged)
+
+    def normed(self, x: Tensor, name: str) -> Tensor:
+        """RMSNorm; Qwen's newer ones store the scale less one."""
+        scale = self.head[name] + self.family.startswith("qwen")
+        out: Tensor = x * (x.square().mean(-1, keepdim=True) + self.longer.config.rms_norm_eps).rsqrt() * scale
+        return out
+
+    def block(self, x: Tensor) -> Tensor:
+        """The decoder layer over a whole sequence (L, C)."""
+        base = self.longer.base_model
+        places = torch.arange(len(x))[None]
+        mask = torch.full((len(x), len(x)), float("-inf"), dtype=x.dtype).triu(1)[None, None]
+        rotary = base.rotary_emb(x[None], places)
+        out: Tensor = base.layers[LAYERS](
+            x[None], attention_mask=mask, position_ids=places, position_embeddings=rotary
+        )[0]
+        return out
+
+
+def eager_experts(model: Any) -> Any:
+    """A mixture of experts that computes in float64, as transformers' faster ones do not."""
+    model.set_experts_implementation("eager")
+    return model
+
+
+def save_headed(folder: Path, family: str, seed: int = 0) -> Headed:
+    """A random checkpoint with a layer that often says what the target says."""
+    published = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config_of(family, LAYERS + 1), attn_implementation="eager").double()
+    if family not in DENSE:
+        eager_experts(model)
+    width = model.config.hidden_size
+    head = {name: 0.3 * torch.randn(width).double() for name in ("token_norm", "feature_norm", "last_norm")}
+    if not family.startswith("qwen"):
+        head = {name: weight + 1 for name, weight in head.items()}
+    token, feature = torch.eye(width).double() * 2, torch.randn(width, width).double() * 0.2
+    head["join"] = torch.cat((token, feature) if published.token_first else (feature, token), 1)
+    with torch.no_grad():
+        # A norm of what was normed changes nothing, unless it has a scale.
+        model.base_model.norm.weight.add_(0.5 * torch.randn(width))
+        for name, tensor in model.base_model.layers[LAYERS].state_dict().items():
+            noise = torch.randn_like(tensor)
+            if "norm" in name or name.endswith("bias"):
+                tensor.add_(0.3 * noise)
+            elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+                tensor.copy_(0.1 * noise)
+    model.save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    _rewrite(folder, family, head)
+    return Headed(family, folder, model.eval(), head, published)
+
+
+def _rewrite(folder: Path, family: str, head: dict[str, Tensor]) -> None:
+    """Make the last layer the one for multi-token prediction."""
+    published, stored = FAMILIES[family], load_file(folder / "model.safetensors")
+    tensors = {
+        f"{published.block}{name.removeprefix(AT_END)}" if name.startswith(AT_END) else name: tensor
+        for name, tensor in stored.items()
+    }
+    ours = ("token_norm", "feature_norm", "join", "last_norm")
+    tensors |= {f"{published.stem}{name}.weight": head[our] for name, our in zip(published.names, ours, strict=True)}
+    tensors |= {
+        f"{published.stem}{name}.weight": stored["model.embed_tokens.weight"].clone() for name in published.copies
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config_of(family, LAYERS).save_pretrained(folder)
+    if family == "mimo":
+        change_config(folder, model_type="mimo", architectures=["MiMoForCausalLM"], num_nextn_predict_layers=1)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change entries of config.json; None removes one."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
