@@ -22,7 +22,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
-from mtbench.models.families import Family
+from mtbench.models.families import PART, Family
 from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
@@ -182,13 +182,13 @@ def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
     missing = {}
     for spec in specs:
         arm = arm_of(spec, request.engine)
-        absent = [role for role in map(_role, arm.roles) if role not in family.roles]
+        absent = [role for role in arm.roles if role.partition(PART)[0] not in ("", *family.roles)]
         if absent:
             missing[spec] = _how_to_get(family, absent[0])
             continue
-        target = family.checkpoint(arm.on)
-        for role in arm.roles:
-            key = family.checkpoint(role), target, METHODS[arm.method].needs_mask and role == arm.on
+        target, *drafts = family.checkpoints(arm.roles).values()
+        for source in (target, *drafts):
+            key = source, target, METHODS[arm.method].needs_mask and source == target
             if key not in unfit:
                 unfit[key] = _unfit(*key, offline=request.offline)
             if (why := unfit[key]) is not None:
@@ -205,19 +205,11 @@ def _how_to_get(family: Family, role: str) -> str:
     return text
 
 
-def _role(role: str) -> str:
-    """Return the role of the checkpoint that holds `ROLE` or `ROLE#PART`."""
-    return families.split_part(role)[0]
-
-
 def _unfit(source: str, target: str, needs_mask: bool, *, offline: bool) -> str | None:
-    """Return why a checkpoint cannot be used beside a target, or as the target itself; None if it can."""
+    """Return why a checkpoint, a target or a draft for it, cannot be used; None if it can."""
     try:
-        if source != target:
-            decoding = inspect(target, offline=offline, needs_mask=False)
-            if inspect_draft(source, decoding, offline=offline) is not None:
-                return None
-        inspect(source, offline=offline, needs_mask=needs_mask)
+        if source == target or inspect_draft(source, inspect(target, offline=offline), offline=offline) is None:
+            inspect(source, offline=offline, needs_mask=needs_mask)
     except UserError as error:
         return str(error)
     return None
@@ -234,8 +226,8 @@ def not_released(table: Published) -> list[str]:
         role: None
         for family, given in table.families.items()
         for spec in specs_of([row for row in table.rows if row.family == family])
-        for role in map(_role, arm_of(spec, EAGER).roles)
-        if role not in given and role not in families.FAMILIES[family].roles
+        for role in arm_of(spec, EAGER).roles
+        if role.partition(PART)[0] not in ("", *given, *families.FAMILIES[family].roles)
     }
     return list(roles)
 

@@ -314,7 +314,7 @@ def test_drafts_behind_the_first_unsure_one_are_missing(cases: dict[str, Case], 
 
 @pytest.mark.parametrize("shortened", [False, True])
 def test_rejection_sampling_has_the_distribution_of_the_target(cases: dict[str, Case], shortened: bool) -> None:
-    """The second token, over many seeds; also where the first draft is sure and the second often missing."""
+    """The second token, over many seeds; also where the second draft may be missing."""
     case, count, prompt = cases[SEEN], 1000, [5, 9]
     confidence = shortened * (case.reference.chances(prompt, [0])[0] - 0.01)
     method = dflash(2, verify="rejection", confidence=confidence)

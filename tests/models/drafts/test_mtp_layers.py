@@ -31,6 +31,7 @@ from mtbench.models.drafts.mtp import LAYOUTS, MtpConfig, MtpLayer, recognise
 from mtbench.models.families import locate, split_part
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Calls, Checkpoint, load
+from mtbench.reproduce import rerun
 from mtbench.runs import time_estimate
 from mtbench.runs.bundle import open_bundle, write_bundle
 from mtbench.runs.model_pool import ModelPool
@@ -426,3 +427,15 @@ def test_layers_of_another_model_must_fit(made: Callable[[str], Headed], tmp_pat
 def test_what_is_no_such_draft_is_refused(mimo: Path, method: str, how: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan(mimo, method, **how)
+
+
+def test_a_published_row_is_run_where_the_target_has_the_layers(mimo: Path) -> None:
+    """`mtbench reproduce` looks for them in the target, and says which row lacks them."""
+    request = RunRequest(family="tiny", checkpoint={"ar": str(mimo)}, device="cpu")
+    assert rerun._missing(["mtp", "mtp:draft=ar#mtp"], request) == {}
+    change_config(mimo, num_nextn_predict_layers=0)
+    request = request.changed(checkpoint={"ar": str(shutil.copytree(mimo, mimo.with_name("none")))})
+    missing = rerun._missing(["ar", "mtp", "mtp:on=nobody"], request)
+    assert set(missing) == {"mtp", "mtp:on=nobody"}
+    assert "num_nextn_predict_layers is 0" in missing["mtp"]
+    assert "no checkpoint in the role 'nobody'" in missing["mtp:on=nobody"]
