@@ -1,7 +1,7 @@
 """Multi-token prediction against plain torch: what is drafted from which text, and every misreading of a format."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,7 +40,6 @@ from mtbench.errors import UserError
 from mtbench.models.drafts.loading import load_draft
 from mtbench.models.drafts.mtp import MtpLayer
 from mtbench.models.feature_draft import DraftRunner
-from mtbench.models.kv_cache import KVCache
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
@@ -186,16 +185,16 @@ def first_embedding_kept(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
 
 def feature_before_the_norm(patch: pytest.MonkeyPatch, _: ModelRunners) -> None:
     @contextmanager
-    def kept(model: Any, cache: KVCache) -> Iterator[None]:
+    def watched(model: Any, taps: Sequence[int], keep: Callable[[int, Tensor], None]) -> Iterator[None]:
         def keep_input(_: Any, inputs: tuple[Tensor]) -> None:
-            for tap in cache.taps:
-                cache.keep_feature(tap, inputs[0].flatten(0, 1))
+            for tap in taps:
+                keep(tap, inputs[0])
 
-        keep = model.base_model.norm.register_forward_pre_hook(keep_input)
+        hook = model.base_model.norm.register_forward_pre_hook(keep_input)
         yield
-        keep.remove()
+        hook.remove()
 
-    patch.setattr("mtbench.models.runner._kept_features", kept)
+    patch.setattr("mtbench.models.runner.watched_hidden_states", watched)
 
 
 def layer_before_the_last(_: pytest.MonkeyPatch, runners: ModelRunners) -> None:

@@ -126,10 +126,8 @@ def test_keys_of_a_block_that_stayed_would_be_seen(
 ) -> None:
     """The fault: only the newest entry is made of features."""
     real: Any = vars(block_drafting)["new_entries"]
-    late = SimpleNamespace(tight=False)
-    monkeypatch.setattr(
-        block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
-    )
+    newest = SimpleNamespace(tight=False, commits=1)
+    monkeypatch.setattr(block_drafting, "new_entries", lambda runner, _, *rest: real(runner, newest, *rest))
     assert stale_entries(folder, target, "dflash", Batch) > 20
 
 

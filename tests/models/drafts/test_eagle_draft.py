@@ -220,28 +220,36 @@ def test_pickled_weights_are_refused(target: Path, tmp_path: Path) -> None:
 
 Change = Callable[[dict[str, Tensor]], Any]
 WEIGHTS: list[tuple[str, Change, str]] = [
-    ("specforge", lambda t: t.pop("fc.weight"), "1 tensors are missing, such as 'fc.weight'"),
-    ("specforge", lambda t: t.pop("d2t"), "1 tensors are missing, such as 'd2t'"),
+    ("specforge", lambda t: t.pop("fc.weight"), "lacks 1 weights of its configuration, such as 'fc.weight'"),
+    ("specforge", lambda t: t.pop("d2t"), "lacks 1 weights of its configuration, such as 'd2t'"),
     ("specforge", lambda t: t.pop("lm_head.weight"), "lm_head.weight is missing, and the target's cannot take"),
-    ("specforge", lambda t: t.update(more=torch.ones(1)), "1 tensors are of no use, such as 'more'"),
+    (
+        "specforge",
+        lambda t: t.update(more=torch.ones(1)),
+        "has no place for, such as 'more'",
+    ),
     (
         "specforge",
         lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}),
-        "1 tensors are of no use, such as 'fc_norm.0.weight'",
+        "has no place for, such as 'fc_norm.0.weight'",
     ),
     (
         "specforge",
         lambda t: t.update({"fc.weight": torch.ones(32, 160)}),
-        r"fc.weight has the shape \[32, 160\], and its configuration says \[32, 96\]",
+        r"fc.weight of shape \[32, 160\], and its config.json says \[32, 96\]",
     ),
     ("specforge", lambda t: t.update(d2t=torch.tensor([1] + [0] * 25)), "d2t gives two ids the same token"),
     ("specforge", lambda t: t.update(d2t=torch.full((26,), 20)), "d2t names the token 45, and there are 40"),
-    ("specforge", lambda t: t.update(d2t=torch.zeros(3, 3).long()), "d2t gives two ids the same token|has the shape"),
-    ("speculators", lambda t: t.pop("input_norm.weight"), "1 tensors are missing, such as 'input_norm.weight'"),
+    ("specforge", lambda t: t.update(d2t=torch.zeros(3, 3).long()), "d2t gives two ids the same token|of shape"),
+    (
+        "speculators",
+        lambda t: t.pop("input_norm.weight"),
+        "lacks 1 weights of its .*'input_norm.weight'",
+    ),
     (
         "deepspec",
         lambda t: t.update({"lm_head.weight": torch.ones(len(CUT), 32)}),
-        r"lm_head.weight has the shape \[26, 32\], and its configuration says \[40, 32\]",
+        r"lm_head.weight of shape \[26, 32\], and its config.json says \[40, 32\]",
     ),
 ]
 
