@@ -53,6 +53,37 @@ HUMANEVAL: Rows = [
     }
     for n in range(COUNT)
 ]
+MATH500: Rows = [
+    {
+        "problem": f"What is half of ${2 * n}$?",
+        "solution": f"Half of ${2 * n}$ is $\\boxed{{{n}}}.$",
+        "answer": f"{n}",
+        "subject": "Prealgebra",
+        "level": 1,
+        "unique_id": f"test/prealgebra/{n}.json",
+    }
+    for n in range(COUNT)
+]
+AIME25: Rows = [
+    {"problem_idx": n, "answer": n, "problem": f"Find ${n}$.", "problem_type": ["Algebra"]} for n in range(COUNT)
+]
+MBPP: Rows = [
+    {
+        "task_id": n,
+        **dict.fromkeys(("text", "prompt"), f"Write a function to add {n}."),  # of the full and the sanitized data
+        "code": f"def add(x):\n    return x + {n}",
+        "test_list": [f"assert add({k}) == {n + k}" for k in range(3)],
+    }
+    for n in range(COUNT)
+]
+LIVECODEBENCH: Rows = [
+    {"question_content": f"Print {n}.", "starter_code": "class Solution:" if n % 2 else "", "question_id": f"{n}_A"}
+    for n in range(COUNT)
+]
+ALPACA: Rows = [
+    {"instruction": f"Name {n} cats.", "input": "Tom" if n % 2 else "", "output": "Tom"} for n in range(COUNT)
+]
+ARENA_HARD: Rows = [{"uid": f"{n:x}", "category": "hard_prompt", "prompt": f"Write {n} tests."} for n in range(COUNT)]
 
 
 def gpqa(count: int = COUNT) -> Rows:
@@ -125,6 +156,13 @@ def write_all(folder: Path) -> Path:
     for subset in ("diamond", "main", "extended"):
         write_csv(folder / f"gpqa/gpqa_{subset}.csv", gpqa())
     write_lines(folder / "humaneval/HumanEval.jsonl", HUMANEVAL)
+    write_lines(folder / "math500/test.jsonl", MATH500)
+    write_lines(folder / "aime25/train.jsonl", AIME25)
+    write_lines(folder / "mbpp/mbpp.jsonl", MBPP)
+    write_lines(folder / "mbpp/test.jsonl", MBPP)
+    write_lines(folder / "livecodebench/livecodebench.jsonl", LIVECODEBENCH)
+    write_lines(folder / "alpaca/alpaca.jsonl", ALPACA)
+    write_lines(folder / "arena_hard/question.jsonl", ARENA_HARD)
     write_lines(folder / "spec_bench/question.jsonl", questions(["stem", "writing", "qa", "rag"], 1))
     write_lines(folder / "mt_bench/question.jsonl", questions(mt_bench.MTBench.subtasks, 2))
     write_parquet(folder / "speed_bench/speed/qualitative/test.parquet", questions(speed_bench.CATEGORIES, 2))
@@ -147,6 +185,9 @@ RIGHT: Mapping[str, Callable[[Prompt, int], str]] = {
     "mmlu-pro": lambda prompt, doc: "The answer is (A).",
     "ifeval": lambda prompt, doc: "Cats are kind",
     "gpqa": _gpqa_answer,
+    "gsm8k-deepspec": lambda prompt, doc: f"She has $\\boxed{{{2 * doc + 2}}}$ pens.",
+    "math500": lambda prompt, doc: f"As $2 x = {2 * doc}$, $x$ is $\\boxed{{{doc}}}$.",
+    "aime25": lambda prompt, doc: f"It is $x$, so $\\boxed{{{doc}}}$.",
 }
 WRONG = "Well, no"  # a wrong answer in every suite
 

@@ -150,7 +150,7 @@ def _runs(table: Published) -> list[str]:
     lines = []
     for family in table.families:
         arms = rerun.specs_of([row for row in table.rows if row.family == family])
-        lines.append(f"{family}: {len(arms)} arms")
+        lines.append(f"{family}: {len({*table.plan.beside, *arms})} arms")
     suites = [benchmark.suite for benchmark in table.benchmarks.values()]
     lines.append(f"{len(suites)} suites" if len(suites) > 1 else suites[0])
     return lines

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
         "skip_unscorable",
         "allow_unsandboxed_code",
     ),
-    "Decoding": ("max_new_tokens", "temperature", "seed", "protocol", "fixed_length"),
+    "Decoding": ("max_new_tokens", "temperature", "template_option", "seed", "protocol", "fixed_length"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
     "Output": ("directory", "resume", "dry_run", "fail_on", "json_to"),
@@ -139,6 +140,13 @@ def options(
             help="0 is greedy. Above 0, all arms share one random seed per request and position.",
         ),
     ] = DEFAULTS.temperature,
+    template_option: Annotated[
+        list[str],
+        Option(
+            "--template-option",
+            help="NAME=VALUE: a variable of the chat template, such as enable_thinking=false. Repeatable.",
+        ),
+    ] = [],  # noqa: B006
     data_dir: DataOption = None,
     bundle: Annotated[
         Path | None, Option("--bundle", help="Read data and checkpoints from this file, made by `mtbench fetch`.")
@@ -225,6 +233,7 @@ def request_of(params: Mapping[str, Any]) -> RunRequest:
     fields = {name: params[name] for name in OPTIONS if name in params}
     fields |= {
         "checkpoint": checkpoints(params["checkpoint"]),
+        "template_option": template_options(params["template_option"]),
         "batch_size": whole_numbers(params["batch_size"]),
         "batching": params["batching"].split(","),
         "time_budget_s": seconds(params["time_budget"]),
@@ -263,6 +272,37 @@ def checkpoints(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--checkpoint {text!r} is not ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`.")
         found[role] = path
     return found
+
+
+def template_options(texts: Sequence[str]) -> dict[str, bool | int | float | str]:
+    """Return name -> value of every NAME=VALUE: true, false or a number if it is one, else text.
+
+    Raises UserError for other text.
+
+    >>> template_options(["enable_thinking=false", "budget=512", "effort=low"])
+    {'enable_thinking': False, 'budget': 512, 'effort': 'low'}
+    """
+    found: dict[str, bool | int | float | str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            raise UserError(
+                f"--template-option {text!r} is not NAME=VALUE, such as `--template-option enable_thinking=false`."
+            )
+        found[name] = _plain_value(value)
+    return found
+
+
+def _plain_value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):  # the text "False" would be true in a template
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            value = number(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else text
+    return text
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -6,6 +6,7 @@ them, each on its own. As with the metric, the check runs in the program's own p
 SECURITY.md says how.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
@@ -17,6 +18,17 @@ from mtbench.evaluation.sandbox import run_all, unavailable
 from mtbench.evaluation.suite import Source
 
 METRIC = "code_eval"
+FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|$)", re.DOTALL)  # the last fence may be missing: cut by the budget
+
+
+def first_block(text: str) -> str:
+    """Return the first block between code fences; a text without a fence is code as a whole.
+
+    >>> first_block("So:\\n```python\\nx = 1\\n```\\nIt is 1.")
+    'x = 1'
+    """
+    found = FENCED.search(text)
+    return found[1] if found else text
 
 
 class ProgramRecorder:

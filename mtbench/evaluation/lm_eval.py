@@ -41,6 +41,7 @@ class HarnessSuite(Suite):
     num_fewshot: ClassVar[int] = 0
     stop: ClassVar[tuple[str, ...] | None] = None  # strings that end an answer; None: those of the task
     chat_template: ClassVar[bool] = True  # False: the prompt is a text to continue, without a chat template
+    config: ClassVar[Mapping[str, Any]] = {}  # entries of lm-eval's task configuration to replace, such as doc_to_text
     filter: ClassVar[str]  # report the score of this filter of the task
     metric: str  # report this metric of the task
 
@@ -59,6 +60,8 @@ class HarnessSuite(Suite):
             "filter": self.filter,
             "harness": f"lm-eval {version('lm-eval')}",
         }
+        if "doc_to_text" in self.config:
+            self.task["wording"] = self.config["doc_to_text"]
         if self.group:
             self.task |= {"mean": "micro", "subtasks": list(selected)}
 
@@ -66,14 +69,16 @@ class HarnessSuite(Suite):
         """Interleave the tasks: the first item of each, then the second of each, and so on."""
         with lm_eval_environment():
             requests = [
-                (doc, name, request)
+                (place, doc, name, request)
                 for name, task in self._tasks.items()
-                for doc, request in self._build_prompts(task, self._selected_docs(name, limit), limit, template)
+                for place, (doc, request) in enumerate(
+                    self._build_prompts(task, self._selected_docs(name, limit), limit, template)
+                )
             ]
         requests.sort(key=lambda entry: entry[0])
         return [
             Prompt(item=_item(name, doc), text=request.args[0], stop=_stop_strings(request.args[1]))
-            for doc, name, request in requests
+            for _, doc, name, request in requests
         ]
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
@@ -109,7 +114,7 @@ class HarnessSuite(Suite):
         return {name: tasks[name] for name in subtasks or tasks}
 
     def _selected_docs(self, name: str, limit: int | None) -> list[int] | None:
-        """Return the documents of a task to use; None: the first `limit`, as no document is excluded."""
+        """Return the documents of a task to use, in order; None: the first `limit`, as no document is excluded."""
         excluded = self._excluded.get(name)
         if not excluded:
             return None
@@ -134,7 +139,7 @@ class HarnessSuite(Suite):
     def _build_requests(
         self, task: Any, docs: list[int] | None, limit: int | None = None, num_fewshot: int = 0, **chat: Any
     ) -> list[tuple[int, Any]]:
-        """Return (document, lm-eval's request) pairs of `docs`; if None, of the first `limit` documents."""
+        """Return (document, lm-eval's request) pairs of `docs`, in order; if None, of the first `limit` documents."""
         if docs is None:
             samples = None
         elif docs:
@@ -146,7 +151,9 @@ class HarnessSuite(Suite):
         task.build_all_requests(limit=limit, samples=samples, **chat)
         if docs is None:
             return [(request.doc_id, request) for request in task.instances]
-        return [(docs[request.doc_id], request) for request in task.instances]
+        in_file_order = sorted(docs)  # as lm-eval takes them
+        request_of = {in_file_order[request.doc_id]: request for request in task.instances}
+        return [(doc, request_of[doc]) for doc in docs]
 
     # --- Loading --------------------------------------------------------------------------------------------------
 
@@ -167,7 +174,9 @@ class HarnessSuite(Suite):
             with lm_eval_environment(), patch.object(datasets.config, "IN_MEMORY_MAX_SIZE", 2**40):
                 data = {file: self._read(path, file) for file, path in self._files.items()}
                 # lm-eval merges a group's members with the tasks it knows by name; it does not merge a single task.
-                members = [{"task": task, **self._dataset_override(task, data)} for task in selected.values()]
+                members = [
+                    {"task": task, **self.config, **self._dataset_override(task, data)} for task in selected.values()
+                ]
                 index = Path(lm_eval.__file__).parent / "tasks" / self.folder
                 manager = TaskManager(include_defaults=False, include_path=index)
                 loaded = manager.load({"group": "mtbench", "task": members})["tasks"]

@@ -5,7 +5,7 @@ speculative decoding:
 
     {"question_id": 81, "category": "writing", "turns": ["Compose a travel blog post.", "Start every sentence with A."]}
 
-The file lies below `--data-dir`, or is downloaded once, verified by its SHA-256, and cached. A category, or a group of
+The file lies below `--data-dir`, or is downloaded once, verified by its hash, and cached. A category, or a group of
 categories, is a subtask: it has its own limit, batches and results. A later turn is a prompt of its own, which follows
 the arm's own answer to the turn before.
 """
@@ -51,6 +51,7 @@ class QuestionSuite(Suite):
     origin: str  # where a user gets the file
     url: ClassVar[str | None] = None  # where mtbench downloads the file; None: never
     sha256: ClassVar[str | None] = None  # of the file at `url`
+    git_blob: ClassVar[str | None] = None  # git's own id of the file at `url`, in place of `sha256`
     subtask_of: ClassVar[Mapping[str, str]] = {}  # category in the file -> subtask, where the names differ
     max_turns: ClassVar[int | None] = None  # use only the first turns of a question; None: all
 
@@ -89,11 +90,14 @@ class QuestionSuite(Suite):
         messages: Messages = []
         previous = None
         for turn, text in enumerate(question.turns):
-            item = f"{question.subtask}/{question.id}/{turn}"
+            item = self._item(question, turn)
             messages = [*messages, {"role": "user", "content": text}]
             yield Prompt(item=item, text=self._render_turn(item, messages, template), follows=previous)
             previous = item
             messages = [*messages, {"role": "assistant", "content": ANSWER}]
+
+    def _item(self, question: Question, turn: int) -> str:
+        return f"{question.subtask}/{question.id}/{turn}"
 
     def _render_turn(self, item: str, messages: Messages, template: Template) -> str:
         """Return the first turn as a whole, and of a later turn the text behind the answer to the turn before.
@@ -149,21 +153,25 @@ class QuestionSuite(Suite):
 
     def _parse_question(self, row: Any) -> Question:
         """Return the question in a row of the file. Raise ValueError, KeyError or TypeError if there is none."""
-        category, name, turns = row["category"], str(row["question_id"]), row["turns"]
-        if not isinstance(turns, list) or not turns:
-            raise ValueError("'turns' must be a list of texts that is not empty")
-        turns = tuple(turns[: self.max_turns])
-        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise ValueError("each of 'turns' must be a text that is not empty")
+        category, name, turns = row["category"], str(row["question_id"]), self._checked_turns(row["turns"])
         if "/" in name or not name.strip():
             raise ValueError(f"'question_id' {name!r} must not be empty or contain '/'")
         subtask = self.subtask_of.get(category, category)
         if subtask not in self.subtasks:
             known = ", ".join([*self.subtask_of, *self.subtasks])
             raise ValueError(f"category {category!r} is not one of {known}")
-        for turn in turns:
-            turn.encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
         return Question(subtask, category, name, turns)
+
+    def _checked_turns(self, turns: Any) -> tuple[str, ...]:
+        """Return the turns to ask. Raise ValueError if they are not texts."""
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("'turns' must be a list of texts that is not empty")
+        asked = tuple(turns[: self.max_turns])
+        if not all(isinstance(turn, str) and turn.strip() for turn in asked):
+            raise ValueError("each of 'turns' must be a text that is not empty")
+        for turn in asked:
+            turn.encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
+        return asked
 
     def _questions_by_subtask(self) -> list[list[Question]]:
         """Return one list for each subtask, in the suite's order, with the file's categories interleaved."""
@@ -184,7 +192,7 @@ class QuestionSuite(Suite):
         cached = cache_home() / "data" / self.files[0]
         try:
             data = files.read_bytes(cached)
-            if hashlib.sha256(data).hexdigest() == self.sha256:
+            if self._is_published(data):
                 return data
         except (OSError, UserError):
             pass  # not downloaded yet
@@ -207,15 +215,22 @@ class QuestionSuite(Suite):
                 f"suite {self.name!r}: {reason} --data-dir DIR must hold {self.files[0]} ({self.origin})"
             ) from None
 
+    def _is_published(self, data: bytes) -> bool:
+        """Return whether the data are the file that was published at `url`."""
+        if self.git_blob is not None:
+            blob = b"blob %d\0%b" % (len(data), data)
+            return hashlib.sha1(blob, usedforsecurity=False).hexdigest() == self.git_blob
+        return hashlib.sha256(data).hexdigest() == self.sha256
+
     def _download(self, url: str, cached: Path, remedy: str) -> bytes:
-        """Return the file at `url` after checking its SHA-256, and try to cache it. Raise UserError if it differs."""
+        """Return the file at `url` after checking its hash, and try to cache it. Raise UserError if it differs."""
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
                 data: bytes = response.read(files.LARGEST_FILE)
         except (OSError, http.client.HTTPException) as error:
             raise UserError(f"suite {self.name!r}: cannot download {url} ({first_line(error)}); {remedy}") from None
-        if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise UserError(f"suite {self.name!r}: the file at {url} has changed (its SHA-256 differs); {remedy}")
+        if not self._is_published(data):
+            raise UserError(f"suite {self.name!r}: the file at {url} has changed (its hash differs); {remedy}")
         with suppress(UserError):  # without a cache the next run downloads the file again
             files.write_bytes(cached, data)
         return data

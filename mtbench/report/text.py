@@ -1,5 +1,6 @@
 """The words of a report around its tables: the title, what it ran on, and how to read it."""
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,8 @@ def facts(cells: Sequence[ResultCell]) -> list[str]:
     if task.get("num_fewshot") is not None:
         found.append(f"{task['num_fewshot']}-shot")
     if "chat_template" in task:
-        found.append("chat template" if task["chat_template"] else "no chat template")
+        options = [f"{name}={json.dumps(value)}" for name, value in task.get("template_options", {}).items()]
+        found.append(", ".join(["chat template", *options]) if task["chat_template"] else "no chat template")
     found.append(f"at most {first.max_new_tokens:,} new tokens")
     if first.length == "fixed":
         found.append("fixed length: end tokens ignored")

@@ -12,6 +12,11 @@ ways. It counts the tokens that the last forward accepted after the end of the a
 strings; `--protocol paper` decodes so and stores those tokens (`surplus`). Its sampler has no forward that only reads
 the prompt: its first forward commits. Ours caches the prompt and feeds its last token again. So both have the same
 number of forwards that commit, and neither counts the prompt's.
+
+**Accepted length** (arXiv 2607.05147, as DeepSpec's evaluator counts) is our acceptance length: tokens up to the end
+token over the forwards that committed any, pooled over all answers (mtbench/results/acceptance.py, `length`). Its
+prefill emits a token that it does not count, and it counts what the last forward accepts beyond the token budget; ours
+commits the first token with the first verification and cuts at the budget. Both concern one forward of an answer.
 """
 
 from collections.abc import Sequence
@@ -154,7 +159,12 @@ class _FamilyResults:
         return ran
 
     def accounting(self) -> list[AccountingLine]:
-        """Return tokens per forward by our accounting and by the paper's, for every cell that counts its forwards."""
+        """Return tokens per forward by our accounting and by MARS's, for every cell that counts its forwards.
+
+        Empty for a table of accepted lengths: its paper counts as we do.
+        """
+        if any("acceptance_length" in row.figures for row in self.table.rows):
+            return []
         lines = []
         for (suite, arm, size), ran in self.cells.items():
             data = ran.data
@@ -292,6 +302,8 @@ def _measure(quantity: Quantity, pair: _Pair, protocol: str) -> _Ours | str:
             return _accuracy(result)
         case "tokens_per_forward":
             return _tokens_per_forward(data, protocol)
+        case "acceptance_length":
+            return _rate(data.tokens_and_steps(), "its engine does not expose its commits")
         case "tokens_per_s":
             rate = result.tokens_per_s
             return _plain(rate.value, result.blocks, rate.ci_low, rate.ci_high)
@@ -337,8 +349,13 @@ def _plain(value: float | None, n: int, low: float | None = None, high: float | 
 def _tokens_per_forward(data: CellData, protocol: str) -> _Ours | str:
     """Return tokens per forward: by the paper's accounting if the run follows its protocol, else by ours."""
     counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and _stores_surplus(data))
+    return _rate(counts, "its engine does not expose its forwards")
+
+
+def _rate(counts: tuple[list[int], list[int]] | None, hidden: str) -> _Ours | str:
+    """Return tokens over forwards, both per unit of blocks; `hidden` if they are not known."""
     if counts is None:
-        return "its engine does not expose its forwards"
+        return hidden
     ratio = statistics.ratio_of_totals([counts[0]], [counts[1]])
     return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
 
@@ -429,7 +446,7 @@ def _judge(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ou
         theirs = Estimate(value / 100, value / 100 - (spread.value - low), value / 100 + (high - spread.value))
         units = 2 if quantity == "accuracy_change" else 1
         return agreement.judge_points(estimate, theirs, units * rounding / 100, n=n)
-    unit = "block" if quantity in ("speedup", "tokens_per_forward") else "item"
+    unit = "block" if quantity in ("speedup", "tokens_per_forward", "acceptance_length") else "item"
     return agreement.judge_rate(estimate, value, rounding, n=n, unit=unit)
 
 

@@ -20,6 +20,7 @@ Quantity = Literal[
     "accuracy",
     "accuracy_change",
     "tokens_per_forward",
+    "acceptance_length",
     "tokens_per_s",
     "wall_s",
     "speedup",
@@ -32,6 +33,7 @@ UNITS: dict[Quantity, Unit] = {  # unit of each quantity; a share's margin is in
     "accuracy": "%",
     "accuracy_change": "points",
     "tokens_per_forward": "",
+    "acceptance_length": "",
     "tokens_per_s": "",
     "wall_s": "s",
     "speedup": "",
@@ -97,13 +99,18 @@ class Benchmark(Record):
     items: Size = Field(description="items of the published figure")
 
 
-class TablePlan(Record):
+class TablePlan(Sparse):
     """How a reproduction runs unless it is asked otherwise."""
 
     batch_sizes: list[Size] = Field(min_length=1, description="batch sizes")
     rounds: Size = Field(description="how many times the first blocks are timed")
     limit: int | None = Field(description="most items per suite or subtask; null: all items")
     engine: Text = Field(description="engine of the methods whose loop is ours")
+    temperature: float = Field(DEFAULTS.temperature, description="sampling temperature; 0: greedy decoding")
+    template_option: Mapping[str, bool | int | float | str] = Field(
+        default_factory=dict, description="variables of the chat template by name"
+    )
+    beside: Sequence[Text] = Field((), description="arms that run beside the rows: baselines of times not published")
 
 
 class PublishedRow(Sparse):

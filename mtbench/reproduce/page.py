@@ -25,6 +25,7 @@ QUANTITIES: dict[Quantity, tuple[str, int]] = {  # in words, and the number of d
     "accuracy": ("accuracy, %", 1),
     "accuracy_change": ("change, points", 1),
     "tokens_per_forward": ("tokens/forward", 2),
+    "acceptance_length": ("accepted length", 2),
     "tokens_per_s": ("tokens/s", 1),
     "wall_s": ("seconds", 1),
     "speedup": ("speedup", 2),
@@ -41,15 +42,22 @@ MEANINGS = {
     "accounting, or a setting that the paper does not state",
     "not run": "no checkpoint, no data, or left out; the reason names the command that would run it",
 }
-READING = {
+READING = {  # heading -> text; some only for tables of these quantities
     "Intervals": "Our figure has its own interval. A published accuracy gets the interval of as many items as the "
     "benchmark has. The two are treated as independent, although they are of the same items, so the interval of the "
     "difference is too wide and never too narrow. A published rate is treated as exact except for rounding.",
     "The paper's accounting": "It counts the tokens that the last forward accepted after the end of the answer, and it "
     "does not stop at stop strings. Its sampler has no forward that only reads the prompt: its first forward commits, "
     "as do the forwards counted here. With --protocol paper answers are decoded in this way and cut before scoring.",
+    "Accepted length": "Tokens up to the end token over the forwards that committed any, all answers together. It is "
+    "the acceptance length of the run's own report. The prompt's forward and tokens after the end do not count.",
     "Change": "A change of accuracy is measured on the same items. It is against the same checkpoint at one token per "
     "forward, or against the arm that the table names.",
+}
+READING_OF: Mapping[str, Sequence[Quantity]] = {
+    "The paper's accounting": ("tokens_per_forward", "speedup"),
+    "Accepted length": ("acceptance_length",),
+    "Change": ("accuracy_change",),
 }
 
 
@@ -257,6 +265,12 @@ def _accounting(result: Reproduction) -> tuple[list[tuple[str, str]], list[tuple
     return columns, rows
 
 
+def _reading(result: Reproduction) -> dict[str, str]:
+    """Return how to read the table: what concerns its quantities."""
+    shown = {figure.quantity for figure in result.figures}
+    return {name: text for name, text in READING.items() if shown.intersection(READING_OF.get(name, shown))}
+
+
 def _page(result: Reproduction) -> str:
     demonstration, reasons = _demonstration(result), dict[str, int]()
     rows = [(row, figures[0], [line_of(f, reasons) for f in figures]) for row, figures in _by_row(result)]
@@ -273,7 +287,7 @@ def _page(result: Reproduction) -> str:
         caveats=result.caveats,
         also=result.also,
         meanings=[(word, MEANINGS[word]) for word in WORDS],
-        reading=READING,
+        reading=_reading(result),
     )
 
 
@@ -299,7 +313,7 @@ def _markdown(result: Reproduction) -> str:
     lines += [f"- {plain(caveat)}" for caveat in result.caveats]
     lines += [f"- {plain(aside.what)}: {aside.value}" for aside in result.also]
     lines += ["", "## How to read it", "", *(f"- **{word}.** {MEANINGS[word]}" for word in WORDS)]
-    lines += [f"- **{name}.** {text}" for name, text in READING.items()]
+    lines += [f"- **{name}.** {text}" for name, text in _reading(result).items()]
     return "\n".join([*lines, ""])
 
 

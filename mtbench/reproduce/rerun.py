@@ -134,9 +134,11 @@ def _part(table: Published, asked: Asked, family: str) -> Part:
         limit=_given(asked.limit, table.plan.limit),
         rounds=_given(asked.rounds, table.plan.rounds),
         max_new_tokens=_given(asked.max_new_tokens, table.setup.max_new_tokens),
+        temperature=table.plan.temperature,
+        template_option=table.plan.template_option,
         **{name: getattr(asked, name) for name in PASSED_ON},
     )
-    specs = specs_of(rows)
+    specs = list(dict.fromkeys([*table.plan.beside, *specs_of(rows)]))
     missing = _missing(specs, request)
     methods = {str(arm_of(spec, request.engine)): spec for spec in reversed(specs) if spec not in missing}
     chosen = request.changed(method=[spec for spec in specs if spec in methods.values()])

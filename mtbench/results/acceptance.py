@@ -21,7 +21,7 @@ from mtbench.runs.formats import TimingLine
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
 OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    "vllm": ("vLLM; aiperf, token-weighted", "1 + accepted / drafts"),
+    "vllm": ("vLLM, DeepSpec; aiperf, token-weighted", "1 + accepted / drafts"),
     "sglang": ("SGLang, SpecForge", "(tokens + 1 for each answer's prefill) / verifications"),
     "specdec_bench": (
         "specdec_bench",
@@ -124,6 +124,9 @@ def vllm(commits: Commits) -> float | None:
     A draft is a proposal that was verified: here a forward that committed. vLLM leaves out steps without a proposal
     (an n-gram without a match). Which steps those were is not stored, so they count as drafts without an accepted
     token, and the figure is at most vLLM's.
+
+    DeepSpec (deepspec/eval/base_evaluator.py, `generate_decoding_sample` and `build_metrics_row`; arXiv 2607.05147)
+    sums accepted drafts and the target's own token over the verifications, too. Its prefill's token does not count.
     """
     steps = _steps(commits)
     return 1 + sum(step - 1 for step in steps) / len(steps) if steps else None

@@ -76,6 +76,16 @@ class CellData:
             forwards[self.unit_of[line.block]] += line.forwards
         return [tokens[unit] for unit in sorted(tokens)], [forwards[unit] for unit in sorted(tokens)]
 
+    def tokens_and_steps(self) -> tuple[list[int], list[int]] | None:
+        """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden."""
+        tokens, steps = Counter[int](), Counter[int]()
+        for line in self.lines.values():
+            if line.commits is None:
+                return None
+            tokens[self.unit_of[line.block]] += sum(line.commits)
+            steps[self.unit_of[line.block]] += sum(commit > 0 for commit in line.commits)
+        return [tokens[unit] for unit in sorted(tokens)], [steps[unit] for unit in sorted(tokens)]
+
     def total(self, name: str) -> float | None:
         """Return the field `name` summed over blocks; None without a sample, or if a line hides it."""
         if not self.samples or any(getattr(t, name) is None for t in self.samples):

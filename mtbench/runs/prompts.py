@@ -5,6 +5,7 @@ The plan stores the tokens, except of private suites (`Suite.private`): generati
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
@@ -52,7 +53,7 @@ def plan_suite(
     Raise UserError if there are none, if the checkpoints tokenise them differently, or if one is too long.
     """
     with suite_errors(spec):
-        prompts = suite.prompts(_chat_template(checkpoints[0]), request.limit)
+        prompts = suite.prompts(_chat_template(checkpoints[0], request), request.limit)
         items = _tokenise(prompts, checkpoints[0], request.protocol)
     if not items:
         raise UserError(f"suite {spec!r} has no items.")
@@ -64,10 +65,13 @@ def plan_suite(
     plan = SuitePlan(
         suite=spec,
         family=family.name,
-        task=dict(suite.task),
+        task=_described(suite, request),
         metric=suite.metric,
         max_new_tokens=request.max_new_tokens or suite.max_new_tokens,
-        flags=["out of domain"] if family.domain not in (None, suite.name) else [],
+        flags=[
+            *(["out of domain"] if family.domain not in (None, suite.name) else []),
+            *_flags_of_template(suite, checkpoints[0], request),
+        ],
         items=items,
     )
     _refuse_too_long(plan, checkpoints)
@@ -97,7 +101,7 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     checkpoint = inspect(source, offline=request.offline, needs_mask=False)
     opened = open_suite(suite.suite, request)
     with suite_errors(suite.suite):
-        prompts = opened.prompts(_chat_template(checkpoint), request.limit)
+        prompts = opened.prompts(_chat_template(checkpoint, request), request.limit)
         complete = suite.changed(items=_tokenise(prompts, checkpoint, request.protocol))
     if complete.digest() != suite.withheld:
         raise UserError(
@@ -107,14 +111,33 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
     return complete
 
 
-def _chat_template(checkpoint: Inspected) -> Template:
-    """Return the checkpoint's chat template; without one, a conversation becomes paragraphs."""
-    tokenizer = checkpoint.tokenizer
+def _described(suite: Suite, request: RunRequest) -> dict[str, Any]:
+    """Return the suite's description of its task, with the variables that the chat template gets."""
+    if not request.template_option or not suite.task.get("chat_template"):
+        return dict(suite.task)
+    return {**suite.task, "template_options": dict(request.template_option)}
+
+
+def _flags_of_template(suite: Suite, checkpoint: Inspected, request: RunRequest) -> list[str]:
+    """Return a remark for each option of the chat template that changes nothing."""
+    names = list(request.template_option)
+    if suite.task.get("chat_template"):
+        names = chat_template.ignored(checkpoint.tokenizer, names)
+    return [f"the chat template does not read {name}" for name in names]
+
+
+def _chat_template(checkpoint: Inspected, request: RunRequest) -> Template:
+    """Return the checkpoint's chat template; without one, a conversation becomes paragraphs.
+
+    Raise UserError for an option that is no variable of a template.
+    """
+    tokenizer, options = checkpoint.tokenizer, request.template_option
+    chat_template.refuse_reserved(tokenizer, options)
 
     def render(messages: Messages) -> str:
         if tokenizer.chat_template is None:
             return "\n\n".join(message["content"] for message in messages)
-        return chat_template.render(tokenizer, messages, answer_follows=True)
+        return chat_template.render(tokenizer, messages, answer_follows=True, options=options)
 
     return render
 

@@ -37,6 +37,9 @@ class RunRequest(Record):
     )
     seed: int = Field(0, description="seed of blocks, orders and drawn data")
     temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
+    template_option: Mapping[str, bool | int | float | str] = Field(
+        default_factory=dict, description="variables of the chat template by name, such as enable_thinking"
+    )
     data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
     offline: bool = Field(False, description="true: nothing is downloaded")
     skip_unscorable: bool = Field(False, description="true: items that cannot be scored here are left out")

@@ -20,6 +20,7 @@ from mtbench.report.generation_viewer import split
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, checkpoint_names, disclaimers, simulations
 from mtbench.report.summary import remarks, summary
 from mtbench.report.terminal import results_tables
+from mtbench.report.text import facts
 from mtbench.report.write import write_report
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.aggregate import assemble
@@ -831,3 +832,11 @@ def test_a_checkpoint_that_overrides_a_role_is_named_in_place_of_the_family(run:
     changed = cells[0].changed(checkpoints=family | {"mars": "/home/somebody/mine"})
     assert checkpoint_names([changed]) == "ar=tiny/ar, mars=mine"
     assert checkpoint_names([changed.changed(family="mine", checkpoints={"ar": "owner/mine"})]) == "mine"
+
+
+def test_the_variables_of_the_chat_template_are_named(small_run: RunDirectory) -> None:
+    """A prompt written with another value is another prompt."""
+    cell = small_run.read("results.json", Results).cells[0]
+    task = {**cell.task, "chat_template": True, "template_options": {"enable_thinking": False}}
+
+    assert "chat template, enable_thinking=false" in facts([cell.changed(task=task)])

@@ -18,6 +18,7 @@ from mtbench.reproduce.rerun import EAGER, arm_of, names, not_released, publishe
 
 ALL = names()
 COMPARED = {  # hashes of the figures
+    "dspark-table-1": "ff3eb2bd7f51b0ee",
     "mars-table-2": "7742e76598c6e5b9",
     "mars-table-3": "29b4c3b4333fcdfc",
     "mars-table-4": "2bce82a1584c0b9e",
@@ -127,6 +128,22 @@ def test_speculation_agrees_with_itself() -> None:
     assert [round(seconds[0] / s, 2) for s in seconds] == speedups
     before, after = (number(rows[i].figures["draft_forwards"]["gsm8k"]) for i in (0, -1))
     assert round(100 * (after / before - 1)) == number(rows[-1].figures["draft_forwards_change"]["gsm8k"])
+
+
+def test_drafts_agree_with_the_papers_means() -> None:
+    """DSpark, table 1: the means over benchmarks give the percentages and means of the paper's text."""
+    table = published("dspark-table-1")
+    lengths = {
+        row.row: [number(printed) for printed in row.figures["acceptance_length"].values()] for row in table.rows
+    }
+    mean = {row: sum(values) / len(values) for row, values in lengths.items()}
+    gains, over_dflash, domains = (aside.value.split(", ") for aside in table.also)
+    for size, over_eagle, over_block in zip(("4B", "8B", "14B"), gains, over_dflash, strict=True):
+        best = mean[f"Qwen3-{size} DSpark"]
+        assert f"{100 * (best / mean[f'Qwen3-{size} EAGLE-3'] - 1):.1f}" == over_eagle
+        assert f"{100 * (best / mean[f'Qwen3-{size} DFlash'] - 1):.1f}" == over_block
+    small = lengths["Qwen3-4B DSpark"]
+    assert [f"{sum(small[i : i + 3]) / 3:.2f}" for i in (0, 3, 6)] == domains
 
 
 def test_changes_are_from_one_token_per_forward() -> None:

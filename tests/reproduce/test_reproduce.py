@@ -10,13 +10,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import block_drafts
+import eagle_cases
+import made_up
 import pytest
 import torch
 from jsonschema import Draft202012Validator
 from rich.console import Console
+from small import save_small
 
 from mtbench.cli import main
 from mtbench.errors import UserError
+from mtbench.models.families import FAMILIES
 from mtbench.records import dump
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL
 from mtbench.reproduce import page
@@ -102,8 +107,9 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     validate(result)
     assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert sum(result["verdicts"].values()) == len(result["figures"])
+    lacking = {"base", "eagle", "dflash", "dspark"} - set(FAMILIES["tiny"].roles)
     for figure in result["figures"]:
-        absent = figure["arm"] == "ar:on=base"  # the one role that the embedded family lacks
+        absent = not lacking.isdisjoint(reproduction.arm_of(figure["arm"], "eager").roles)
         assert figure["word"] == ("not run" if absent else "not comparable"), figure
         assert (figure["ours"] is None) == absent, figure
         assert figure["why"].startswith("family 'tiny' has no" if absent else "a miniature: family tiny, suite arith")
@@ -135,6 +141,66 @@ def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
     assert all(figure["why"] for figure in result["figures"])
 
 
+TEMPLATE = (  # of a chat; the last word stands for Qwen3's empty thoughts
+    "{% for turn in messages %}{{ turn.content }} {% endfor %}{% if enable_thinking is false %} b{% endif %}"
+)
+SCORED = {"gsm8k-deepspec", "math500", "aime25", "humaneval-deepspec"}
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """The table of drafts with a small target, random drafts in DeepSpec's formats, and made-up questions."""
+    folder = tmp_path_factory.mktemp("drafted")
+    (save_small(folder / "ar") / "chat_template.jinja").write_text(TEMPLATE)
+    form = eagle_cases.FORMATS["deepspec"]
+    config = {**form.config, "max_position_embeddings": 1024}
+    eagle_cases.write_draft(folder / "eagle", dataclasses.replace(form, config=config))
+    for role, kind in (("dflash", "dflash"), ("dspark", "vanilla")):
+        config = {**block_drafts.CONFIGS[kind], "block_size": 7}
+        block_drafts.save_draft(folder / role, config, block_drafts.random_tensors(config))
+    return Asked(
+        name="dspark-table-1",
+        family="deepspec-qwen3-4b",
+        checkpoint={role: str(folder / role) for role in ("ar", "eagle", "dflash", "dspark")},
+        data_dir=str(made_up.write_all(folder / "data")),
+        allow_unsandboxed_code=True,
+        offline=True,
+        limit=2,
+        max_new_tokens=6,
+        batch_size=(1,),
+        device="cpu",
+    )
+
+
+def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: Path) -> None:
+    """Every draft drafts on every suite beside `ar`, at temperature 1, without thinking; what can be scored is."""
+    table = published(drafted.name)
+    result = carried_out(table, drafted, tmp_path / "it")
+    (run,) = result["runs"]
+    validate(result)
+    stored = RunDirectory(tmp_path / "it" / run["folder"])
+    plan, cells = stored.read_json("plan.json"), stored.read_json("results.json")["cells"]
+
+    assert (run["missing"], run["closed"]) == ([], [])
+    arms = [str(reproduction.arm_of(spec, "graph")) for spec in ("ar", *(row.arm for row in table.rows[:3]))]
+    assert {(cell["suite"], cell["arm"]) for cell in cells} == {
+        (benchmark.suite, arm) for benchmark in table.benchmarks.values() for arm in arms
+    }
+    assert {cell["suite"] for cell in cells if cell["accuracy"]} == SCORED
+    assert plan["request"]["temperature"] == 1
+    assert {suite["task"]["template_options"]["enable_thinking"] for suite in plan["suites"]} == {False}
+    assert {item["prompt_ids"][-1] for suite in plan["suites"] for item in suite["items"]} == {1}  # b
+    assert not any(suite["flags"] for suite in plan["suites"])
+    for figure in result["figures"]:
+        ran = figure["family"] == "deepspec-qwen3-4b"
+        assert figure["word"] == ("not comparable" if ran else "not run"), figure["why"]
+        assert figure["why"].startswith("a miniature: 6 new tokens, theirs 2048" if ran else "left out by --family")
+        assert not ran or 1 <= figure["ours"]["value"] <= 6
+    for cell in cells:
+        commits = [n for line in stored.lines(f"generations/{cell['cell']}.jsonl") for n in line["commits"] if n]
+        assert cell["acceptance"]["length"] == pytest.approx(sum(commits) / len(commits))
+
+
 OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(1,))
 
 
@@ -155,6 +221,11 @@ def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "
             "against": {"accuracy_change": "ar:on=mars", "speedup": "ar:on=mars"},
         },
         {"row": "steady", "arm": "mars:tau=1", "figures": {"tokens_per_forward": {"sums": "1.00"}}},
+        {
+            "row": "drafted",
+            "arm": "speculative:ahead=7,verify=rejection",
+            "figures": {"acceptance_length": {"sums": "1.00", "average": "8.00"}},
+        },
         {"row": "absent", "arm": "ar:on=base", "figures": {"accuracy": {"sums": "50.0"}}},
     ]
     table = published("mars-table-9")
@@ -198,6 +269,46 @@ def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
     plain = figure(result, "plain", "accuracy")
     assert plain["ours"]["n"] == 8
     assert plain["word"] in WORDS[:3]
+
+
+def test_an_accepted_length_is_our_acceptance_length(tmp_path: Path) -> None:
+    """Pooled over forwards: that of results.json, with an interval over blocks. No other accounting is shown."""
+    table = own_table(80, ["drafted"])
+    table = table.changed(plan=table.plan.changed(batch_sizes=[1], temperature=1.0, beside=["ar"]))
+    result = carried_out(table, OWN, tmp_path / "it")
+    validate(result)
+    cells = json.loads((tmp_path / "it" / "tiny" / "results.json").read_text())["cells"]
+    lines = [*RunDirectory(tmp_path / "it" / "tiny").lines(f"generations/{cells[1]['cell']}.jsonl")]
+    steps = [step for line in lines for step in line["commits"] if step]
+    ours = figure(result, "drafted", "acceptance_length")["ours"]
+
+    assert [cell["method"] for cell in cells] == ["ar", "speculative"]
+    assert ours["value"] == pytest.approx(sum(steps) / len(steps))
+    assert ours["value"] == pytest.approx(cells[1]["acceptance"]["length"])
+    assert ours["ci_low"] < ours["value"] < ours["ci_high"]
+    assert ours["n"] == 8
+    assert figure(result, "drafted", "acceptance_length")["word"] == "differs"
+    assert result["accounting"] == []
+    page.write(tmp_path, Reproduction(**result))
+    shown = (tmp_path / "reproduction.md").read_text()
+    assert "accepted length" in shown
+    assert "- **Accepted length.**" in shown
+    assert "- **The paper's accounting.**" not in shown
+
+
+def test_a_table_says_how_tokens_are_chosen_and_what_runs_beside() -> None:
+    """Temperature, variables of the chat template and baselines are part of every plan of the table."""
+    table = own_table(3, ["drafted"])
+    how = {"temperature": 0.5, "template_option": {"enable_thinking": False}, "beside": ["ar", "ar:on=mars"]}
+    (part,) = lay_out(table.changed(plan=table.plan.changed(**how)), OWN)
+
+    assert part.plan is not None
+    assert (part.plan.request.temperature, part.plan.request.template_option) == (0.5, {"enable_thinking": False})
+    assert [cell.arm for cell in part.plan.cells] == [
+        "ar@ar/graph",
+        "ar@mars/graph",
+        "speculative:ahead=7,verify=rejection@ar/graph",
+    ]
 
 
 def test_a_mean_of_one_is_that_one(own: tuple[JsonObject, Path]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from made_records import cell_data, generation_line, timing_line
 
-from mtbench.results import aggregate
+from mtbench.results import acceptance, aggregate
 from mtbench.results.comparisons import compare
 from mtbench.results.samples import CellData, _units
 from mtbench.results.subtasks import summarize
@@ -68,6 +68,20 @@ def test_tokens_per_forward_has_an_interval_over_blocks() -> None:
     spread = summarize(cell([0, 1, 2, 3, 4, 5]), None)
     assert spread.tokens_per_forward == 39 / 18
     assert spread.tokens_per_forward_ci is not None
+
+
+def test_an_acceptance_length_counts_the_forwards_that_commit() -> None:
+    """Per unit of blocks; a row that waits verifies nothing. An engine that hides its commits has none."""
+    commits = [[3, 0, 1], [2], [0, 8]]
+    lines = [
+        generation_line(item=f"a/{i}/0", block=i // 2, token_ids=[1] * sum(steps), forwards=len(steps), commits=steps)
+        for i, steps in enumerate(commits)
+    ]
+    data = cell_data(lines, [])
+
+    assert data.tokens_and_steps() == ([6, 8], [3, 1])
+    assert acceptance.length(commits) == 14 / 4
+    assert cell_data([*lines, generation_line(item="a/9/0")], []).tokens_and_steps() is None
 
 
 @pytest.mark.parametrize("void", ["ar@ar/graph", "mars@ar/graph"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_cases import FORMATS, write_draft
 from made_up import write_lines
 from small import save_small
 
@@ -117,6 +118,16 @@ def test_unpacked_files_equal_the_packed_ones(tmp_path: Path, data: Path, weight
     for name in bundled:
         assert (Path(unpacked.checkpoints["ar"]) / name).read_bytes() == (weights / name).read_bytes()
     assert (unpacked.family, Path(unpacked.checkpoints["ar"]).name) == (None, "small")
+
+
+def test_a_draft_is_packed_without_a_tokenizer(tmp_path: Path, weights: Path) -> None:
+    """A draft that reads the target's hidden states uses the target's."""
+    draft = write_draft(tmp_path / "eagle", FORMATS["deepspec"])
+    family = Family("small", {"ar": str(weights), "eagle": str(draft)})
+    write_bundle(tmp_path / "x.tar", {}, family, family.roles)
+    unpacked = Path(open_bundle(tmp_path / "x.tar").checkpoints["eagle"])
+
+    assert {path.name for path in unpacked.iterdir()} == {"config.json", "model.safetensors"}
 
 
 def test_the_same_content_is_the_same_bundle(tmp_path: Path, data: Path, weights: Path) -> None:

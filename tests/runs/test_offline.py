@@ -26,6 +26,9 @@ WITHOUT_DATA = {
     "gpqa": "the user must get the authors' archive",
     "gpqa-paper": "the user must get the authors' archive",
     "speed-bench": "the user must run NVIDIA's script, under NVIDIA's licence",
+    **dict.fromkeys(
+        ("math500", "aime25", "mbpp", "mbpp-deepspec", "livecodebench", "alpaca", "arena-hard"), "not copied"
+    ),
     "prompts": "the user's own file",
     "synthetic": "needs no data and no chat template",
 }

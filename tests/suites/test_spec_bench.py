@@ -124,7 +124,7 @@ def test_questions_are_downloaded_once(served: list[str]) -> None:
 def test_a_changed_file_at_the_address_is_refused(served: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A download must have the expected SHA-256."""
     monkeypatch.setattr(SUITES["spec-bench"], "sha256", "0" * 64)
-    with pytest.raises(UserError, match=r"has changed \(its SHA-256 differs\); pass --data-dir"):
+    with pytest.raises(UserError, match=r"has changed \(its hash differs\); pass --data-dir"):
         open_suite()
 
 

@@ -1,0 +1,96 @@
+"""`--template-option`: variables of the chat template reach the prompts, and the plan and the results say so."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtbench.cli.request_options import template_options
+from mtbench.errors import UserError
+from mtbench.models.families import TINY
+from mtbench.models.loading import inspect
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.planner import make_plan
+
+TEMPLATE = (  # as Qwen3's: without the variable it thinks
+    "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %} 0{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a small checkpoint whose template knows `enable_thinking`."""
+    folder = tmp_path_factory.mktemp("model") / "ar"
+    shutil.copytree(TINY / "ar", folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+def planned(model: Path, tmp_path: Path, suite: str | None = None, **options: Any) -> Plan:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "1 + 1"}\n')
+    request = RunRequest(
+        suite=(suite or f"prompts:{tmp_path}/mine.jsonl",),
+        model=str(model),
+        method=("ar",),
+        limit=1,
+        max_new_tokens=4,
+        template_option=options,
+    )
+    return make_plan(request)
+
+
+def text(plan: Plan, model: Path) -> str:
+    decoded: str = inspect(str(model), offline=True, needs_mask=False).tokenizer.decode(
+        plan.suites[0].items[0].prompt_ids
+    )
+    return decoded
+
+
+def test_a_variable_reaches_the_prompt_and_is_recorded(model: Path, tmp_path: Path) -> None:
+    """Only where it is given; in the plan's request and in the task that the results repeat."""
+    thinking = planned(model, tmp_path)
+    plain = planned(model, tmp_path, enable_thinking=False)
+
+    assert (text(thinking, model), text(plain, model)) == ("1 + 1", "1 + 1 0")
+    assert plain.request.template_option == {"enable_thinking": False}
+    assert plain.suites[0].task["template_options"] == {"enable_thinking": False}
+    assert "template_options" not in thinking.suites[0].task
+    assert thinking.suites[0].flags == plain.suites[0].flags == []
+    assert planned(model, tmp_path, enable_thinking=True).suites[0].items == thinking.suites[0].items
+
+
+def test_a_variable_that_changes_nothing_is_flagged(model: Path, tmp_path: Path) -> None:
+    """A misspelled one, and any for a suite that uses no chat template."""
+    misspelled = planned(model, tmp_path, enable_thinkin=False).suites[0]
+    unused = planned(model, tmp_path, suite="synthetic:8x4", enable_thinking=False).suites[0]
+
+    assert misspelled.flags == ["the chat template does not read enable_thinkin"]
+    assert unused.flags == ["the chat template does not read enable_thinking"]
+    assert "template_options" not in unused.task
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
+def test_what_is_no_variable_is_refused(name: str, model: Path, tmp_path: Path) -> None:
+    """It would replace the template or what comes back."""
+    with pytest.raises(UserError, match=rf"^--template-option {name}=… is not allowed: [^\n]*$"):
+        planned(model, tmp_path, **{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [("false", False), ("False", False), ("true", True), ("3", 3), ("0.5", 0.5), ("low", "low"), ("nan", "nan")],
+)
+def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
+    """Text that is neither a truth value nor a number stays text."""
+    found = template_options([f"option={given}"])["option"]
+
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("given", ["enable_thinking", "=false", "a b=1", ""])
+def test_other_text_is_refused(given: str) -> None:
+    """In one line with an example."""
+    with pytest.raises(UserError, match=r"is not NAME=VALUE, such as `--template-option enable_thinking=false`\.$"):
+        template_options([given])
