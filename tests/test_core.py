@@ -29,7 +29,8 @@ LONG_FUNCTIONS = {  # file and function -> why it is longer
 NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training objectives; the demonstration's suite
     "runs/run_request.py": {"arithmetic"},
     "models/families.py models/loading.py": {"arithmetic", "ar", "mars", "eagle", "dflash"},
-    "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion"},
+    "training/objectives.py training/recipes.py": {"arithmetic", "ar", "mars", "medusa", "block-diffusion", "eagle"},
+    "training/draft_objectives.py": {"eagle", "dflash", "mtp"},
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper
     "training/token_cache.py": {"prompts"},  # a count
