@@ -6,8 +6,9 @@ them a chain grows: the most frequent next token, then the most frequent one aft
 score is the sum over its tokens of the chance that a place has the chain up to there. A chain ends before a chance
 below `least` and after `factor` · p tokens. The chain with the largest score is the draft.
 
-The paper's tree of earlier answers of a server is not there: each request starts with its own prompt only, so tokens
-and counts do not depend on the order of requests. Lengths are powers of two instead of all up to `depth`.
+The tree is cold: it holds the request's own text, so counts do not depend on the order of requests. A warm tree, with
+the earlier answers of a server, would hold the answers themselves from a run's second round on. Lengths are powers of
+two instead of all up to `depth`.
 Drafting needs no model.
 
 R = rows, P = lengths, S = slots, K = drafts, V = vocabulary.

@@ -144,7 +144,8 @@ FAMILIES: Mapping[str, Family] = {
     for family in (
         Family(
             "tiny",
-            {role.name: EMBEDDED + role.name for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()},
+            {role.name: EMBEDDED + role.name for role in sorted(TINY.glob("*")) if (role / "config.json").is_file()}
+            | {"dflash": f"{EMBEDDED}dspark"},  # DFlash with two heads
             about="about 1 M parameters each, embedded, trained on the suite arithmetic",
             domain="arithmetic",
         ),

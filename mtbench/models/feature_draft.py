@@ -115,6 +115,11 @@ class DraftConfig:
     max_positions: int
     mask_id: int | None = None
 
+    @property
+    def max_position_embeddings(self) -> int:
+        """The same as `max_positions`, by the name of transformers' configurations."""
+        return self.max_positions
+
     def for_target(self, target: Any) -> "DraftConfig":
         """Return the configuration with what depends on the target, given the target's text configuration.
 
