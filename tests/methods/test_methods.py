@@ -25,13 +25,15 @@ ARMS = (
         f"jacobi:ahead={NEW}",
         "lookahead",
         "medusa:tree=1|3x2",
+        "eagle:tree=1|3x2",
+        "dflash",
         "mars-selfspec:ahead=auto|3",
     ),
     *("mars-speculative", "mars-speculative:tau=0.9,draft=draft_mars,per_forward=4"),
     *("hf-generate", "hf-generate:draft=draft", "hf-generate:prompt_lookup=4"),
 )
 ELSEWHERE = {"openai"}  # needs a server: tests/test_openai.py
-ELSEWHERE |= {"dflash", "eagle", "mtp"}  # need a draft on hidden states: their own tests
+ELSEWHERE |= {"mtp"}  # needs layers in the target: tests/methods/test_mtp.py
 
 
 @pytest.fixture(scope="module")
