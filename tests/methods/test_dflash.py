@@ -140,7 +140,7 @@ def test_what_is_committed_is_what_plain_python_commits(cases: dict[str, Case], 
     assert len(commits_seen) >= 4
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["z-lab", "rnn"])
 def test_drafts_change_nothing_but_the_pace(cases: dict[str, Case], kind: str) -> None:
     """`ar`'s tokens and reasons at every K, fed as on a GPU; a row's own commits; a draft is one forward."""
     case = cases[kind]
@@ -155,7 +155,7 @@ def test_drafts_change_nothing_but_the_pace(cases: dict[str, Case], kind: str) -
     assert [g.commits for g in got] == [g.commits for g in alone]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", ["z-lab", "rnn"])
 def test_sampled_tokens_are_those_of_sampled_ar(cases: dict[str, Case], kind: str) -> None:
     case = cases[kind]
     want = run(ar(), case.runners.target, MANY[:5], BUDGETS, temperature=1)
@@ -196,10 +196,8 @@ def replaced(holder: type, name: str, make: Callable[[Any], Any]) -> Callable[[p
 def keep_block_keys(patch: pytest.MonkeyPatch, _: DraftRunner) -> None:
     """Accepted tokens keep the keys they had as masks: only the newest entry is made of features."""
     real: Any = vars(block_drafting)["new_entries"]
-    late = SimpleNamespace(tight=False)
-    patch.setattr(
-        block_drafting, "new_entries", lambda runner, _, rows, cached, __: real(runner, late, rows, cached, 1)
-    )
+    newest = SimpleNamespace(tight=False, commits=1)
+    patch.setattr(block_drafting, "new_entries", lambda runner, _, *rest: real(runner, newest, *rest))
 
 
 def shift_block(real: Any) -> Any:

@@ -377,7 +377,7 @@ def test_forwards_and_memory_of_the_draft_are_counted(pair: Pair) -> None:
         ("ahead=1,tree=2x2", r"up to 1 depths"),
         ("tree=0x2", r"tree='0x2' is not allowed"),
         ("draft=draft", r"in role 'draft' is a whole model \(qwen2\), and a draft that drafts token by token"),
-        ("", r"has no checkpoint in the role 'eagle'"),
+        ("draft=poet", r"has no checkpoint in the role 'poet'"),
     ],
 )
 def test_what_cannot_draft_is_refused_by_name(options: str, said: str) -> None:
