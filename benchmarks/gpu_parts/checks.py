@@ -156,6 +156,7 @@ def equality(bench: Bench) -> None:
         method=(
             *(f"ar:on=mars,{engines}", f"mars:tau=1|0.8,{engines}", "mars:tau=0.8,cache=block,engine=eager|graph"),
             *(*drafting, f"ar:on=medusa,{engines}", f"medusa:{engines}"),
+            *(f"ar:{engines}", f"eagle:tree=1|3x2,{engines}", f"dflash:{engines}"),
         ),
         family="tiny",
         batch_size=(1, 4),
