@@ -24,6 +24,9 @@ EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
 LEAST_TIME = 1e-3  # of the diffusion times, which are drawn from (LEAST_TIME, 1)
 
 Model = Any  # a causal language model of transformers
+# Where the modules are that an objective adds: in a file of their own beside the trained model, in a checkpoint of their
+# own, or among the weights in a copy of the base.
+Stored = Literal["beside", "alone", "inside"]
 
 
 class Special(NamedTuple):
@@ -63,6 +66,7 @@ class Objective:
     name: ClassVar[str]
     needs_mask: ClassVar[bool] = False
     freezes_model: ClassVar[bool] = False  # only added modules learn
+    stored: ClassVar[Stored] = "beside"
     role: ClassVar[str]  # role of its checkpoints in a family
 
     @property
@@ -111,12 +115,12 @@ class Objective:
         return Losses(torch.stack(totals).sum(), torch.stack(parts).sum(0))
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
-        """After training: remove the added modules; return their tensors, which are saved as `<name>.safetensors`."""
+        """After training: remove the added modules; return their tensors by the names that they are stored by."""
         return {}
 
-    def checkpoint_config(self, model: Model) -> Mapping[str, Any] | None:
-        """Return the config.json of a checkpoint of the added modules alone; None: they are saved with the model."""
-        return None
+    def checkpoint_config(self, model: Model) -> Mapping[str, Any]:
+        """Return the config.json of modules stored alone; of those stored inside, what the base's gets."""
+        return {}
 
 
 def clean_stream(ids: Tensor) -> Stream:
