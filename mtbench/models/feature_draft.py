@@ -28,8 +28,8 @@ class FeatureDraft(nn.Module):
     """A draft model. Embedding and LM head may be the target's; they are then no parameters of the module.
 
     A sequential draft reads as many tokens as features: token i + 1 with the feature of position i. It predicts one
-    token from each, and makes its own feature for the next step (`advance`). A block draft caches the features fed, whatever tokens
-    there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
+    token from each, and makes its own feature for the next step (`advance`). A block draft caches the features fed,
+    whatever tokens there are, then reads the tokens of a block in the slots after them, and predicts several at once.
 
     Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
     embeddings.

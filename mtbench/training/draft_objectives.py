@@ -412,7 +412,8 @@ class MarkovBlockDraft(BlockDraft):
         target_head = model.get_output_embeddings().weight
         confidence = model.draft.confidence_head.proj(inputs.hidden).squeeze(1)
         parts = torch.zeros(len(self.parts), device=confidence.device, dtype=confidence.dtype)
-        for part in chunks(len(inputs.hidden), len(inputs.head)):
+        # A step may have a batch without conversations; its loss, too, must have gradients.
+        for part in chunks(max(1, len(inputs.hidden)), len(inputs.head)):
             terms = checkpoint(  # the logits of one chunk at a time
                 block_terms,
                 inputs.hidden[part],

@@ -24,8 +24,8 @@ EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
 LEAST_TIME = 1e-3  # of the diffusion times, which are drawn from (LEAST_TIME, 1)
 
 Model = Any  # a causal language model of transformers
-# Where the modules are that an objective adds: in a file of their own beside the trained model, in a checkpoint of their
-# own, or among the weights in a copy of the base.
+# Where the modules are that an objective adds: in a file of their own beside the trained model, in a checkpoint of
+# their own, or among the weights in a copy of the base.
 Stored = Literal["beside", "alone", "inside"]
 
 
