@@ -288,7 +288,7 @@ def test_a_fault_in_the_steps_of_training_is_found(
         roll = Tensor.roll
         monkeypatch.setattr(Tensor, "roll", lambda self, by, dim: roll(self, -1, dim))
     elif what == "own output":
-        kind, inputs = type(runner.model.draft), {}
+        kind, inputs = type(runner.model.draft), dict[str, Tensor]()
         advance = kind.advance
 
         def first(self: Any, ids: Tensor, features: Tensor, *rest: Any, own: bool) -> tuple[Tensor, Tensor]:
