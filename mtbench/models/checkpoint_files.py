@@ -19,6 +19,9 @@ from mtbench.errors import UserError, first_line
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SETTINGS = (CONFIG, "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja")
+# What to copy of a checkpoint: safetensors (pickled weights could run code), tokenizer, configuration, training record,
+# licence.
+CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*")
 LARGEST_SETTINGS, LARGEST_TOKENIZER, LARGEST_HEADER = (
     1 << 24,
     1 << 28,

@@ -28,8 +28,8 @@ class FeatureDraft(nn.Module):
     """A draft model. Embedding and LM head may be the target's; they are then no parameters of the module.
 
     A sequential draft reads as many tokens as features: token i + 1 with the feature of position i. It predicts one
-    token from each, and makes its own feature for the next step. A block draft caches the features fed, whatever tokens
-    there are, then reads the tokens of a block in the slots after them, and predicts several tokens at once.
+    token from each, and makes its own feature for the next step (`advance`). A block draft caches the features fed,
+    whatever tokens there are, then reads the tokens of a block in the slots after them, and predicts several at once.
 
     Beside this it has what is read of a model of transformers: `config`, `dtype`, `device`, `num_parameters`, and both
     embeddings.
@@ -99,6 +99,15 @@ class FeatureDraft(nn.Module):
         features that an earlier step returned. `metadata`: slots and positions of what is fed; for a block draft P + W.
         The cache has been told of the metadata. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
         """
+
+    def advance(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the LM head reads, and the features; both (R, judged, C). Only of a sequential draft.
+
+        It is `forward` without the LM head. Training calls it with the metadata and the cache of its own.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor
@@ -318,6 +319,14 @@ def _end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBa
         )
     ids = {tokenizer.eos_token_id, *configured}
     return tuple(sorted(i for i in ids if i is not None))
+
+
+def downloaded(source: str, *, offline: bool) -> Path:
+    """Return the folder with a checkpoint's settings and weights, given a folder or a hub id."""
+    if Path(source).is_dir():
+        return Path(source)
+    with explained(source, "weights", offline):
+        return Path(snapshot_download(source, allow_patterns=["*.json", "*.safetensors"], local_files_only=offline))
 
 
 def refuse_pickles(folder: Path) -> None:

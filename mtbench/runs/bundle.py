@@ -27,6 +27,7 @@ from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
 from mtbench.files import flush, open_plain, write_errors, write_json
+from mtbench.models.checkpoint_files import CHECKPOINT_FILES
 from mtbench.models.drafts.loading import draft_config
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM, RECORD, Family, split_part
 from mtbench.models.loading import inspect
@@ -37,9 +38,6 @@ INCOMPLETE = "the incomplete file was removed."
 DATA, CHECKPOINTS = "data", "checkpoints"
 MAX_MANIFEST_BYTES = 1 << 26
 COPY_CHUNK_BYTES = 1 << 22
-# Files of a checkpoint to bundle: safetensors (pickled weights could run code), tokenizer, configuration, training
-# record, licence.
-CHECKPOINT_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A trained checkpoint on disk: weights, tokenizer and training record; the folder is complete or absent."""
 
+import json
 import platform
 import shlex
 import shutil
@@ -13,10 +14,13 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
+from mtbench.models.checkpoint_files import CHECKPOINT_FILES, CONFIG, INDEX, WEIGHTS
 from mtbench.models.families import RECORD, read_training_record
 
 TORCH_WRITERS = ("inline_container", "PytorchStreamWriter")  # named in torch's errors when the disk refuses a write
 PACKAGES = ("multi-token-bench", "torch", "transformers", "accelerate", "tokenizers")
+
+ADDED = "model-added.safetensors"  # tensors added to weights that are in several files
 
 ADVICE = "Make room, then repeat the command: complete steps are kept."
 
@@ -81,6 +85,41 @@ def write_draft(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]
         save_file(cast, partial / "model.safetensors", {"format": "pt"})
         write_record(partial, record)
         partial.rename(out)
+
+
+def write_copy(
+    out: Path, base: Path, entries: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str, record: Any
+) -> None:
+    """Write a copy of the checkpoint in `base` with `tensors`, in `dtype`, among its weights; as `write_checkpoint`.
+
+    The base's own tensors keep their bits. `entries` are added to its config.json.
+    """
+    import torch
+
+    partial = out.with_name(out.name + ".partial")
+    with write_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for file in base.iterdir():
+            if any(map(file.match, CHECKPOINT_FILES)) and file.name not in (RECORD, CONFIG, WEIGHTS):
+                shutil.copyfile(file, partial / file.name)
+        files.write_json(partial / CONFIG, {**json.loads((base / CONFIG).read_text()), **entries})
+        _add_tensors(base, partial, {name: t.to(getattr(torch, dtype)).contiguous() for name, t in tensors.items()})
+        write_record(partial, record)
+        partial.rename(out)
+
+
+def _add_tensors(base: Path, out: Path, tensors: Mapping[str, Any]) -> None:
+    """Write the weights of `base` with more tensors: in its one file, or with an index in one file more."""
+    from safetensors.torch import load_file, save_file
+
+    if (base / WEIGHTS).exists():
+        save_file({**load_file(base / WEIGHTS), **tensors}, out / WEIGHTS, {"format": "pt"})
+        return
+    save_file(dict(tensors), out / ADDED, {"format": "pt"})
+    index = json.loads((base / INDEX).read_text())
+    index["weight_map"] |= dict.fromkeys(tensors, ADDED)
+    files.write_json(out / INDEX, index)
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

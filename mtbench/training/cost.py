@@ -4,8 +4,9 @@ A fed token costs 2 FLOPs per parameter of the layers in the forward pass and tw
 prediction costs the same per parameter of the head; attention costs 4 FLOPs per channel and visible pair of tokens in
 the forward pass (Kaplan et al., arXiv 2001.08361, table 1; Chowdhery et al., arXiv 2204.02311, appendix B). The numbers
 of fed tokens, predictions and visible pairs are counted on the first conversations of the data, in the sequences that
-the objective builds. Published shapes and data sets of the hub are not downloaded: each of their conversations counts
-with the maximum length, so the figures are upper bounds ("at most").
+the objective builds. Modules that the objective adds cost the same, by the positions that they read. Published shapes
+and data sets of the hub are not downloaded: each of their conversations counts with the maximum length, so the figures
+are upper bounds ("at most").
 """
 
 import math
@@ -34,7 +35,7 @@ from mtbench.report.progress import clock
 from mtbench.training.conversations import HUB, is_on_hub, nothing_left, read, read_conversations, tokenise
 from mtbench.training.init_model import learn_tokenizer
 from mtbench.training.linear_cross_entropy import CHUNK
-from mtbench.training.objectives import Objective, Special
+from mtbench.training.objectives import AddedWork, Objective, Special
 from mtbench.training.packing import AttentionMask, Example, pack
 from mtbench.training.recipe_runner import cores, needs
 from mtbench.training.recipes import Stage
@@ -57,6 +58,7 @@ class Model(NamedTuple):
     trained: int  # parameters
     frozen: int
     frozen_body: bool
+    added: int  # parameters of modules that the objective adds, without embeddings and heads
     activations: int  # elements kept per token and layer
 
 
@@ -66,6 +68,7 @@ class Traffic(NamedTuple):
     fed: float  # tokens
     predicted: float
     pairs: float  # of a query and a key it attends to
+    added: AddedWork
     longest: int  # fed tokens of the longest conversation
 
 
@@ -329,10 +332,12 @@ def traffic_of(objective: Objective, examples: Iterable[Example]) -> Traffic:
     parts = len(objective.parts)
     masks = (AttentionMask(pack([[sequence]], len(sequence.ids), parts)) for sequence in sequences)
     lengths = [len(sequence.ids) for sequence in sequences]
+    added = [objective.added_work(sequence) for sequence in sequences]
     return Traffic(
         fed=sum(lengths) / len(sequences),
         predicted=sum(len(sequence.predictor) for sequence in sequences) / len(sequences),
         pairs=sum(int(mask.dense().sum()) for mask in masks) / len(sequences),
+        added=AddedWork(*(sum(each) / len(sequences) for each in zip(*added, strict=True))),
         longest=max(lengths),
     )
 
@@ -342,18 +347,21 @@ def model_of(config: Any, objective: Objective | None) -> Model:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         shape = probe.count(model)
+        own = {id(p) for p in model.parameters()}
         body = model.base_model.layers
         if objective is None:
             model.requires_grad_(False)
         else:
             objective.attach(model, Special(0, 0))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    added = [p for p in model.parameters() if id(p) not in own and shape.vocabulary not in p.shape]
     queries, keys = shape.heads * shape.head_dim, shape.kv_bytes_per_token // (2 * shape.layers * model.dtype.itemsize)
     return Model(
         shape=shape,
         trained=trained,
         frozen=sum(p.numel() for p in model.parameters()) - trained,
         frozen_body=not any(p.requires_grad for p in body.parameters()),
+        added=sum(p.numel() for p in added),
         activations=4 * config.hidden_size + 2 * queries + 2 * keys + 4 * config.intermediate_size,
     )
 
@@ -366,7 +374,9 @@ def flop_of(model: Model, teacher: Model | None, traffic: Traffic) -> float:
         return shape.body * traffic.fed + attention, shape.head * traffic.predicted
 
     body, head = forward(model.shape)
-    flop = (2 if model.frozen_body else 6) * body + 6 * head
+    added = model.added * traffic.added.positions
+    added += 2 * model.shape.heads * model.shape.head_dim * traffic.added.pairs
+    flop = (2 if model.frozen_body else 6) * body + 6 * (added + head)
     return flop if teacher is None else flop + 2 * sum(forward(teacher.shape))
 
 

@@ -2,7 +2,9 @@
 
 The target is frozen, its embedding and LM head are shared. Its hidden states are computed on the way, in the forward
 pass of each batch. Sources: EAGLE-3's training-time test (arXiv 2503.01840, section 3.2); DFlash and DSpark (arXiv
-2607.05147), with the losses of the authors' code. The checkpoint holds the draft alone.
+2607.05147), with the losses of the authors' code; multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2;
+FastMTP, arXiv 2509.18362). The checkpoint holds the draft alone; for multi-token prediction it is a copy of the target
+with the layer added.
 
 Letters: R rows, T fed tokens, N predictions, H hidden size, V vocabulary, B block size, A blocks of a row.
 """
@@ -17,18 +19,22 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
 
+from mtbench.errors import UserError
 from mtbench.models import kernels
+from mtbench.models.drafts import mtp
 from mtbench.models.drafts.loading import recognised
-from mtbench.models.feature_draft import FeatureDraft
+from mtbench.models.feature_draft import DraftConfig, FeatureDraft
 from mtbench.options import option
 from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
 from mtbench.training.objectives import (
     EXACT,
+    AddedWork,
     HeadInput,
     Losses,
     Model,
     Objective,
     Special,
+    Stored,
     TargetStates,
     clean_stream,
     first_target,
@@ -40,9 +46,10 @@ TAPS = 5  # layers that a draft reads, at most
 
 @dataclass(frozen=True, kw_only=True)
 class DraftObjective(Objective):
-    """A draft learns from the hidden states of a frozen target."""
+    """A draft learns from the hidden states of a frozen target. Its layers are Qwen3's, of the target's sizes."""
 
     freezes_model: ClassVar[bool] = True
+    stored: ClassVar[Stored] = "alone"
     architecture: ClassVar[str]  # in config.json
 
     @property
@@ -60,16 +67,28 @@ class DraftObjective(Objective):
         """Freeze the model; add the draft, with random weights from a fixed seed."""
         model.requires_grad_(False)
         config = model.config.get_text_config()
+        model.draft = self.format(model, special).for_target(config).build(model)
+        model.draft.settle({})
+        initialise(model.draft, config.initializer_range)
+
+    def format(self, model: Model, special: Special) -> DraftConfig:
+        """Return the configuration of the draft. Raises UserError for a target that cannot have one."""
+        config = model.config.get_text_config()
+        if config.num_hidden_layers == 1:
+            raise UserError(f"{self.name} reads layers before the last, and the base has one; give another `--base`.")
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
         kept = ("head_dim", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling")
         given = {name: getattr(config, name) for name in (*sizes, *kept) if getattr(config, name, None) is not None}
         given.setdefault("head_dim", config.hidden_size // config.num_attention_heads)
         raw = Qwen3Config(**given, num_hidden_layers=self.draft_layers, tie_word_embeddings=False).to_dict()
-        own = {"architectures": [self.architecture], "target_layer_ids": tapped_layers(config.num_hidden_layers)}
-        model.draft = recognised(raw | own | {"num_target_layers": config.num_hidden_layers} | self.settings(special))
-        model.draft = model.draft.for_target(config).build(model)
-        model.draft.settle({})
-        initialise(model.draft, config.initializer_range)
+        own: dict[str, Any] = {
+            "architectures": [self.architecture],
+            "target_layer_ids": tapped_layers(config.num_hidden_layers),
+        }
+        own["num_target_layers"] = config.num_hidden_layers
+        found = recognised(raw | own | self.settings(special))
+        assert found is not None
+        return found
 
     def taps(self, model: Model) -> tuple[int, ...]:
         taps: tuple[int, ...] = model.draft.format.taps
@@ -151,28 +170,21 @@ class DraftMask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle(DraftObjective):
-    """EAGLE-3: the draft learns the target's distributions from its hidden states, then from its own (training-time
-    test).
+class SequentialDraft(DraftObjective):
+    """A draft that reads its own output learns in several steps from each position, as it decodes.
 
     Step s feeds every position the output of step s - 1 with the next token. It attends to the first step's keys up to
-    its place, and to its own position in the steps since: what decoding has. The loss is the divergence from the
-    target's distribution, whose gradient is that of the paper's soft cross-entropy. Step s has the weight 0.8 to the
-    power of s. Mean over labelled tokens, then over conversations.
+    its place, and to its own position in the steps since: what decoding has.
     """
 
-    name: ClassVar[str] = "eagle"
-    role: ClassVar[str] = "eagle"
-    architecture: ClassVar[str] = "Qwen3Eagle3Model"
+    decay: ClassVar[float]  # weight of a step's loss, of the weight of the step before
+    learns_distribution: ClassVar[bool]  # of the target; else the tokens of the text
 
-    steps: int = option(7, "steps of the training-time test: tokens that the draft learns to draft in a row", low=1)
+    steps: int = option(3, "steps of a draft: tokens that it learns to draft in a row", low=1)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(f"step_{step}" for step in range(1, self.steps + 1))
-
-    def settings(self, special: Special) -> Mapping[str, Any]:
-        return {"ttt_length": self.steps}
 
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         """Build the sequence. A prediction's predictor is the token before its target, from which the target predicts
@@ -182,7 +194,7 @@ class Eagle(DraftObjective):
         predictor = torch.arange(max(first_target(example.prompt), 2) - 1, count - 1)
         ahead = torch.arange(1, self.steps + 1)[:, None].expand(-1, len(predictor))
         exists = predictor >= ahead
-        weight = torch.diag(0.8 ** torch.arange(self.steps, dtype=EXACT)) / max(1, len(predictor))
+        weight = torch.diag(self.decay ** torch.arange(self.steps, dtype=EXACT)) / max(1, len(predictor))
         predictor = predictor.expand(self.steps, -1)[exists]
         return TrainingSequence(
             *clean_stream(example.ids[:-1]),
@@ -191,6 +203,11 @@ class Eagle(DraftObjective):
             weight=weight[:, None].expand(-1, exists.shape[1], -1)[exists],
             ahead=ahead[exists],
         )
+
+    def added_work(self, sequence: TrainingSequence) -> AddedWork:
+        """Each step reads all tokens, with the keys of the steps before."""
+        fed = len(sequence.ids)
+        return AddedWork(self.steps * fed, fed**2 * self.steps * (self.steps + 1) / 2)
 
     def head_inputs(
         self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
@@ -203,10 +220,77 @@ class Eagle(DraftObjective):
         for step in range(self.steps):
             ids = batch.ids.roll(-1 - step, 1)
             metadata = DraftMask(batch.position + step, torch.cat((clean, *[own] * step), -1))
-            feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], own=step > 0)
+            read, feature = draft.advance(ids, feature, metadata, keys, ids.shape[1], own=step > 0)
             rows = (batch.ahead == step + 1).nonzero().squeeze(1)
-            hidden = draft.norm(feature.flatten(0, 1)[batch.predictor[rows] - step - 1])
-            yield HeadInput(rows, hidden, draft.get_output_embeddings().weight, (states.predicting[rows], target_head))
+            hidden = read.flatten(0, 1)[batch.predictor[rows] - step - 1]
+            wanted = (states.predicting[rows], target_head) if self.learns_distribution else None
+            yield HeadInput(rows, hidden, draft.get_output_embeddings().weight, wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle(SequentialDraft):
+    """EAGLE-3: the draft learns the target's distributions from its hidden states, then from its own (training-time
+    test).
+
+    The loss is the divergence from the target's distribution, whose gradient is that of the paper's soft cross-entropy.
+    Step s has the weight 0.8 to the power of s. Mean over labelled tokens, then over conversations.
+    """
+
+    name: ClassVar[str] = "eagle"
+    role: ClassVar[str] = "eagle"
+    architecture: ClassVar[str] = "Qwen3Eagle3Model"
+    decay: ClassVar[float] = 0.8
+    learns_distribution: ClassVar[bool] = True
+
+    steps: int = option(7, "steps of the training-time test: tokens that the draft learns to draft in a row", low=1)
+
+    def settings(self, special: Special) -> Mapping[str, Any]:
+        return {"ttt_length": self.steps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mtp(SequentialDraft):
+    """Multi-token prediction: one more layer of a frozen target learns to draft, fed its own output as in decoding.
+
+    As in FastMTP: three steps, since the layer is repeated in decoding and a layer trained for one step drafts one
+    token well; cross-entropy of the text, as in DeepSeek-V3; step s has the weight 0.6 to the power of s. So train it
+    on the target's own answers (`mtbench train answers`). Mean over labelled tokens, then over conversations. The
+    checkpoint is a copy of the target with the layer in MiMo's format: `mtbench run --model OUT --method mtp`.
+    """
+
+    name: ClassVar[str] = "mtp"
+    role: ClassVar[str] = "ar"
+    stored: ClassVar[Stored] = "inside"
+    decay: ClassVar[float] = 0.6
+    learns_distribution: ClassVar[bool] = False
+    entries: ClassVar[Mapping[str, Any]] = {mtp.ADDED.counted_by: 1}  # of config.json
+
+    def format(self, model: Model, special: Special) -> DraftConfig:
+        raw = model.config.to_dict()
+        if mtp.has_layers(raw):
+            raise UserError("the base has a layer for multi-token prediction already; decode with it: `--method mtp`.")
+        if "rms_norm_eps" not in raw:
+            raise UserError(
+                f"mtp adds a layer of the base's kind with RMSNorm, and {raw['model_type']} has none; give another "
+                "`--base`."
+            )
+        found = recognised(raw | self.entries, mtp.NAME)
+        assert found is not None
+        return found
+
+    def head_inputs(
+        self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
+    ) -> Iterator[HeadInput]:
+        # With gradient checkpointing transformers' layer would drop the keys of the steps before.
+        model.draft.block.gradient_checkpointing = False
+        yield from super().head_inputs(model, states, batch, teacher)
+
+    def detach(self, model: Model) -> Mapping[str, Tensor]:
+        stored_name = model.draft.format.stored_name
+        return {stored_name(name): tensor for name, tensor in super().detach(model).items()}
+
+    def checkpoint_config(self, model: Model) -> Mapping[str, Any]:
+        return self.entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +343,11 @@ class BlockDraft(DraftObjective):
             weight=(decay / decay.sum())[:, None] * shares,
             ahead=(place + 1).expand(len(chosen), -1)[exists],
         )
+
+    def added_work(self, sequence: TrainingSequence) -> AddedWork:
+        """All places of all blocks are read, with the keys of the text and of all blocks."""
+        places = int((sequence.ahead == 1).sum()) * self.block_size
+        return AddedWork(places, self.layers * places * (len(sequence.ids) + places))
 
     def head_inputs(
         self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None

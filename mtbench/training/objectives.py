@@ -24,6 +24,9 @@ EXACT = torch.float64  # of weights: a mean's 1/n is not exact in float32
 LEAST_TIME = 1e-3  # of the diffusion times, which are drawn from (LEAST_TIME, 1)
 
 Model = Any  # a causal language model of transformers
+# Where the modules are that an objective adds: in a file of their own beside the trained model, in a checkpoint of
+# their own, or among the weights in a copy of the base.
+Stored = Literal["beside", "alone", "inside"]
 
 
 class Special(NamedTuple):
@@ -56,6 +59,13 @@ class HeadInput(NamedTuple):
     teacher_output: TeacherOutput | None = None
 
 
+class AddedWork(NamedTuple):
+    """What the modules that an objective adds compute for a conversation; they have the target's heads."""
+
+    positions: float  # that each of them reads
+    pairs: float  # of a query and a key, over all layers
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """The interface of an objective. `name` is its command, `parts` are the named terms of its loss."""
@@ -63,6 +73,7 @@ class Objective:
     name: ClassVar[str]
     needs_mask: ClassVar[bool] = False
     freezes_model: ClassVar[bool] = False  # only added modules learn
+    stored: ClassVar[Stored] = "beside"
     role: ClassVar[str]  # role of its checkpoints in a family
 
     @property
@@ -88,6 +99,10 @@ class Objective:
         """Build the training sequence of one conversation. Its weights are not yet divided by the step's divisor."""
         raise NotImplementedError
 
+    def added_work(self, sequence: TrainingSequence) -> AddedWork:
+        """Return the work of the modules that `attach` adds, without LM heads, to estimate the cost of a training."""
+        return AddedWork(0, 0)
+
     def attach(self, model: Model, special: Special) -> None:
         """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
 
@@ -111,12 +126,12 @@ class Objective:
         return Losses(torch.stack(totals).sum(), torch.stack(parts).sum(0))
 
     def detach(self, model: Model) -> Mapping[str, Tensor]:
-        """After training: remove the added modules; return their tensors, which are saved as `<name>.safetensors`."""
+        """After training: remove the added modules; return their tensors by the names that they are stored by."""
         return {}
 
-    def checkpoint_config(self, model: Model) -> Mapping[str, Any] | None:
-        """Return the config.json of a checkpoint of the added modules alone; None: they are saved with the model."""
-        return None
+    def checkpoint_config(self, model: Model) -> Mapping[str, Any]:
+        """Return the config.json of modules stored alone; of those stored inside, what the base's gets."""
+        return {}
 
 
 def clean_stream(ids: Tensor) -> Stream:
@@ -369,6 +384,9 @@ class Medusa(Objective):
             weight=weight[exists],
             ahead=ahead[exists],
         )
+
+    def added_work(self, sequence: TrainingSequence) -> AddedWork:
+        return AddedWork(len(sequence.predictor) / self.heads, 0)  # a head reads its own predictions
 
     def attach(self, model: Model, special: Special) -> None:
         model.requires_grad_(False)

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft
+from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft, Mtp
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Mars, Medusa, Objective
 
-KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, Eagle, BlockDraft, MarkovBlockDraft)
+KINDS = (Ar, Mars, BlockDiffusion, Draft, Medusa, Eagle, BlockDraft, MarkovBlockDraft, Mtp)
 OBJECTIVES: Mapping[str, type[Objective]] = {kind.name: kind for kind in KINDS}

@@ -21,8 +21,8 @@ from mtbench import files
 from mtbench.errors import UserError
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import weights_sha256
-from mtbench.models.loading import Inspected, inspect
-from mtbench.training.checkpoint import refuse_existing, write_checkpoint, write_draft, write_errors
+from mtbench.models.loading import Inspected, downloaded, inspect
+from mtbench.training.checkpoint import refuse_existing, write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask
@@ -103,8 +103,11 @@ def train(request: TrainingRequest, progress: Progress | None = None, report_to:
         return request.out
     config = objective.checkpoint_config(model)
     added, record = objective.detach(model), {**checked.record, **trained.figures}
-    if config is not None:
+    if objective.stored == "alone":
         write_draft(request.out, config, added, request.settings.dtype, record)
+    elif objective.stored == "inside":
+        base = downloaded(checked.base.source, offline=request.offline)
+        write_copy(request.out, base, config, added, request.settings.dtype, record)
     else:
         write_checkpoint(
             request.out,
@@ -132,7 +135,7 @@ def check(request: TrainingRequest, *, fetch: bool = True) -> Checked:
     objective, settings = request.objective, request.settings
     given = request.mask_token is not None or request.grow_vocabulary
     base = inspect(request.base, offline=request.offline, needs_mask=objective.needs_mask and not given)
-    _refuse_other_layout(base)
+    _refuse_other_layout(base, objective)
     refuse_without_template(base.tokenizer)
     if objective.needs_mask:
         base = with_mask(base, request.mask_token, grow=request.grow_vocabulary)
@@ -189,8 +192,8 @@ def _check_options(request: TrainingRequest) -> None:
         )
 
 
-def _refuse_other_layout(base: Inspected) -> None:
-    """Raise UserError for a model without the list of layers `base_model.layers`."""
+def _refuse_other_layout(base: Inspected, objective: Objective) -> None:
+    """Raise UserError for a model without the list of layers `base_model.layers`, or that the objective cannot use."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(base.config)
     if not hasattr(model.base_model, "layers"):
@@ -198,6 +201,8 @@ def _refuse_other_layout(base: Inspected) -> None:
             f"checkpoint {base.source!r} has no `base_model.layers` ({base.config.model_type}), so mtbench cannot "
             "train it; give another `--base`."
         )
+    with torch.device("meta"):
+        objective.attach(model, Special(0, 0))
 
 
 def _refuse_other_vocabulary(base: Inspected, teacher: Inspected) -> None:

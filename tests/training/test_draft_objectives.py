@@ -5,6 +5,7 @@ everything recomputed for it, no packing and no mask.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -19,9 +20,18 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import Qwen3Config
 
+from mtbench.models.drafts.mtp import MtpLayer
 from mtbench.models.runner import ModelRunner
 from mtbench.training import draft_objectives
-from mtbench.training.draft_objectives import BlockDraft, DraftObjective, Eagle, MarkovBlockDraft, tapped_layers
+from mtbench.training.draft_objectives import (
+    BlockDraft,
+    DraftObjective,
+    Eagle,
+    MarkovBlockDraft,
+    Mtp,
+    SequentialDraft,
+    tapped_layers,
+)
 from mtbench.training.loss import target_states
 from mtbench.training.objectives import Special
 from mtbench.training.packing import Example, pack
@@ -48,7 +58,7 @@ def exact_norms(model: Any) -> None:
     """Compute norms in float64; transformers' compute in float32."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child).__name__.endswith("RMSNorm"):
+            if type(child).__name__.endswith("RMSNorm") and not isinstance(child, torch.nn.RMSNorm):
                 exact = torch.nn.RMSNorm(len(child.weight), eps=child.variance_epsilon, dtype=torch.double)
                 exact.weight = child.weight
                 setattr(parent, name, exact)
@@ -73,8 +83,8 @@ class ExactRotary(torch.nn.Module):
         super().__init__()
         self.frequency = THETA ** (-torch.arange(0, size, 2).double() / size)
 
-    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        angle = (positions[..., None] * self.frequency).repeat(1, 1, 2)
+    def forward(self, like: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (position_ids[..., None] * self.frequency).repeat(1, 1, 2)
         return angle.cos(), angle.sin()
 
 
@@ -83,7 +93,8 @@ def attached(objective: DraftObjective, runner: ModelRunner) -> dict[str, Tensor
     objective.attach(runner.model, SPECIAL)
     draft: Any = runner.model.draft
     exact_norms(draft)
-    draft.rotary_emb = ExactRotary(runner.model.config.head_dim)
+    reads_rotary = runner.model.base_model if isinstance(objective, Mtp) else draft
+    reads_rotary.rotary_emb = ExactRotary(runner.model.config.head_dim)
     torch.manual_seed(2)
     for parameter in draft.parameters():
         parameter.data = torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1)
@@ -122,33 +133,91 @@ def target_distribution(runner: ModelRunner, text: tuple[int, ...]) -> Tensor:
     return logits.softmax(0)
 
 
-def eagle_loss(runner: ModelRunner, tensors: dict[str, Tensor], steps: int) -> Tensor:
-    """Each label by itself: final entries from the target's hidden states, then entries of the draft's own output."""
+class MtpReference(eagle_cases.Reference):
+    """A layer for multi-token prediction, written out: an ordinary layer reads feature and embedding, projected."""
+
+    def fused(self, states: Tensor) -> Tensor:
+        return states
+
+    def joined(self, entries: Sequence[Entry]) -> Tensor:
+        """The layer's input, (n, C). The first position has no embedding."""
+        table = self.target.model.get_input_embeddings().weight
+        embedding = torch.stack([table[e.token] if e.position else torch.zeros_like(table[0]) for e in entries])
+        feature = torch.stack([e.feature for e in entries])
+        both = torch.cat((self.norm(feature, "feature_norm"), self.norm(embedding, "token_norm")), 1)
+        return both @ self.t["join.weight"].T
+
+    def output(self, entries: Sequence[Entry]) -> tuple[Tensor, Tensor]:
+        """What is fed back and what the LM head reads: both are the normed output."""
+        x = self.joined(entries)
+        read = self.norm(x, "block.input_layernorm")
+        query, key, value = (
+            self.project(read, f"self_attn.{name}").unflatten(1, (-1, eagle_cases.HEAD)) for name in "qkv"
+        )
+        positions = torch.tensor([e.position for e in entries]).double()
+        query = self.turned(self.norm(query, "block.self_attn.q_norm"), positions)[-1]
+        key = self.turned(self.norm(key, "block.self_attn.k_norm"), positions)
+        key, value = (t.repeat_interleave(len(query) // t.shape[1], 1) for t in (key, value))
+        weights = (torch.einsum("hd,nhd->hn", query, key) / eagle_cases.HEAD**0.5).softmax(1)
+        hidden = x[-1] + self.project(torch.einsum("hn,nhd->hd", weights, value).flatten(), "self_attn.o")
+        read = self.norm(hidden, "block.post_attention_layernorm")
+        gate = torch.nn.functional.silu(self.project(read, "mlp.gate"))
+        hidden = hidden + self.project(gate * self.project(read, "mlp.up"), "mlp.down")
+        normed = self.norm(hidden, "last_norm")
+        return normed, normed
+
+
+def eagle_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
+    """Divergence from the target's distribution."""
     taps = tuple(layer + 1 for layer in tapped_layers(4))
     form = Format({}, taps, prefix="layer", cut=False, head_norms=True)
-    reference = eagle_cases.Reference(form, tensors, runner)
-    head, total = runner.model.get_output_embeddings().weight, torch.zeros((), dtype=torch.double)
+
+    def divergence(log_p: Tensor, ids: tuple[int, ...], label: int) -> Tensor:
+        wanted = target_distribution(runner, ids[:label])
+        return wanted @ (wanted.log() - log_p)
+
+    return sequential_loss(eagle_cases.Reference(form, tensors, runner), 0.8, divergence)
+
+
+def mtp_loss(runner: ModelRunner, tensors: dict[str, Tensor]) -> Tensor:
+    """Cross-entropy of the text."""
+    reference = MtpReference(Format({}, (4,), prefix="block", cut=False), tensors, runner)
+    return sequential_loss(reference, 0.6, lambda log_p, ids, label: -log_p[ids[label]])
+
+
+def sequential_loss(
+    reference: eagle_cases.Reference, decay: float, loss: Callable[[Tensor, tuple[int, ...], int], Tensor]
+) -> Tensor:
+    """Each label by itself: final entries from the target's hidden states, then entries of the draft's own output."""
+    head = reference.target.model.get_output_embeddings().weight
+    total = torch.zeros((), dtype=torch.double)
     for example in conversations():
         ids = example.ids.tolist()
         labels = range(max(example.prompt, 2), len(ids))
         for label in labels:
-            for step in range(min(steps, label - 1)):
+            for step in range(min(STEPS, label - 1)):
                 last = label - 2 - step
                 entries = reference.entries(ids[: last + 2])
                 for again in range(1, step + 1):
                     feature, _ = reference.output(entries)
                     entries.append(Entry(feature, ids[last + 1 + again], last + again))
                 drafted = (head @ reference.output(entries)[1]).log_softmax(0)
-                wanted = target_distribution(runner, tuple(ids[:label]))
-                total = total + 0.8**step / len(labels) * (wanted @ (wanted.log() - drafted))
+                total = total + decay**step / len(labels) * loss(drafted, tuple(ids), label)
     return total
 
 
-def test_training_time_test_is_decoding_with_the_right_tokens(runner: ModelRunner) -> None:
-    """Every step of every label sees what it sees in decoding; divergence from the target; weights 0.8 to the step."""
-    objective = Eagle(steps=STEPS)
+SEQUENTIAL = [(Eagle(steps=STEPS), eagle_loss), (Mtp(steps=STEPS), mtp_loss)]
+sequential = pytest.mark.parametrize(("objective", "loss"), SEQUENTIAL, ids=[each.name for each, _ in SEQUENTIAL])
+Loss = Callable[[ModelRunner, dict[str, Tensor]], Tensor]
+
+
+@sequential
+def test_steps_of_training_are_decoding_with_the_right_tokens(
+    objective: SequentialDraft, loss: Loss, runner: ModelRunner
+) -> None:
+    """Every step of every label sees what it sees in decoding."""
     tensors = attached(objective, runner)
-    same(ours(objective, runner), eagle_loss(runner, tensors, STEPS), tensors)
+    same(ours(objective, runner), loss(runner, tensors), tensors)
 
 
 def block_loss(runner: ModelRunner, tensors: dict[str, Tensor], objective: BlockDraft) -> Tensor:
@@ -197,14 +266,16 @@ def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypat
     same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
 
 
-@pytest.mark.parametrize("what", ["weights", "position", "tokens"])
-def test_a_fault_in_the_training_time_test_is_found(
-    what: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["weights", "position", "tokens", "own output", "keys"])
+@sequential
+def test_a_fault_in_the_steps_of_training_is_found(
+    objective: SequentialDraft, loss: Loss, what: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step at the place of the one before; one step too few shifted; a step without its weight."""
-    objective = Eagle(steps=STEPS)
+    """A step at the place of the one before; one step too few shifted; a step without its weight; the feature of the
+    step before in place of its output; no keys of the steps before.
+    """
     tensors = attached(objective, runner)
-    expected = eagle_loss(runner, tensors, STEPS)
+    expected = loss(runner, tensors)
     plain = draft_objectives.DraftMask.__init__
     if what == "position":
 
@@ -216,14 +287,30 @@ def test_a_fault_in_the_training_time_test_is_found(
     elif what == "tokens":
         roll = Tensor.roll
         monkeypatch.setattr(Tensor, "roll", lambda self, by, dim: roll(self, -1, dim))
-    else:
-        build = Eagle.build
+    elif what == "own output":
+        kind, inputs = type(runner.model.draft), dict[str, Tensor]()
+        advance = kind.advance
 
-        def flat(self: Eagle, *rest: Any) -> Any:
+        def first(self: Any, ids: Tensor, features: Tensor, *rest: Any, own: bool) -> tuple[Tensor, Tensor]:
+            read, feature = advance(self, ids, features, *rest, own=own)
+            return read, inputs.setdefault("feature", feature)
+
+        monkeypatch.setattr(kind, "advance", first)
+    elif what == "keys":
+        monkeypatch.setattr(draft_objectives.StepKeys, "update", lambda self, key, value, *_, **__: (key, value))
+
+        def last_keys(self: Any, positions: Tensor, mask: Tensor, *rest: Any) -> None:
+            plain(self, positions, mask[..., : mask.shape[1]], *rest)
+
+        monkeypatch.setattr(draft_objectives.DraftMask, "__init__", last_keys)
+    else:
+        build = SequentialDraft.build
+
+        def flat(self: SequentialDraft, *rest: Any) -> Any:
             sequence = build(self, *rest)
             return sequence._replace(weight=(sequence.weight > 0) * sequence.weight.max())
 
-        monkeypatch.setattr(Eagle, "build", flat)
+        monkeypatch.setattr(SequentialDraft, "build", flat)
     assert not torch.allclose(ours(objective, runner), expected, rtol=1e-7)
 
 
@@ -235,6 +322,25 @@ def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObj
     loss = objective.losses(runner.model, target_states(runner.model, batch, objective.taps(runner.model)), batch).total
     loss.backward()
     assert loss == 0
+
+
+def first_embedding_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MtpLayer, "embedded", lambda self, ids, positions: self.get_input_embeddings()(ids))
+
+
+def joined_the_other_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MtpLayer, "joined", lambda _, token, feature: torch.cat((token, feature), -1))
+
+
+@pytest.mark.parametrize("fault", [first_embedding_kept, joined_the_other_way])
+def test_a_misreading_of_the_layer_is_found(
+    fault: Callable[[pytest.MonkeyPatch], None], runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what decoding reads of MiMo's format."""
+    objective = Mtp(steps=STEPS)
+    tensors = attached(objective, runner)
+    fault(monkeypatch)
+    assert not torch.allclose(ours(objective, runner), mtp_loss(runner, tensors), rtol=1e-7)
 
 
 def test_few_anchors_are_drawn_anew_for_each_conversation_and_epoch() -> None:

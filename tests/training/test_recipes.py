@@ -12,14 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, Qwen3Config
 from typer.testing import CliRunner
 
 from mtbench.cli.train import app
 from mtbench.errors import UserError
+from mtbench.models.attention import ATTENTION
 from mtbench.models.random_shapes import SHAPES
 from mtbench.training import cost, recipe_runner
-from mtbench.training.objectives import Ar, Mars, Medusa, Objective
-from mtbench.training.packing import Example
+from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft, Mtp
+from mtbench.training.loss import attach_loss
+from mtbench.training.objectives import Ar, Mars, Medusa, Objective, Special
+from mtbench.training.packing import Example, pack
 from mtbench.training.recipes import RECIPES, Stage
 from mtbench.training.trainer import Settings
 
@@ -203,6 +209,42 @@ def test_a_frozen_body_has_no_backward_pass() -> None:
     medusa = cost.model_of(AutoConfig.for_model(**HALF_B), Medusa(heads=2))
     assert (medusa.frozen, medusa.frozen_body) == (494_032_768, True)
     assert medusa.trained == 2 * (896 * 896 + 896 + 151_936 * 896)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Medusa(heads=3),
+        Eagle(steps=4),
+        Mtp(),
+        BlockDraft(layers=2, block_size=4, anchors=16),
+        MarkovBlockDraft(layers=2, block_size=4, anchors=16, markov_rank=16),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_estimated_flops_are_those_that_are_counted(objective: Objective) -> None:
+    """Of forward and backward pass of one conversation, within a quarter."""
+    config = Qwen3Config(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        attn_implementation=ATTENTION,
+    )
+    example = Example(torch.arange(120) % 300, 20)
+    estimated = cost.flop_of(cost.model_of(config, objective), None, cost.traffic_of(objective, [example]))
+    model = AutoModelForCausalLM.from_config(config)
+    objective.attach(model, Special(299, 0))
+    attach_loss(model, objective)
+    sequence = objective.build(example, Special(299, 0), torch.Generator().manual_seed(0))
+    batch = pack([[sequence]], len(sequence.ids), len(objective.parts))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # others are not counted on a CPU
+        model(**batch._asdict())["loss"].backward()
+    assert 1 / 1.25 < estimated / counter.get_total_flops() < 1.25
 
 
 @pytest.fixture

@@ -17,12 +17,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, GPT2Config, MistralConfig
 
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.models.checkpoint_files import weights_sha256
+from mtbench.models.drafts.loading import load_draft
 from mtbench.models.families import RECORD
-from mtbench.training import checkpoint, loss, packing, trainer
+from mtbench.models.feature_draft import DraftRunner
+from mtbench.models.loading import load
+from mtbench.models.runner import ModelRunner
+from mtbench.training import checkpoint, draft_objectives, loss, packing, trainer
 from mtbench.training import train as training
 from mtbench.training.conversations import prepare
+from mtbench.training.draft_objectives import BlockDraft, DraftObjective, Eagle, MarkovBlockDraft, Mtp
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Ar, BlockDiffusion, Draft, Losses, Mars, Medusa, Objective, Special
 from mtbench.training.packing import PADDING
@@ -274,6 +283,69 @@ def test_medusa_does_not_change_its_target(base: str, rows: str, tmp_path: Path)
     assert all(heads[f"{k}.hidden.weight"].any() for k in range(2))
 
 
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained checkpoint of two layers: drafts read one before the last."""
+    folder = tmp_path_factory.mktemp("deeper") / "init"
+    return str(initialise(map(conversation, range(COUNT)), folder, seed=1, data={}, **SHAPE | {"num_hidden_layers": 2}))
+
+
+def test_a_multi_token_prediction_layer_is_added_to_a_copy_of_its_target(base: str, rows: str, tmp_path: Path) -> None:
+    """Whether the target's weights are in one file or several, in whatever dtype: they are equal to the bit."""
+    sharded = tmp_path / "sharded"
+    shutil.copytree(base, sharded)
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(sharded, max_shard_size="8KB")
+    (sharded / "model.safetensors").unlink()
+    for source in (base, str(sharded)):
+        out = run(Mtp(), source, rows, USUAL, tmp_path / "out")
+        stored = [
+            {k: v for f in sorted(Path(x).glob("*.safetensors")) for k, v in load_file(f).items()}
+            for x in (source, out)
+        ]
+        for name, tensor in stored[0].items():
+            assert torch.equal(tensor, stored[1][name])
+            assert tensor.dtype == stored[1][name].dtype
+        added = stored[1].keys() - stored[0].keys()
+        assert {name.split(".")[1] for name in added} == {"mtp_layers"}
+        target = load(str(out))
+        assert load_draft(f"{out}#mtp", target).model.block.mlp.up_proj.weight.any()
+        with pytest.raises(UserError, match="has a layer for multi-token prediction already"):
+            check(requested(Mtp(), str(out), rows, USUAL, tmp_path / "again"))
+        shutil.rmtree(out)
+
+
+def all_tensors(folder: str) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in Path(folder).glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def accepted(folder: Path, *, trained: bool) -> tuple[list[list[int]], float]:
+    """Greedy answers by the method `mtp` and its tokens per forward, with the layer or with one of random weights."""
+    target = ModelRunner(load(str(folder)))
+    draft = DraftRunner(load_draft(f"{folder}#mtp", target.checkpoint), target)
+    if not trained:
+        draft_objectives.initialise(draft.draft, 0.02)
+    prompted = partial(target.checkpoint.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=False)
+    prompts = [prompted(conversation(n)[:1]) for n in range(COUNT)]
+    requests = [Request(prompt_ids=prompt, max_new_tokens=24, stop=(), seed=0) for prompt in prompts]
+    runners = ModelRunners("ar", {"ar": target, "#mtp": draft})
+    with torch.inference_mode():
+        exact, _ = decode(METHODS["ar"](), runners, requests)
+        drafted, _ = decode(METHODS["mtp"](ahead=3), runners, requests)
+    answers = [one.token_ids for one in drafted]
+    assert answers == [one.token_ids for one in exact]
+    return answers, sum(map(len, answers)) / sum(one.forwards or 0 for one in drafted)
+
+
+def test_a_trained_layer_drafts_what_its_target_says(base: str, rows: str, tmp_path: Path) -> None:
+    """The method `mtp` decodes the target's tokens in fewer forwards than with an untrained layer."""
+    target = run(Ar(), base, rows, replace(USUAL, epochs=20), tmp_path / "ar")
+    out = run(Mtp(), str(target), rows, replace(USUAL, epochs=20), tmp_path / "mtp")
+    answers, pace = accepted(out, trained=True)
+    same_answers, random_pace = accepted(out, trained=False)
+    assert answers == same_answers
+    assert pace > 1.3 * random_pace
+
+
 def test_distillation_brings_a_draft_closer_to_its_teacher(
     base: str, rows: str, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -386,6 +458,39 @@ def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
     assert_same_training(run(MARS, base, rows, USUAL, out, progress=watch), undisturbed)
     saved = (kill_at - 1) // 2 * 2
     assert (watch.started_at, watch.steps) == ((STEPS, saved), list(range(saved + 1, STEPS + 1)))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Eagle(steps=2),
+        BlockDraft(layers=1, block_size=3, anchors=4),
+        MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4),
+        Mtp(),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_a_draft_killed_and_resumed_equals_the_undisturbed_one(
+    objective: DraftObjective, deeper: str, rows: str, tmp_path: Path
+) -> None:
+    """Curve and weights are equal to the bit; saved steps are not repeated."""
+    undisturbed = run(objective, deeper, rows, USUAL, tmp_path / "undisturbed" / "out")
+    out, watch = tmp_path / "killed" / "out", Watch()
+    with pytest.raises(Killed):
+        run(objective, deeper, rows, USUAL, out, progress=Watch(5))
+    assert_same_training(run(objective, deeper, rows, USUAL, out, progress=watch), undisturbed)
+    assert watch.steps == list(range(5, STEPS + 1))
+
+
+@pytest.mark.parametrize("objective", [Eagle(steps=2), Mtp()], ids=lambda objective: objective.name)
+@pytest.mark.parametrize("changes", [{"checkpointing": True}, {"pack": 120}], ids=str)
+def test_saving_memory_changes_no_loss_of_a_draft(
+    objective: DraftObjective, changes: dict[str, Any], deeper: str, rows: str, tmp_path: Path
+) -> None:
+    """With activations recomputed, its steps still read the keys of those before."""
+    plain = run(objective, deeper, rows, USUAL, tmp_path / "plain")
+    out = run(objective, deeper, rows, replace(USUAL, **changes), tmp_path / "out")
+    assert losses_of(out) == pytest.approx(losses_of(plain), abs=1e-4)
 
 
 KILLING = """
@@ -849,6 +954,11 @@ def test_a_base_is_refused_before_weights_are_loaded(base: str, rows: str, tmp_p
     refuse(str(full), "has no mask token and no unused embedding row", MARS)
     gpt2 = saved(tmp_path / "gpt2", base, GPT2Config(vocab_size=SHAPE["vocab_size"], n_embd=16, n_layer=1, n_head=2))
     refuse(gpt2, r"has no `base_model\.layers` \(gpt2\)", Ar())
+    refuse(base, "eagle reads layers before the last, and the base has one", Eagle())
+    for drafts in (BlockDraft(), MarkovBlockDraft()):
+        refuse(str(full), "has no mask token and no unused embedding row", drafts)
+        grown = requested(drafts, str(full), rows, USUAL, tmp_path / "out", grow_vocabulary=True)
+        both_refuse(grown, f"{drafts.name} leaves the model as it is, and --grow-vocabulary would change it")
 
 
 @pytest.mark.usefixtures("without_weights")

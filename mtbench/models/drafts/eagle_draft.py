@@ -265,21 +265,19 @@ class EagleDraft(FeatureDraft):
         judged: int,
         own: bool,
     ) -> tuple[Tensor, Tensor]:
-        hidden = self.advance(ids, features, metadata, cache, judged, own)
-        normed = self.norm(hidden)
-        logits = self.get_output_embeddings()(normed)
+        read, feature = self.advance(ids, features, metadata, cache, judged, own)
+        logits = self.get_output_embeddings()(read)
         target_ids = None if self.d2t is None else self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-        logits = in_target_vocabulary(logits, target_ids, self.format.vocabulary)
-        return logits, normed if self.format.feedback_normed else hidden
+        return in_target_vocabulary(logits, target_ids, self.format.vocabulary), feature
 
     def advance(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
-    ) -> Tensor:
-        """Return the layer's output at the last `judged` positions, (R, judged, C), before the last norm."""
+    ) -> tuple[Tensor, Tensor]:
         feature = features if own else self.fc(self._normed(features))
         rotary = self.rotary_emb(feature, metadata.positions)
         hidden: Tensor = self.layer(self.get_input_embeddings()(ids), feature, rotary, metadata, cache, judged)
-        return hidden
+        normed: Tensor = self.norm(hidden)
+        return normed, normed if self.format.feedback_normed else hidden
 
     def _normed(self, features: Tensor) -> Tensor:
         """Return the target's hidden states (R, P, T·C), normed as the configuration says."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PretrainedConfig
@@ -21,7 +20,7 @@ from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_
 from mtbench.models.drafts import dflash, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
-from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, explained, refuse_pickles
+from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained, refuse_pickles
 
 # Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
@@ -130,12 +129,7 @@ def draft_without_weights(source: str, target: Any, *, offline: bool = False) ->
 
 def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Tensor]:
     """Read the draft's tensors by the module's names."""
-    location = locate(source)
-    if not Path(location).is_dir():
-        with explained(location, "weights", offline):
-            patterns = ["*.json", "*.safetensors"]
-            location = snapshot_download(location, allow_patterns=patterns, local_files_only=offline)
-    folder, tensors = Path(location), {}
+    folder, tensors = downloaded(locate(source), offline=offline), {}
     stored_shapes(folder)
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:

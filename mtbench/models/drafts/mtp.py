@@ -9,12 +9,14 @@ What the formats leave open is as in vLLM and SGLang. The feature is the LM head
 last norm, and what is fed back comes after the head's own last norm. Published checkpoints have one layer, which is
 repeated; of several, the first one is. vLLM blanks the embedding at position 0, except for Qwen.
 
+`mtbench train mtp` adds a layer to a target of any architecture, in MiMo's format, and an entry to its config.json.
+
 R = rows, W = positions fed, C = hidden size.
 """
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,6 +85,7 @@ QWEN = Layout(
     usual=1,  # Qwen3-Next's does not say it
     blank_start=False,
 )
+ADDED = replace(MIMO, counted_by="num_mimo_mtp_layers")  # to a checkpoint of any architecture
 LAYOUTS = {
     "deepseek_v3": APPENDED,
     "glm4_moe": APPENDED,
@@ -93,10 +96,10 @@ LAYOUTS = {
 
 def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
     """Return the configuration of the layers in a target's checkpoint; None for another part or architecture."""
-    layout = LAYOUTS.get(str(raw.get("model_type")))
+    text = raw.get("text_config") or raw
+    layout = ADDED if ADDED.counted_by in text else LAYOUTS.get(str(raw.get("model_type")))
     if part != NAME or layout is None:
         return None
-    text = raw.get("text_config") or raw
     count = text.get(layout.counted_by, layout.usual)
     if type(count) is not int or count < 1:
         raise ValueError(f"{layout.counted_by} is {count!r:.60}, so it has no layers for multi-token prediction")
@@ -111,6 +114,14 @@ def recognise(raw: Mapping[str, Any], part: str) -> "MtpConfig | None":
         max_positions=text.get("max_position_embeddings", 1 << 30),
         layout=layout,
     )
+
+
+def has_layers(raw: Mapping[str, Any]) -> bool:
+    """Return whether a target's config.json names layers."""
+    try:
+        return recognise(raw, NAME) is not None
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +143,12 @@ class MtpConfig(DraftConfig):
             if rest.startswith(stored):
                 return None if ours is None else ours + rest.removeprefix(stored)
         return rest
+
+    def stored_name(self, name: str) -> str:
+        """Return the name that a tensor of the module is stored by."""
+        stem = self.layout.stem.format(n=self.taps[0])
+        stored, ours = next((s, o) for s, o in self.layout.parts.items() if o is not None and name.startswith(o))
+        return stem + stored + name.removeprefix(ours)
 
 
 class MtpLayer(FeatureDraft):
@@ -158,6 +175,12 @@ class MtpLayer(FeatureDraft):
     def forward(
         self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
     ) -> tuple[Tensor, Tensor]:
+        read, feature = self.advance(ids, features, metadata, cache, judged, own)
+        return self.get_output_embeddings()(read), feature
+
+    def advance(
+        self, ids: Tensor, features: Tensor, metadata: AttentionMetadata, cache: KVCache, judged: int, own: bool
+    ) -> tuple[Tensor, Tensor]:
         token = self.embedded(ids, metadata.positions)
         hidden = self.join(self.joined(self.token_norm(token), self.feature_norm(features)))
         hidden = self.block(
@@ -169,8 +192,8 @@ class MtpLayer(FeatureDraft):
             position_embeddings=self._target[0].base_model.rotary_emb(hidden, metadata.positions),
             metadata=metadata,
         )
-        feature = self.last_norm(hidden[:, hidden.shape[1] - judged :])
-        return self.get_output_embeddings()(feature), feature
+        feature: Tensor = self.last_norm(hidden[:, hidden.shape[1] - judged :])
+        return feature, feature
 
     def embedded(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens' embeddings, (R, W, C)."""
@@ -188,6 +211,8 @@ def _one_layer(config: Any) -> Any:
     config.num_hidden_layers = 1
     if getattr(config, "layer_types", None) is not None:
         config.layer_types = ["full_attention"]
+    elif getattr(config, "sliding_window", None) is not None:
+        config.sliding_window = None
     if hasattr(config, "first_k_dense_replace"):
         config.first_k_dense_replace = 0
     config._attn_implementation = ATTENTION
