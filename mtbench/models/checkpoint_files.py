@@ -85,13 +85,21 @@ def stored_shapes(folder: Path) -> Shapes:
 
     Raises UserError for a broken header, a tensor outside its file, or an index that names anything else.
     """
+    shapes: Shapes = {}
+    for file in weight_files(folder):
+        shapes |= _header(file)
+    return shapes
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a folder's weights are read from; other safetensors files are ignored.
+
+    Raises UserError for an index that names anything else.
+    """
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         names = _indexed(folder)
-    shapes: Shapes = {}
-    for name in names:
-        shapes |= _header(folder / name)
-    return shapes
+    return [folder / name for name in names]
 
 
 def _indexed(folder: Path) -> list[str]:
