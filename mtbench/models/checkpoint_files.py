@@ -24,6 +24,7 @@ LARGEST_SETTINGS, LARGEST_TOKENIZER, LARGEST_HEADER = (
     1 << 28,
     100_000_000,
 )  # bytes; the last is safetensors' own
+HASHED_AT_ONCE = 1 << 24  # bytes
 LARGEST_SIZES = {  # of a model; published ones are far below
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
@@ -74,10 +75,12 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 def weights_sha256(folder: Path) -> str | None:
     """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
     digest = hashlib.sha256()
-    weight_files = sorted(folder.glob("*.safetensors"))
-    for file in weight_files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest() if weight_files else None
+    safetensors = sorted(folder.glob("*.safetensors"))
+    for file in safetensors:
+        with files.open_plain(file) as opened:
+            while part := opened.read(HASHED_AT_ONCE):
+                digest.update(part)
+    return digest.hexdigest() if safetensors else None
 
 
 def stored_shapes(folder: Path) -> Shapes:

@@ -100,7 +100,8 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
         _refuse_other_sizes(source, config, target.config, folder, offline=offline)
     if folder.is_dir() and not part:
         trained_for = read_training_record(folder).get("base_sha256")
-        if trained_for and trained_for != weights_sha256(Path(locate(target.source))):
+        sha256 = weights_sha256(Path(locate(target.source))) if trained_for else None
+        if sha256 is not None and trained_for != sha256:
             raise _misfit(source, config, target.source, "was trained for a target with other weights")
     return replace(target, source=source, config=config, mask_id=config.mask_id)
 

@@ -209,7 +209,10 @@ def test_a_draft_trained_for_other_weights_is_refused(target: Path, tmp_path: Pa
     folder = write_draft(tmp_path, FORMATS["specforge"])
     record = {"base_sha256": "0" * 64, "options": {}}
     (folder / "mtbench_training.json").write_text(json.dumps(record))
-    refused("was trained for a target with other weights", inspect_draft, str(folder), inspect(str(target)))
+    chosen = inspect(str(target))
+    refused("was trained for a target with other weights", inspect_draft, str(folder), chosen)
+    unknown = replace(chosen, source="owner/name")  # weights on the hub, which are not here to compare
+    assert inspect_draft(str(folder), unknown) is not None
 
 
 def test_pickled_weights_are_refused(target: Path, tmp_path: Path) -> None:
