@@ -16,11 +16,24 @@ from torch import Tensor
 from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.errors import UserError
 from mtbench.models.attention import AttentionMetadata
+from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected
+
+
+def refuse_feature_drafts(checkpoints: Mapping[str, Inspected], role: str) -> None:
+    """Raise UserError unless the checkpoint in a role is a whole model."""
+    config = checkpoints[role].config
+    if isinstance(config, DraftConfig):
+        raise UserError(
+            f"checkpoint {checkpoints[role].source!r} in role {role!r} is {config.name}, which reads the target's "
+            f"hidden states, and a whole model is needed; name one with `--checkpoint {role}=PATH_OR_ID`. See "
+            "`mtbench ls methods`."
+        )
 
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
     """Raise UserError if the checkpoint in a role cannot draft `per_forward` tokens in one forward."""
+    refuse_feature_drafts(checkpoints, role)
     checkpoint = checkpoints[role]
     if per_forward == 1 or (checkpoint.mask_id is not None and checkpoint.feeds_masks):
         return

@@ -82,8 +82,9 @@ def parse_branches(text: str, depth: int, given: str = "") -> list[int]:
 
     Raises UserError, which begins with what was `given`, for other text.
     """
+    refuse_too_many(depth)
     named = text.split("x")
-    if not all(part.isdecimal() and int(part) for part in named) or len(named) > depth:
+    if not all(part.isdecimal() and len(part) < 5 and int(part) for part in named) or len(named) > depth:
         raise UserError(
             f"{given} is not allowed; give the numbers of choices of up to {depth} depths, separated by x, such as "
             "3x2. See `mtbench ls methods`."

@@ -27,6 +27,7 @@ LARGEST_SETTINGS, LARGEST_TOKENIZER, LARGEST_HEADER = (
     1 << 28,
     100_000_000,
 )  # bytes; the last is safetensors' own
+HASHED_AT_ONCE = 1 << 24  # bytes
 LARGEST_SIZES = {  # of a model; published ones are far below
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 17,
@@ -77,10 +78,12 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 def weights_sha256(folder: Path) -> str | None:
     """Return the hash of a local checkpoint's safetensors files, in the order of their names; None for a hub id."""
     digest = hashlib.sha256()
-    weight_files = sorted(folder.glob("*.safetensors"))
-    for file in weight_files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest() if weight_files else None
+    safetensors = sorted(folder.glob("*.safetensors"))
+    for file in safetensors:
+        with files.open_plain(file) as opened:
+            while part := opened.read(HASHED_AT_ONCE):
+                digest.update(part)
+    return digest.hexdigest() if safetensors else None
 
 
 def stored_shapes(folder: Path) -> Shapes:
@@ -88,13 +91,21 @@ def stored_shapes(folder: Path) -> Shapes:
 
     Raises UserError for a broken header, a tensor outside its file, or an index that names anything else.
     """
+    shapes: Shapes = {}
+    for file in weight_files(folder):
+        shapes |= _header(file)
+    return shapes
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a folder's weights are read from; other safetensors files are ignored.
+
+    Raises UserError for an index that names anything else.
+    """
     names = [WEIGHTS]
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         names = _indexed(folder)
-    shapes: Shapes = {}
-    for name in names:
-        shapes |= _header(folder / name)
-    return shapes
+    return [folder / name for name in names]
 
 
 def _indexed(folder: Path) -> list[str]:

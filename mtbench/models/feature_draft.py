@@ -35,6 +35,8 @@ class FeatureDraft(nn.Module):
     embeddings.
     """
 
+    settled: ClassVar[tuple[str, ...]] = ("embed_tokens.", "lm_head.")  # names of parts that `settle` makes or drops
+
     def __init__(self, format: "DraftConfig", config: Any, target: Any) -> None:
         """`config`: a configuration of transformers for its layers. `target`: a model of transformers."""
         super().__init__()

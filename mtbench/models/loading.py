@@ -215,7 +215,7 @@ def refuse_other_sizes(inspected: Inspected, stored: Shapes) -> None:
 def without_weights(source: str, dtype: torch.dtype = torch.float32, *, offline: bool = False) -> PreTrainedModel:
     """Return a checkpoint's model on the meta device: its sizes, but no weights. Raises UserError as `load_config`."""
     config = load_config(locate(source), offline=offline)
-    with torch.device("meta"):
+    with explained(source, "configuration", offline), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
 

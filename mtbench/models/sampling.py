@@ -58,19 +58,19 @@ def rejection_sample(
     Accept draft token k with probability min(1, p/q). Resample the first rejected one from max(p − q, 0), normalised.
     If all are accepted, sample one more token from p. The result is distributed as p. `position` (R, K+1) of the
     tokens. `offered` (R,): only so many draft tokens count; whether one does must not depend on the token. None: all.
+    A draft token whose q is NaN does not count either.
     Return the tokens (R, K+1) and the number of accepted draft tokens (R,).
     (Leviathan et al., arXiv 2211.17192, appendix A.1; Chen et al., arXiv 2302.01318, theorem 1.)
     """
     drafts = draft.shape[1]
+    there = q.sum(2) > 0  # else the draft's activations were no numbers, and the residual would be none
     if offered is not None:
-        missing = torch.arange(drafts, device=draft.device) >= offered[:, None]
-        q = q.masked_fill(missing[..., None], 0)
+        there &= torch.arange(drafts, device=draft.device) < offered[:, None]
+    q = q.masked_fill(~there[..., None], 0)
     p_draft = p[:, :drafts].gather(2, draft[..., None])[..., 0]
     q_draft = q.gather(2, draft[..., None])[..., 0]
     chance = uniform(seed[:, None], position[:, :drafts], torch.full_like(position[:, :drafts], _ACCEPTANCE_KEY))
-    accepted = prefix_length(chance * q_draft < p_draft)
-    if offered is not None:
-        accepted = torch.minimum(accepted, offered)
+    accepted = prefix_length(there & (chance * q_draft < p_draft))
     residual = p.clone()
     residual[:, :drafts] = (p[:, :drafts] - q).clamp(min=0)
     keys = torch.arange(p.shape[2], device=draft.device) + _RESAMPLING_KEY  # drawing the draft used the token ids

@@ -198,6 +198,12 @@ def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r}: the role {arm.on!r} cannot draft for itself; name another role, or give its checkpoint a "
             f"second role: `--checkpoint draft={family.checkpoint(arm.on)}`."
         )
+    checkpoint, part = families.split_part(family.checkpoint(arm.on))
+    if part:
+        raise UserError(
+            f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave out "
+            f"`{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
+        )
     if request.accept is not None and external and arm.decoding:
         raise UserError(
             f"{str(arm)!r} drafts in an external engine, so --accept cannot script what it accepts; leave that "
@@ -214,8 +220,7 @@ def _inspect(family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected
     """Add what is not inspected yet of the checkpoints that the arms use; return their sources."""
     masked = {family.checkpoint(arm.on) for arm in arms if METHODS[arm.method].needs_mask}
     sources: dict[str, None] = {}
-    for arm in arms:
-        target, *drafts = family.checkpoints(arm.roles).values()
+    for target, *drafts in dict.fromkeys(tuple(family.checkpoints(arm.roles).values()) for arm in arms):
         if target not in inspected:
             inspected[target] = inspect(target, offline=offline, needs_mask=target in masked)
         for draft in drafts:

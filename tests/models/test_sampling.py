@@ -46,16 +46,22 @@ def test_kept_tokens_stop_at_the_end_token_count_and_room() -> None:
     assert ended.tolist() == [True, False, True, False, False]
 
 
+@pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("offered", [0, 1])
-def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: int) -> None:
-    """Behind the drafts that are offered, a token is sampled from the target's distribution as if there were none."""
+def test_a_missing_draft_is_never_accepted_and_changes_no_distribution(offered: int, broken: bool) -> None:
+    """Behind the drafts that are offered, a token is sampled from the target's distribution as if there were none.
+
+    A draft from a distribution that is no number, as activations that overflow give it, is missing too.
+    """
     count = 4000
     q, p = torch.tensor([0.7, 0.2, 0.1]).double(), torch.tensor([0.3, 0.3, 0.4]).double()
     seed, position = torch.arange(count), torch.arange(3).expand(count, -1)
     draft = sampling.choose(sampling.sampled(q.log().expand(count, 2, 3), 1.0, seed, position[:, :2]))
-    tokens, accepted = sampling.rejection_sample(
-        draft, q.expand(count, 2, 3), p.expand(count, 3, 3), seed, position, torch.full((count,), offered)
-    )
+    among = q.repeat(count, 2, 1)
+    if broken:
+        among[:, offered:] = float("nan")
+    said = None if broken else torch.full((count,), offered)
+    tokens, accepted = sampling.rejection_sample(draft, among, p.expand(count, 3, 3), seed, position, said)
     assert int(accepted.max()) == offered
     behind = tokens[accepted == offered, offered]
     torch.testing.assert_close(behind.bincount(minlength=3) / len(behind), p.float(), atol=0.04, rtol=0)

@@ -12,8 +12,9 @@ from small import small_checkpoint, small_config
 from mtbench.models.fused_decoder import build
 from mtbench.runs import peak_memory
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Plan
+from mtbench.runs.model_pool import ModelPool, with_dtype
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.planner import make_plan
 
 MIB = 1 << 20
 CELLS = ("one", "two", "three")
@@ -43,6 +44,21 @@ def test_shared_weights_count_once() -> None:
     )
     build(checkpoint.model)
     assert peak_memory.share(0, 0, [checkpoint]) == want
+
+
+def test_drafts_of_earlier_cells_are_freed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft on hidden states holds its target's runner, and that a KV cache; the next cell has runners of its own."""
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    plan = make_plan(RunRequest(method=["eagle"], limit=1, max_new_tokens=4, device="cpu", batch_size=[1]))
+    pool, [cell] = ModelPool(with_dtype(plan).request), plan.cells
+    before = pool.runners_of(cell)["eagle"]
+    assert peak_memory._allocated(plan, cell, pool) is not None
+    [after] = pool.drafts.values()
+    assert after is not before
+    assert after.target in pool.runners.values()
 
 
 @pytest.fixture

@@ -39,6 +39,12 @@ MLPS = {LLAMA: modeling_llama.LlamaMLP, QWEN3: modeling_qwen3.Qwen3MLP}
 RMSNorm = modeling_llama.LlamaRMSNorm  # Qwen3's is the same
 ARCHITECTURES = SPECFORGE, DEEPSPEC = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model"
 SPECULATORS = "eagle3"  # value of speculators_model_type
+LAYER = (  # what is read of config.json for the layer; the file may say more, such as which attention runs it
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias"),
+    *("mlp_bias", "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+    *("layer_types", "use_sliding_window", "sliding_window", "max_window_layers"),
+)
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Stored in some checkpoints and not used here: the reverse of d2t, the target's own weights, constants.
 UNUSED = re.compile(r"t2d$|verifier_(norm|lm_head)\.|.*rotary_emb\.inv_freq$")
@@ -131,7 +137,9 @@ def _layer(raw: Raw, kind: Any) -> PretrainedConfig:
     """Return the configuration of the decoder layer."""
     if kind not in CONFIGS:
         raise ValueError(f"a layer of type {kind!r:.60} is not supported; {', '.join(CONFIGS)} are")
-    config: Any = CONFIGS[kind].from_dict({**raw, "model_type": kind}, attn_implementation=ATTENTION)
+    config: Any = CONFIGS[kind].from_dict(
+        {name: raw[name] for name in LAYER if name in raw}, attn_implementation=ATTENTION
+    )
     if config.num_hidden_layers != 1:
         raise ValueError(f"num_hidden_layers is {config.num_hidden_layers}, and drafts of one layer are supported")
     rope = str((config.rope_parameters or {}).get("rope_type", "default"))

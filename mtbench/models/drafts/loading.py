@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from mtbench.errors import UserError, first_line
-from mtbench.models.checkpoint_files import check_sizes, stored_shapes, weights_sha256
+from mtbench.models.checkpoint_files import Shapes, check_sizes, stored_shapes, weight_files, weights_sha256
 from mtbench.models.drafts import dflash, eagle_draft, mtp
 from mtbench.models.families import RANDOM, locate, read_training_record, split_part
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
@@ -96,9 +96,11 @@ def inspect_draft(source: str, target: Inspected, *, offline: bool = False) -> I
                 f"checkpoint {location!r} has no weights of its part {part!r} ({config.name}), though its config.json "
                 f"names it; give a checkpoint with them with `{OTHER_CHECKPOINT}`."
             )
+        _refuse_other_sizes(source, config, target.config, folder, offline=offline)
     if folder.is_dir() and not part:
         trained_for = read_training_record(folder).get("base_sha256")
-        if trained_for and trained_for != weights_sha256(Path(locate(target.source))):
+        sha256 = weights_sha256(Path(locate(target.source))) if trained_for else None
+        if sha256 is not None and trained_for != sha256:
             raise _misfit(source, config, target.source, "was trained for a target with other weights")
     return replace(target, source=source, config=config, mask_id=config.mask_id)
 
@@ -108,13 +110,16 @@ def load_draft(source: str, target: Checkpoint, *, offline: bool = False) -> Che
 
     Raises UserError if weights are missing, superfluous or of other shapes than the configuration says.
     """
-    config = draft_config(source, offline=offline)
-    assert config is not None, "planning refuses other checkpoints"
-    draft = config.for_target(target.model.config.get_text_config()).build(target.model)
-    stored = _weights(source, config, offline=offline)
+    found, folder = draft_config(source, offline=offline), downloaded(locate(source), offline=offline)
+    assert found is not None, "planning refuses other checkpoints"
+    config = found.for_target(target.model.config.get_text_config())
+    _refuse_other_sizes(source, config, target.model.config, folder, offline=offline)
+    stored = _weights(folder, config)
     with explained(source, "weights", offline):
+        draft = config.build(target.model)
         draft.settle(stored)
-    _check_weights(source, config, draft, stored)
+    _check_shapes(source, config, _shapes(draft), {name: tuple(tensor.shape) for name, tensor in stored.items()})
+    _check_values(source, config, draft, stored)
     with explained(source, "weights", offline):
         draft.load_state_dict({name: tensor.to(draft.device) for name, tensor in stored.items()})
     return draft_checkpoint(source, draft.eval().requires_grad_(False), target)
@@ -127,11 +132,23 @@ def draft_without_weights(source: str, target: Any, *, offline: bool = False) ->
         return None if config is None else config.for_target(target.config.get_text_config()).build(target)
 
 
-def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Tensor]:
+def _refuse_other_sizes(source: str, config: DraftConfig, target: Any, folder: Path, *, offline: bool) -> None:
+    """Raise UserError if stored weights have other shapes than the configurations say. Allocates no memory."""
+    with explained(source, "configuration", offline), torch.device("meta"):
+        draft = config.build(AutoModelForCausalLM.from_config(target))
+    stored = {ours: shape for name, shape in stored_shapes(folder).items() if (ours := config.rename(name))}
+
+    def certain(shapes: Shapes) -> Shapes:
+        """Return those that do not depend on values, which `settle` reads."""
+        return {name: shape for name, shape in shapes.items() if not name.startswith(draft.settled)}
+
+    _check_shapes(source, config, certain(_shapes(draft)), certain(stored))
+
+
+def _weights(folder: Path, config: DraftConfig) -> dict[str, Tensor]:
     """Read the draft's tensors by the module's names."""
-    folder, tensors = downloaded(locate(source), offline=offline), {}
-    stored_shapes(folder)
-    for file in sorted(folder.glob("*.safetensors")):
+    tensors = {}
+    for file in weight_files(folder):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118  # safe_open is no mapping
                 if (ours := config.rename(name)) is not None:
@@ -139,19 +156,36 @@ def _weights(source: str, config: DraftConfig, *, offline: bool) -> dict[str, Te
     return tensors
 
 
-def _check_weights(source: str, config: DraftConfig, draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
+def _shapes(draft: FeatureDraft) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
+
+
+def _check_shapes(source: str, config: DraftConfig, expected: Shapes, stored: Shapes) -> None:
     """Raise UserError for the first tensor that is missing, superfluous or of another shape."""
-    expected = {name: list(tensor.shape) for name, tensor in draft.state_dict().items()}
     reason = None
     if missing := sorted(expected.keys() - stored.keys()):
         reason = f"lacks {len(missing)} weights of its configuration, such as {missing[0]!r}"
     elif unknown := sorted(stored.keys() - expected.keys()):
         reason = f"has {len(unknown)} weights that its configuration has no place for, such as {unknown[0]!r:.80}"
-    elif wrong := [name for name in expected if expected[name] != list(stored[name].shape)]:
-        found, said = list(stored[wrong[0]].shape), expected[wrong[0]]
+    elif wrong := [name for name in expected if expected[name] != stored[name]]:
+        found, said = list(stored[wrong[0]]), list(expected[wrong[0]])
         reason = f"has {wrong[0]} of shape {found}, and its config.json says {said}"
     if reason:
-        raise UserError(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
+        raise _unusable(source, config, reason)
+
+
+def _check_values(source: str, config: DraftConfig, draft: FeatureDraft, stored: Mapping[str, Tensor]) -> None:
+    """Raise UserError for a tensor of whole numbers where fractions belong, or one with a NaN or an infinity."""
+    for name, ours in draft.state_dict().items():
+        dtype, values = str(stored[name].dtype).removeprefix("torch."), stored[name].to(ours.dtype)
+        if ours.is_floating_point() and not stored[name].is_floating_point():
+            raise _unusable(source, config, f"has {name} in {dtype}, and its weights are read unquantized")
+        if not values.isfinite().all():
+            raise _unusable(source, config, f"has values in {name} that are not finite")
+
+
+def _unusable(source: str, config: DraftConfig, reason: str) -> UserError:
+    return UserError(f"draft {source!r} ({config.name}) {reason}; give another with `{OTHER_CHECKPOINT}`.")
 
 
 def _misfit(source: str, config: DraftConfig, target: str, reason: str) -> UserError:

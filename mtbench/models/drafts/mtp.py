@@ -154,6 +154,8 @@ class MtpConfig(DraftConfig):
 class MtpLayer(FeatureDraft):
     """One layer for multi-token prediction. The rotary embedding, and usually embedding and head, are the target's."""
 
+    settled = (*FeatureDraft.settled, EXPERTS)
+
     def __init__(self, format: MtpConfig, config: Any, target: Any) -> None:
         super().__init__(format, config, target)
         self.layout = format.layout

@@ -209,7 +209,10 @@ def test_a_draft_trained_for_other_weights_is_refused(target: Path, tmp_path: Pa
     folder = write_draft(tmp_path, FORMATS["specforge"])
     record = {"base_sha256": "0" * 64, "options": {}}
     (folder / "mtbench_training.json").write_text(json.dumps(record))
-    refused("was trained for a target with other weights", inspect_draft, str(folder), inspect(str(target)))
+    chosen = inspect(str(target))
+    refused("was trained for a target with other weights", inspect_draft, str(folder), chosen)
+    unknown = replace(chosen, source="owner/name")  # weights on the hub, which are not here to compare
+    assert inspect_draft(str(folder), unknown) is not None
 
 
 def test_pickled_weights_are_refused(target: Path, tmp_path: Path) -> None:
@@ -251,6 +254,16 @@ WEIGHTS: list[tuple[str, Change, str]] = [
         lambda t: t.update({"lm_head.weight": torch.ones(len(CUT), 32)}),
         r"lm_head.weight of shape \[26, 32\], and its config.json says \[40, 32\]",
     ),
+    (
+        "specforge",
+        lambda t: t.update({"norm.weight": torch.full((32,), float("nan"))}),
+        "has values in norm.weight that are not finite",
+    ),
+    (
+        "specforge",
+        lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.int8)}),
+        "has fc.weight in int8, and its weights are read unquantized",
+    ),
 ]
 
 
@@ -263,6 +276,39 @@ def test_other_weights_than_the_configuration_says_are_refused(
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
     refused(said, load_draft, str(folder), loaded(target))
+
+
+LARGE: dict[str, tuple[dict[str, Any], str]] = {  # for which no machine has memory
+    "inner": ({"intermediate_size": 1 << 20}, r"of shape \[48, 32\], and its config.json says \[1048576, 32\]"),
+    "vocabulary": ({"draft_vocab_size": 1 << 24}, r"has d2t of shape \[26\], and its config.json says \[16777216\]"),
+    "hidden states": (
+        {"eagle_config": {IDS: [0] * 1_000_000}},
+        r"has fc.weight of shape \[32, 96\], .* says \[32, 32000000\]",
+    ),
+    "activation": ({"hidden_act": "other"}, "has no usable configuration: KeyError: 'other'"),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+def test_a_configuration_of_other_weights_is_refused_at_planning(case: str, target: Path, tmp_path: Path) -> None:
+    """By the headers of the files, before memory is allocated; at loading again, since files may have changed."""
+    change, said = LARGE[case]
+    model, chosen = loaded(target), inspect(str(target))
+    folder = write_draft(tmp_path, replace(FORMATS["specforge"], config=FORMATS["specforge"].config | change))
+    refused(said, inspect_draft, str(folder), chosen)
+    refused(said, load_draft, str(folder), model)
+
+
+def test_settings_that_are_not_of_the_layer_are_not_read(target: Path, tmp_path: Path) -> None:
+    others = {"attn_implementation": "other", "text_config": "other", "dtype": "other", "quantization_config": "other"}
+    folder = write_draft(tmp_path, replace(FORMATS["deepspec"], config=FORMATS["deepspec"].config | others))
+    assert load_draft(str(folder), loaded(target)).source == str(folder)
+
+
+def test_a_stray_file_beside_the_weights_is_not_read(target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path, FORMATS["specforge"])
+    (folder / "other.safetensors").write_text("no weights")
+    assert load_draft(str(folder), loaded(target)).source == str(folder)
 
 
 def test_a_draft_runs_in_the_type_of_its_target(target: Path, tmp_path: Path) -> None:

@@ -422,6 +422,7 @@ def test_layers_of_another_model_must_fit(made: Callable[[str], Headed], tmp_pat
         ("mtp:draft=draft", {"model": None, "family": "tiny"}, r"'draft' is a whole model .*token by token"),
         ("mtp", {"model": None, "weights": "random:qwen2.5-0.5b"}, r"'random:qwen2.5-0.5b' are random weights.*#mtp"),
         ("mtp", {"model": None, "family": "tiny"}, r"no draft layers of a known format for 'mtp' \(qwen2\)"),
+        ("ar:on=ar#mtp", {}, r"'mtp' is a part of .* that drafts, and a whole model is needed; leave out `#mtp`"),
     ],
 )
 def test_what_is_no_such_draft_is_refused(mimo: Path, method: str, how: dict[str, Any], said: str) -> None:
