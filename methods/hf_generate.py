@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.draft_model import refuse_feature_drafts
 from mtbench.decoding.external import Answers, Outside, static_cache, stock, target_of
 from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
@@ -64,8 +63,6 @@ class HFGenerate(Outside):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         target = target_of(checkpoints)
-        if self.draft:
-            refuse_feature_drafts(checkpoints, self.draft)
         if self.mtp and not _layers(target):
             raise UserError(f"hf-generate: transformers knows no MTP layers of {target.source!r}; use method `mtp`.")
         if self.mtp:
