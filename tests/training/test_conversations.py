@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, conten
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ("nothing", r"no data 'nothing'; known: a suite \(arithmetic, "),
+        ("nothing", r"no data 'nothing'; known: a suite \(aime25, "),
         ("some/where.jsonl", "no data 'some/where.jsonl'"),
         ("arithmetic", "give their number with `--examples N`"),
         ("synthetic", "'synthetic' has no training split; known: arithmetic, gsm8k"),
