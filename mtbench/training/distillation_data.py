@@ -4,9 +4,10 @@ Kim and Rush, arXiv 1606.07947. The answers are decoded greedily by the referenc
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 import torch
 
@@ -16,6 +17,7 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
+from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
 from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint, load
@@ -29,28 +31,64 @@ def write_answers(
 ) -> tuple[int, int]:
     """Write the conversations to `out`, a JSONL of `messages`, with the teacher's answer as the last turn.
 
-    An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there. Returns how many
-    conversations are written and how many left out. Raises UserError if `out` exists.
+    An answer that reached `max_new_tokens` is left out, because a draft would learn to stop there. Answers are kept
+    beside `out` until all are there, so the same call resumes after an interruption. Returns how many conversations are
+    written and how many left out. Raises UserError if `out` exists, or if other answers were begun there.
     """
     refuse_existing(out)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
-    written = left_out = 0
+    partial, stream = out.with_name(out.name + ".partial"), iter(conversations)
+    with files.write_errors(partial):
+        _resume(partial, {"teacher": teacher, "max_new_tokens": max_new_tokens}, stream)
+        if waiting := list(islice(stream, 1)):
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            dtype = torch.bfloat16 if device == "cuda" else torch.float32
+            checkpoint = load(teacher, dtype=dtype, device=device, offline=offline)
+            with partial.open("a", encoding="utf-8") as file:
+                for answer in answered(checkpoint, chain(waiting, stream), max_new_tokens):
+                    _write_line(file, answer._asdict())
+                    file.flush()
+        answers = [Answered(**json.loads(line)) for line in partial.read_text(encoding="utf-8").splitlines()[1:]]
+        finished = [answer.messages for answer in answers if answer.finished]
     with files.atomic_write(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for turns in answered(checkpoint, conversations, max_new_tokens):
-            if turns is None:
-                left_out += 1
-                continue
-            file.write(json.dumps({"messages": turns}, ensure_ascii=False) + "\n")
-            written += 1
-    return written, left_out
+        for messages in finished:
+            _write_line(file, {"messages": messages})
+    partial.unlink()
+    return len(finished), len(answers) - len(finished)
 
 
-def answered(
-    checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int
-) -> Iterator[Messages | None]:
-    """Yield the conversations with the checkpoint's answers; None for one whose answer reached `max_new_tokens`."""
+class Answered(NamedTuple):
+    """A conversation with the teacher's answer, and whether the answer ended by itself."""
+
+    messages: Messages
+    finished: bool
+
+
+def _resume(partial: Path, request: dict[str, Any], stream: Iterator[Messages]) -> None:
+    """Take the conversations from the stream whose answers are kept. Raises UserError if those are of another call.
+
+    A line that was being written when the process died is removed.
+    """
+    if not partial.exists():
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(request) + "\n", encoding="utf-8")
+        return
+    data = partial.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        partial.write_bytes(whole)
+    first, *lines = [json.loads(line) for line in whole.splitlines()] or [None]
+    same = first == request
+    same &= all(line["messages"][:-1] == list(turns[:-1]) for line, turns in zip(lines, stream, strict=False))
+    if not same:
+        raise UserError(f"{partial} holds answers to another request; repeat its command, or remove it to start again")
+
+
+def _write_line(file: TextIO, entry: Mapping[str, Any]) -> None:
+    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def answered(checkpoint: Checkpoint, conversations: Iterable[Messages], max_new_tokens: int) -> Iterator[Answered]:
+    """Yield the conversations with the checkpoint's answers."""
     engine = ENGINES["graph"]()
     runners = ModelRunners("teacher", {"teacher": engine.runner(checkpoint)})
     methods = [METHODS[name] for name in METHODS]
@@ -63,7 +101,4 @@ def answered(
         requests = [Request(prompt_ids=prompt, max_new_tokens=max_new_tokens) for prompt in prompts]
         answers, _ = decode(reference, runners, requests, make=engine.batch)
         for turns, answer in zip(questions, answers, strict=True):
-            if answer.finish_reason == "end":
-                yield [*turns, {"role": "assistant", "content": answer.text}]
-            else:
-                yield None
+            yield Answered([*turns, {"role": "assistant", "content": answer.text}], answer.finish_reason == "end")

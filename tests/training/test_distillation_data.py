@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mtbench.decoding.loop import decode
 from mtbench.errors import UserError
 from mtbench.models.families import family
+from mtbench.training import distillation_data
 from mtbench.training.conversations import read_conversations
 from mtbench.training.distillation_data import write_answers
 
@@ -29,3 +32,33 @@ def test_a_teachers_answers_become_training_data(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="exists already"):
         write_answers(teacher, conversations, out, max_new_tokens=160)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "short.jsonl"}
+
+
+@pytest.mark.parametrize("torn", ["", '{"messages": [{"ro'])
+def test_interrupted_answers_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str) -> None:
+    """What is answered is kept, a torn line is not; the result is that of an undisturbed call."""
+    monkeypatch.setattr(distillation_data, "BATCH_SIZE", 4)
+    conversations = list(read_conversations("arithmetic", 10, 7))
+    teacher, out = family("tiny").checkpoint("ar"), tmp_path / "answers.jsonl"
+    counts = write_answers(teacher, conversations, tmp_path / "undisturbed.jsonl", max_new_tokens=100)
+    calls = iter(range(10))
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(distillation_data, "decode", dies)
+    with pytest.raises(KeyboardInterrupt):
+        write_answers(teacher, conversations, out, max_new_tokens=100)
+    partial = tmp_path / "answers.jsonl.partial"
+    with partial.open("a") as file:
+        file.write(torn)
+    for other in ({"max_new_tokens": 99}, {"conversations": conversations[1:]}):
+        request: dict[str, Any] = {"conversations": conversations, "max_new_tokens": 100} | other
+        with pytest.raises(UserError, match="holds answers to another request; repeat its command, or remove it"):
+            write_answers(teacher, request.pop("conversations"), out, **request)
+    assert write_answers(teacher, conversations, out, max_new_tokens=100) == counts
+    assert next(calls) == 4  # the first batch was not decoded again
+    assert out.read_text() == (tmp_path / "undisturbed.jsonl").read_text()
+    assert not partial.exists()
