@@ -40,7 +40,9 @@ class Metric(NamedTuple):
 
 METRICS = {
     "spec_decode_token_weighted_acceptance_length": Metric("ratio", "", POOLED_LENGTH),
-    "spec_decode_acceptance_length": Metric("ratio", LENGTH_OF_REQUESTS.definition, LENGTH_OF_REQUESTS),
+    "spec_decode_acceptance_length": Metric(
+        "ratio", "1 + accepted draft tokens / verification steps of each request.", LENGTH_OF_REQUESTS
+    ),
     "spec_decode_overall_draft_acceptance_rate": Metric("%", "", POOLED_RATE),
     "spec_decode_draft_acceptance_rate": Metric(
         "%", "Accepted / proposed draft tokens of each request, in percent; requests count equally."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from mtbench.errors import UserError
 from mtbench.imports import meanings
@@ -46,7 +47,7 @@ def our_cells(directory: Path, results: Sequence[ImportedResult]) -> list[OurCel
 
 def _figures(cell: ResultCell, wanted: Sequence[Meaning]) -> Iterator[OurFigure]:
     for meaning in wanted:
-        value = cell
+        value: Any = cell
         for name in str(meaning.ours).split("."):
             value = getattr(value, name, None)  # a field that is null ends the path
         if isinstance(value, int | float):

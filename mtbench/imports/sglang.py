@@ -39,7 +39,9 @@ FIGURES = {
         "sglang: input_throughput", "tokens/s", "Prompt tokens of the completed requests / wall time of the benchmark."
     ),
     "max_output_tokens_per_s": Meaning(
-        "sglang: max_output_tokens_per_s", "tokens/s", "Most output tokens in one second of the benchmark."
+        "sglang: max_output_tokens_per_s",
+        "tokens/s",
+        "Most tokens in one second of the benchmark, counted as for the inter-token latency.",
     ),
     "concurrency": Meaning(
         "sglang: concurrency", "requests", "Sum of the requests' latencies / wall time of the benchmark."

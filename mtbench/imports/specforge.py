@@ -57,7 +57,6 @@ def _read(content: Content) -> list[Found]:
             where = f"{content.where}: {text(benchmark)}[{place}]"
             repetitions = member(configuration, "metrics", list, where)
             given = settings(configuration, CONFIGURATION)
-            words = ", ".join(f"{name} {value}" for name, value in given.items() if name != "num_samples")
             for run, metrics in enumerate(repetitions, start=1):
                 which = f", repetition {run}" if len(repetitions) > 1 else ""
                 _require(metrics, f"{where}.metrics[{run - 1}]")
@@ -65,7 +64,7 @@ def _read(content: Content) -> list[Found]:
                     Found(
                         figures=taken(metrics, FIGURES, f"{where}.metrics[{run - 1}]"),
                         model=optional_text(document.get("model")),
-                        part=f"{text(benchmark)}, {words}{which}" if words else f"{text(benchmark)}{which}",
+                        part=f"{text(benchmark)}{which}",
                         settings=given | settings(metrics, ("num_questions", "num_valid_predictions")),
                     )
                 )

@@ -1,7 +1,8 @@
 """The tables of `mtbench import`: a row per meaning of a figure, a column per imported result and per cell of ours.
 
-The terminal and Markdown show the same tables. Figures share a row only if they have the same meaning. A table has at
-most six columns of values; further results follow in further tables.
+The terminal and Markdown show the same tables: one for the meanings that several tools or we have, and one for each
+tool. Figures share a row only if they have the same meaning. A table has at most four columns of values, so that it
+fits in 80 characters; further results follow in further tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from mtbench.imports.format import Imported, ImportedResult, OurCell, PairedSamples
-from mtbench.report.formatting import NONE, counted, number
+from mtbench.report.formatting import NONE, count, counted, number
 
-COLUMNS = 6
+COLUMNS = 4
+COUNTS = ("requests", "drafts", "count")  # units of whole numbers
+SHARED = "Same definition"
 HOW_TO_READ = (
     "Each figure is its tool's own, by the definition below. Figures of two columns can be compared only within a row; "
     "the machines, prompts and loads may still differ. mtbench forms no ratio and no verdict with them."
@@ -27,29 +30,40 @@ OUR_COUNTS = (
 
 
 class _Row(NamedTuple):
-    """A meaning: its names in the tools, its unit and definition, and the values by column."""
+    """A meaning: its names, each with its tool, its unit and definition, and the values by column."""
 
-    names: tuple[str, ...]
+    names: tuple[tuple[str, str], ...]
     unit: str
     definition: str
     ours: str | None
     values: dict[str, float]
 
 
+class _Part(NamedTuple):
+    """A table: rows of one group, and the columns that it shows."""
+
+    group: str
+    columns: Sequence[str]
+    rows: Sequence[_Row]
+
+
 def imported_blocks(imported: Imported) -> Iterator[RenderableType]:
     """Yield what the terminal shows, from top to bottom. A string is a line with names, which must not be wrapped."""
     yield from _results(imported)
-    for columns, rows in _tables(imported):
+    for part in _tables(imported):
         yield ""
-        yield _table(columns, rows)
+        yield Text(part.group, style="bold")
+        yield _table(part)
     yield from (line for pair in imported.paired_samples for line in ("", _pair(pair)))
     yield ""
     yield Text(HOW_TO_READ)
     if imported.beside:
         yield Text(OUR_COUNTS)
-    yield ""
-    for row in _rows(imported):
-        yield Text.assemble((_name(row), "bold"), f", {row.unit}: {_definition(row)}")
+    for group, rows in _groups(imported).items():
+        yield ""
+        yield Text(group, style="bold")
+        for row in rows:
+            yield Text.assemble((_title(row), "italic"), f", {row.unit}: {_definition(row)}")
 
 
 def imported_markdown(imported: Imported) -> str:
@@ -57,16 +71,17 @@ def imported_markdown(imported: Imported) -> str:
     lines = ["# Results of other tools", "", HOW_TO_READ, ""]
     lines += [OUR_COUNTS, ""] if imported.beside else []
     lines += [f"- {_escaped(line)}" for line in _results(imported)]
-    for columns, rows in _tables(imported):
-        lines += ["", f"| figure | unit | {' | '.join(columns)} |", f"|---|---|{'---:|' * len(columns)}"]
-        lines += [
-            f"| {_escaped(_name(row))} | {_escaped(row.unit)} | {' | '.join(_values(row, columns))} |" for row in rows
-        ]
+    for part in _tables(imported):
+        lines += ["", f"## {_escaped(part.group)}", ""]
+        lines += [f"| figure | unit | {' | '.join(part.columns)} |", f"|---|---|{'---:|' * len(part.columns)}"]
+        for row in part.rows:
+            cells = [_title(row), row.unit, *_values(row, part.columns)]
+            lines.append(f"| {' | '.join(map(_escaped, cells))} |")
     lines += [line for pair in imported.paired_samples for line in ("", _escaped(_pair(pair)))]
-    lines += ["", "## Definitions", ""]
-    lines += [
-        f"- **{_escaped(_name(row))}**, {_escaped(row.unit)}: {_escaped(_definition(row))}" for row in _rows(imported)
-    ]
+    lines += ["", "## Definitions"]
+    for group, rows in _groups(imported).items():
+        lines += ["", f"### {_escaped(group)}", ""]
+        lines += [f"- {_escaped(f'{_title(row)}, {row.unit}: {_definition(row)}')}" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -93,56 +108,67 @@ def _our_columns(imported: Imported) -> list[str]:
     return [f"ours {place}" for place in range(1, len(imported.beside) + 1)]
 
 
-def _rows(imported: Imported) -> list[_Row]:
-    """Return a row per meaning: first those of several tools or of ours, then the others in the tools' order."""
+def _groups(imported: Imported) -> dict[str, list[_Row]]:
+    """Return a row per meaning: first those of several tools or of ours, then those of each tool, in its order."""
     rows: dict[str, _Row] = {}
-    tools: dict[str, set[str]] = {}
     for column, result in enumerate(imported.results, start=1):
         for figure in result.figures:
             row = rows.setdefault(figure.meaning, _Row((), figure.unit, figure.definition, figure.ours, {}))
-            names = dict.fromkeys((*row.names, figure.name))
+            names = dict.fromkeys((*row.names, (result.tool, figure.name)))
             rows[figure.meaning] = row._replace(names=tuple(names), values=row.values | {str(column): figure.value})
-            tools.setdefault(figure.meaning, set()).add(result.tool)
+    shared = {ours.meaning for cell in imported.beside for ours in cell.figures}
     for our_column, cell in zip(_our_columns(imported), imported.beside, strict=True):
         for ours in cell.figures:
             rows[ours.meaning].values[our_column] = ours.value
-            tools[ours.meaning].add("mtbench")
-    return [rows[meaning] for meaning in sorted(rows, key=lambda meaning: len(tools[meaning]) < 2)]
+    groups: dict[str, list[_Row]] = {SHARED: []}
+    for meaning, row in rows.items():
+        tools = {tool for tool, _ in row.names}
+        group = SHARED if len(tools) > 1 or meaning in shared else row.names[0][0]
+        groups.setdefault(group, []).append(row)
+    return {group: found for group, found in groups.items() if found}
 
 
-def _tables(imported: Imported) -> Iterator[tuple[Sequence[str], list[_Row]]]:
-    """Yield the columns of each table and its rows, without rows that have no value there."""
-    columns = [*map(str, range(1, len(imported.results) + 1)), *_our_columns(imported)]
-    rows = _rows(imported)
-    for first in range(0, len(columns), COLUMNS):
-        some = columns[first : first + COLUMNS]
-        yield some, [row for row in rows if any(column in row.values for column in some)]
+def _tables(imported: Imported) -> Iterator[_Part]:
+    """Yield the tables: of each group, the columns that have a value in it, some at a time."""
+    every = [*map(str, range(1, len(imported.results) + 1)), *_our_columns(imported)]
+    for group, rows in _groups(imported).items():
+        columns = [column for column in every if any(column in row.values for row in rows)]
+        for first in range(0, len(columns), COLUMNS):
+            some = columns[first : first + COLUMNS]
+            yield _Part(group, some, [row for row in rows if any(column in row.values for column in some)])
 
 
-def _table(columns: Sequence[str], rows: Sequence[_Row]) -> Table:
+def _table(part: _Part) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("figure", overflow="fold")
     table.add_column("unit", overflow="fold")
-    for column in columns:
+    for column in part.columns:
         table.add_column(Text(column), justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, (_name(row), row.unit, *_values(row, columns))))
+    for row in part.rows:
+        table.add_row(*map(Text, ("\n".join(_labels(row)), row.unit, *_values(row, part.columns))))
     return table
 
 
 def _values(row: _Row, columns: Sequence[str]) -> list[str]:
-    return [_shown(row.values[column]) if column in row.values else NONE for column in columns]
+    return [_shown(row.values[column], row.unit) if column in row.values else NONE for column in columns]
 
 
-def _shown(value: float) -> str:
-    """Return a value with at least three digits: shares and small times are near zero."""
-    return (
-        number(value) if value == 0 or abs(value) >= 1 else number(value, 4) if abs(value) >= 1e-3 else f"{value:.3g}"
-    )
+def _shown(value: float, unit: str) -> str:
+    """Return a value with as many digits as the tools print: two decimals, more for what is near zero."""
+    if unit in COUNTS and value.is_integer():
+        return count(int(value))
+    if value == 0 or abs(value) >= 1:
+        return number(value, 2)
+    return number(value, 4) if abs(value) >= 1e-3 else f"{value:.3g}"
 
 
-def _name(row: _Row) -> str:
-    return " = ".join(row.names)
+def _labels(row: _Row) -> list[str]:
+    """Return the names of a row, with their tools where there are several names."""
+    return [f"{tool}: {name}" if len(row.names) > 1 else name for tool, name in row.names]
+
+
+def _title(row: _Row) -> str:
+    return " = ".join(_labels(row))
 
 
 def _definition(row: _Row) -> str:

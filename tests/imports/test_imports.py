@@ -13,7 +13,7 @@ from tool_files import FOLDER, SGLANG, SPEC_BENCH, SPECDEC_ACCEPTANCE, SPECFORGE
 
 from mtbench.errors import UserError
 from mtbench.imports.format import Imported, ImportedResult
-from mtbench.imports.registry import IMPORTERS, MOST_RESULTS, read_file, side_by_side
+from mtbench.imports.registry import IMPORTERS, MOST_RESULTS, Read, read_file, side_by_side
 
 Reader = Callable[..., Imported]
 
@@ -23,7 +23,7 @@ def read(tmp_path: Path) -> Reader:
     """Import texts as files whose names say nothing."""
 
     def reader(*texts: str | bytes) -> Imported:
-        results = []
+        results: list[Read] = []
         for number, text in enumerate(texts):
             path = tmp_path / f"file{number}"
             path.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -100,11 +100,8 @@ def test_specdec_bench_timing(read: Reader) -> None:
 def test_specforge(read: Reader) -> None:
     """A result for each benchmark, configuration and repetition. Without labels there is no accuracy."""
     results = read(TEXTS["specforge"]).results
-    assert [result.part for result in results] == [
-        "mtbench, batch_size 1, steps 3, topk 1, num_draft_tokens 4",
-        "gsm8k, batch_size 8, steps 3, topk 1, num_draft_tokens 4, repetition 1",
-        "gsm8k, batch_size 8, steps 3, topk 1, num_draft_tokens 4, repetition 2",
-    ]
+    assert [result.part for result in results] == ["mtbench", "gsm8k, repetition 1", "gsm8k, repetition 2"]
+    assert results[1].settings["batch_size"] == "8"
     assert values(results[0]) == {"accept_length": 2.75, "output_throughput": 480.0, "latency": 12.5}
     assert values(results[2]) | {"accept_length": 3.5, "accuracy": 0.625} == values(results[2])
     assert ours(results[0]) == {"accept_length": "acceptance.derived.sglang"}
