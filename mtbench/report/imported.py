@@ -32,7 +32,7 @@ OUR_COUNTS = (
 class _Row(NamedTuple):
     """A meaning: its names, each with its tool, its unit and definition, and the values by column."""
 
-    names: tuple[tuple[str, str], ...]
+    names: dict[tuple[str, str], None]  # tool and name, in order
     unit: str
     definition: str
     ours: str | None
@@ -113,9 +113,9 @@ def _groups(imported: Imported) -> dict[str, list[_Row]]:
     rows: dict[str, _Row] = {}
     for column, result in enumerate(imported.results, start=1):
         for figure in result.figures:
-            row = rows.setdefault(figure.meaning, _Row((), figure.unit, figure.definition, figure.ours, {}))
-            names = dict.fromkeys((*row.names, (result.tool, figure.name)))
-            rows[figure.meaning] = row._replace(names=tuple(names), values=row.values | {str(column): figure.value})
+            row = rows.setdefault(figure.meaning, _Row({}, figure.unit, figure.definition, figure.ours, {}))
+            row.names[result.tool, figure.name] = None
+            row.values[str(column)] = figure.value
     shared = {ours.meaning for cell in imported.beside for ours in cell.figures}
     for our_column, cell in zip(_our_columns(imported), imported.beside, strict=True):
         for ours in cell.figures:
@@ -123,7 +123,7 @@ def _groups(imported: Imported) -> dict[str, list[_Row]]:
     groups: dict[str, list[_Row]] = {SHARED: []}
     for meaning, row in rows.items():
         tools = {tool for tool, _ in row.names}
-        group = SHARED if len(tools) > 1 or meaning in shared else row.names[0][0]
+        group = SHARED if len(tools) > 1 or meaning in shared else next(iter(tools))
         groups.setdefault(group, []).append(row)
     return {group: found for group, found in groups.items() if found}
 

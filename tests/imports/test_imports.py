@@ -369,11 +369,12 @@ def test_a_file_with_any_wrong_member_is_read_or_refused(tmp_path: Path, name: s
                 read_file(path)
 
 
-def places(document: Any, depth: int = 4) -> list[tuple[Any, ...]]:
-    """Every place in a document, down to a depth."""
+def places(document: Any, depth: int = 6) -> list[tuple[Any, ...]]:
+    """Places in a document down to a depth: all upper ones, and some of the lower ones."""
     if not depth or not isinstance(document, dict | list):
         return []
-    members = document.items() if isinstance(document, dict) else enumerate(document[:2])
+    members = [*(document.items() if isinstance(document, dict) else enumerate(document[:2]))]
+    members = members if depth > 4 else members[:2]
     return [(name, *rest) for name, value in members for rest in ((), *places(value, depth - 1))]
 
 

@@ -28,11 +28,15 @@ metadata:
 @pytest.mark.whole
 def test_a_file_that_lm_eval_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The installed version is read, and the mean of its samples is its figure."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    import datasets
+    import huggingface_hub
     import lm_eval
     from lm_eval.loggers import EvaluationTracker
     from lm_eval.tasks import TaskManager
 
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)  # reading a file asks the hub first
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     docs = tmp_path / "docs.jsonl"
     docs.write_text("".join(json.dumps({"q": f"{n} + 1 ="}) + "\n" for n in range(8)))
     (tmp_path / "sums.yaml").write_text(TASK.format(docs=docs))
