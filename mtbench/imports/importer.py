@@ -7,7 +7,7 @@ type: what is wrong becomes one UserError, which names the file and the field.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from mtbench.errors import UserError, printable
 from mtbench.imports.format import ImportedFigure
@@ -70,14 +70,14 @@ def each_benchmark(content: Content, read: Callable[[Mapping[str, Any], str, str
     return found
 
 
-def has(value: Any, *names: str) -> bool:
+def has(value: Any, *names: str) -> TypeGuard[dict[str, Any]]:
     """Return whether a JSON value is an object with these keys."""
     return isinstance(value, dict) and all(name in value for name in names)
 
 
-def member(value: Any, name: str, kind: type[Any], where: str) -> Any:
+def member(value: Any, name: str, kind: type[dict[Any, Any] | list[Any] | str], where: str) -> Any:
     """Return a member of an object. Raises UserError if it is missing or of another type."""
-    names = {dict: "an object", list: "an array", str: "a text"}
+    names: dict[type[Any], str] = {dict: "an object", list: "an array", str: "a text"}
     found = value.get(name) if isinstance(value, dict) else None
     if found is None:
         raise UserError(f"{where}: {text(name)} is missing, so this is no layout that mtbench reads.")

@@ -38,7 +38,7 @@ def _read(content: Content) -> list[Found]:
         tasks.setdefault("mt_bench" if category in MT_BENCH else category, []).append(measured)
     if len(models) > 1:
         raise UserError(f"{content.where}: answers of several models ({', '.join(models)}); give a file for each.")
-    return [_result(task, questions, *models, content.where) for task, questions in tasks.items()]
+    return [_result(task, questions, next(iter(models)), content.where) for task, questions in tasks.items()]
 
 
 def _question(answer: Mapping[str, Any], where: str) -> tuple[float, list[float]]:

@@ -87,8 +87,8 @@ def imported_markdown(imported: Imported) -> str:
 
 def _results(imported: Imported) -> Iterator[str]:
     """Yield what each column is."""
-    for column, result in enumerate(imported.results, start=1):
-        yield f"{column}: {_described(result)}"
+    for place, result in enumerate(imported.results, start=1):
+        yield f"{place}: {_described(result)}"
     for column, cell in zip(_our_columns(imported), imported.beside, strict=True):
         yield f"{column}: {_our(cell)}"
 

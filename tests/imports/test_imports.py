@@ -354,6 +354,9 @@ def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
             read_file(path)
 
 
+WRONG: list[Any] = [None, "x", [], {"a": []}]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_file_with_any_wrong_member_is_read_or_refused(tmp_path: Path, name: str) -> None:
     """No member of a stranger's file is trusted: with one null, a text or an array, UserError is the only error."""
@@ -363,7 +366,7 @@ def test_a_file_with_any_wrong_member_is_read_or_refused(tmp_path: Path, name: s
         document = json.loads(TEXTS[name])
     path = tmp_path / "file"
     for place in [*places(document)]:
-        for wrong in (None, "x", [], {"a": []}, True):
+        for wrong in WRONG:
             path.write_text(json.dumps(replaced(document, place, wrong)))
             with contextlib.suppress(UserError):
                 read_file(path)
@@ -374,7 +377,7 @@ def places(document: Any, depth: int = 6) -> list[tuple[Any, ...]]:
     if not depth or not isinstance(document, dict | list):
         return []
     members = [*(document.items() if isinstance(document, dict) else enumerate(document[:2]))]
-    members = members if depth > 4 else members[:2]
+    members = members if depth > 5 else members[:2]
     return [(name, *rest) for name, value in members for rest in ((), *places(value, depth - 1))]
 
 
