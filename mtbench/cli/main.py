@@ -39,6 +39,11 @@ COMMANDS = {
         COMPARE,
         "Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items.",
     ),
+    "import": Entry(
+        "mtbench.cli.imports",
+        COMPARE,
+        "Lay results of other tools side by side, each figure under its owner's definition.",
+    ),
     "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
     "gate": Entry("mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: same tokens, same work, as fast?"),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),

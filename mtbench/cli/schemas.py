@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from mtbench.gate.format import FloorFile, Gate
+from mtbench.imports.format import Imported
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.comparison_format import Comparison
@@ -25,6 +26,7 @@ SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and 
     "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),
+    "imported": (Imported, "Results of other tools, as `mtbench import --json` writes them"),
     "plan": (Plan, "plan.json"),
     "published": (Published, "A published table that `mtbench reproduce` runs"),
     "reproduction": (Reproduction, "reproduction.json: published figures beside ours"),

@@ -1,0 +1,108 @@
+"""SGLang: the JSONL of bench_serving (sgl-project/sglang, python/sglang/benchmark/serving.py), a line per benchmark.
+
+Without a request rate the tool writes `Infinity`, which is no JSON. The file records the version of the server, if that
+was SGLang, but not that of the client.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mtbench.imports.format import ImportedFigure
+from mtbench.imports.importer import (
+    Content,
+    Found,
+    Importer,
+    Meaning,
+    each_benchmark,
+    figure,
+    has,
+    number,
+    optional_text,
+    settings,
+    taken,
+    text,
+)
+from mtbench.imports.meanings import OUTPUT_RATE, REQUEST_RATE, REQUESTS, TIME_PER_TOKEN, TOTAL_RATE
+
+FIGURES = {
+    "accept_length": Meaning(  # srt: update_spec_metrics adds one token per verification, over the server's lifetime
+        "sglang: accept_length",
+        "tokens",
+        "(accepted draft tokens + verifications) / verifications since the server's start, so warm-up and earlier "
+        "requests count; the target's own token counts, that of prefill does not.",
+    ),
+    "output_throughput": OUTPUT_RATE,
+    "total_throughput": TOTAL_RATE,
+    "request_throughput": REQUEST_RATE,
+    "input_throughput": Meaning(
+        "sglang: input_throughput", "tokens/s", "Prompt tokens of the completed requests / wall time of the benchmark."
+    ),
+    "max_output_tokens_per_s": Meaning(
+        "sglang: max_output_tokens_per_s",
+        "tokens/s",
+        "Most tokens in one second of the benchmark, counted as for the inter-token latency.",
+    ),
+    "concurrency": Meaning(
+        "sglang: concurrency", "requests", "Sum of the requests' latencies / wall time of the benchmark."
+    ),
+    "completed": REQUESTS,
+    "duration": Meaning(
+        "sglang: duration", "s", "Time from the first request to the last answer and the query of the server's state."
+    ),
+}
+REQUIRED = ("duration", "completed", "request_throughput", "output_throughput")
+SETTINGS = (
+    "backend",
+    "tag",
+    "dataset_name",
+    "request_rate",
+    "max_concurrency",
+    "sharegpt_output_len",
+    "random_input_len",
+    "random_output_len",
+    "random_range_ratio",
+)
+LATENCY = re.compile(r"(mean|median|std|max|p\d{1,2})_(ttft|tpot|itl|e2e_latency)_ms")
+LATENCIES = {
+    "ttft": "time from sending a request to its first message with text",
+    "tpot": TIME_PER_TOKEN,
+    "itl": "gap between two tokens, where the gap before a message of n tokens counts as n equal gaps on SGLang's own "
+    "interface",
+    "e2e_latency": "time from sending a request to the end of its stream",
+}
+STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
+
+
+def _recognises(documents: Sequence[Any]) -> bool:
+    return has(documents[0], "backend", "accept_length", "total_output_tokens", "request_throughput")
+
+
+def _read(content: Content) -> list[Found]:
+    return each_benchmark(content, _result)
+
+
+def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
+    for name in REQUIRED:
+        number(document.get(name), name, where)
+    server = document.get("server_info")
+    server = server if isinstance(server, dict) else {}
+    versions = {"server version": text(server["version"])} if server.get("version") else {}
+    return Found(
+        figures=[*taken(document, FIGURES, where), *_latencies(document, where)],
+        model=optional_text(server.get("served_model_name") or server.get("model_path")),
+        part=part,
+        settings=versions | settings(document, SETTINGS),
+    )
+
+
+def _latencies(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
+    for name, value in document.items():
+        matched = LATENCY.fullmatch(name)
+        if matched and value is not None:
+            statistic, what = matched.groups()
+            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
+            yield figure(Meaning(f"sglang: {name}", "ms", f"{of_what} of: {LATENCIES[what]}."), name, value, where)
+
+
+IMPORTER = Importer("SGLang bench_serving JSONL", "SGLang", _recognises, _read)
