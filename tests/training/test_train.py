@@ -983,14 +983,18 @@ def test_data_are_refused_before_weights_are_loaded(base: str, rows: str, tmp_pa
     both_refuse(requested(Ar(), base, str(late), USUAL, tmp_path / "out"), rf"line {20 * COUNT + 1}: columns")
 
 
-@pytest.mark.usefixtures("without_weights")
 def test_folders_are_refused_before_weights_are_loaded(
-    base: str, rows: str, interrupted: Callable[[int, Path], Path], tmp_path: Path
+    base: str,
+    rows: str,
+    interrupted: Callable[[int, Path], Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """An existing `--out`, and an interrupted training of another request."""
+    out = interrupted(5, tmp_path)
+    request.getfixturevalue("without_weights")
     (tmp_path / "existing").mkdir()
     both_refuse(requested(MARS, base, rows, USUAL, tmp_path / "existing"), "exists already")
-    out = interrupted(5, tmp_path)
     both_refuse(requested(MARS, base, rows, replace(USUAL, seed=1), out), r"settings\.seed was 42, not 1")
 
 
