@@ -102,7 +102,7 @@ def numbers(values: Any, name: str, where: str) -> list[float]:
 
 
 def figure(meaning: Meaning, name: str, value: Any, where: str) -> ImportedFigure:
-    """Return a figure of a file. Raises UserError if its value is no number."""
+    """Return a figure of a file. Raises UserError if its value is not a number."""
     return ImportedFigure(
         name=text(name),
         value=number(value, name, where),

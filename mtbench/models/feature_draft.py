@@ -99,7 +99,7 @@ class FeatureDraft(nn.Module):
 
         `ids`: (R, W) target ids. `features`: (R, P, T·C) hidden states of the target, or, with `own`, (R, P, C) the
         features that an earlier step returned. `metadata`: slots and positions of what is fed; for a block draft P + W.
-        The cache has been told of the metadata. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
+        `KVCache.set_batch` was called with it. Logits are in the target's vocabulary, −∞ for ids it cannot draft.
         """
 
     def advance(
@@ -107,7 +107,7 @@ class FeatureDraft(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return what the LM head reads, and the features; both (R, judged, C). Only of a sequential draft.
 
-        It is `forward` without the LM head. Training calls it with the metadata and the cache of its own.
+        It is `forward` without the LM head. Training calls it with its own metadata and cache.
         """
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ from mtbench.models.families import RANDOM, locate, read_training_record, split_
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft, draft_checkpoint
 from mtbench.models.loading import OTHER_CHECKPOINT, Checkpoint, Inspected, downloaded, explained, refuse_pickles
 
-# Each takes config.json and the part asked for, "" for a checkpoint of its own, and returns None for other formats.
+# Each takes config.json and the name of a part ("": the whole checkpoint). It returns None for other formats.
 # It raises ValueError for a configuration of its format that it cannot run.
 Recogniser = Callable[[Mapping[str, Any], str], DraftConfig | None]
 FORMATS: list[Recogniser] = [eagle_draft.recognise, dflash.recognise, mtp.recognise]
@@ -168,8 +168,8 @@ def _check_shapes(source: str, config: DraftConfig, expected: Shapes, stored: Sh
     elif unknown := sorted(stored.keys() - expected.keys()):
         reason = f"has {len(unknown)} weights that its configuration has no place for, such as {unknown[0]!r:.80}"
     elif wrong := [name for name in expected if expected[name] != stored[name]]:
-        found, said = list(stored[wrong[0]]), list(expected[wrong[0]])
-        reason = f"has {wrong[0]} of shape {found}, and its config.json says {said}"
+        found, configured = list(stored[wrong[0]]), list(expected[wrong[0]])
+        reason = f"has {wrong[0]} of shape {found}, and its config.json says {configured}"
     if reason:
         raise _unusable(source, config, reason)
 
