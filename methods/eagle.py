@@ -19,7 +19,7 @@ from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
+from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify, verify_tree
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
 from mtbench.options import AUTO, option
@@ -80,6 +80,5 @@ class Eagle(VerifiedMethod):
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         if self.tree == "1":
             return super().accept(state, rows, output)
-        accepted, path = trees.longest(output.agrees(output.guess, state["behind"]), self.branches)
-        columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
-        return Commit(output.choice.gather(1, columns), accepted + 1, kept=accepted, path=path)
+        tokens, accepted, path = verify_tree(output, output.guess, state["behind"], self.branches)
+        return Commit(tokens, accepted + 1, kept=accepted, path=path)

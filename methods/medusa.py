@@ -18,6 +18,7 @@ from torch import Tensor
 from mtbench.decoding import trees
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.verification import verify_tree
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.loading import Inspected
@@ -90,7 +91,6 @@ class Medusa(Method):
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
         has = rows.known >= 2  # a prompt of one token has no hidden state before its last token
         drafts = output.guess.masked_fill(~has[:, None], NONE)
-        accepted, path = trees.longest(output.agrees(drafts, state["behind"]), self.branches)
-        columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
+        tokens, accepted, path = verify_tree(output, drafts, state["behind"], self.branches)
         moved = path if max(self.branches) > 1 else None
-        return Commit(output.choice.gather(1, columns), accepted + 1, accepted, moved, offered=has * self.heads)
+        return Commit(tokens, accepted + 1, accepted, moved, offered=has * self.heads)

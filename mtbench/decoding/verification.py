@@ -1,4 +1,4 @@
-"""Verify a chain of drafts: accept the leading drafts by the target's own choice, or by rejection sampling.
+"""Verify drafts: accept the leading drafts by the target's own choice, or by rejection sampling.
 
 Leviathan, Kalman, Matias, arXiv 2211.17192; Chen et al., arXiv 2302.01318. By match, drafts that equal the target's
 choice are accepted; draft and target share one random number per request and position (`Rows.choose`), so the tokens
@@ -8,16 +8,31 @@ distribution.
 R = rows, K = drafts, V = vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from mtbench.decoding import trees
 from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
 from mtbench.models import sampling
 
 Verify = Literal["match", "rejection"]
 VERIFY = "accept the target's choice, or use rejection sampling"  # help of the option
+
+
+def verify_tree(
+    output: TargetOutput, drafts: Tensor, behind: Tensor, branches: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Verify a tree of drafts (R, G), as `trees.products` numbers them, by match.
+
+    Returns the target's choices along the longest path of accepted drafts (R, D+1), how many are accepted (R,), and the
+    path (R, D). `behind` (R, G): parents of the drafts.
+    """
+    accepted, path = trees.longest(output.agrees(drafts, behind), branches)
+    columns = torch.cat((torch.zeros_like(path[:, :1]), path + 1), 1)
+    return output.choice.gather(1, columns), accepted, path
 
 
 class VerifiedMethod(Method):
