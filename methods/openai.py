@@ -8,9 +8,9 @@ mtbench cannot check this, so the server's tokens are not graded. A batch of R p
 Decoding is greedy, without the checkpoint's penalties. As in our arms, requests share no prefix cache.
 
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
-that of the server's own `usage`, the cell is flagged. Forwards and commits are null. The counters of its speculation
-cover all its clients, so it should serve no others. If the server is busy (HTTP 429, 503), the request is sent again
-after the time that it names; the time of that batch is not used.
+that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is what the server says
+of each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else what its counters say of all its
+clients, so it should serve no others. A busy server (HTTP 429, 503) is asked again; that batch's time is not used.
 """
 
 import time
@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
-from mtbench.decoding.external import Answers, Outside, target_of
+from mtbench.decoding.external import Answers, Outside, Speculation, target_of
 from mtbench.decoding.openai_client import Reply, Server, ServerError
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
@@ -40,6 +40,7 @@ GREEDY = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "fre
 REPLY = {
     "stream_options": {"include_usage": True},
     "return_token_ids": True,
+    "return_spec_tokens_details": True,  # by SGLang
     "include_stop_str_in_output": True,  # by vLLM; by SGLang:
     "no_stop_trim": True,
 }
@@ -95,12 +96,10 @@ class OpenAI(Outside):
         server, checkpoint = self.server, target_of(checkpoints)
         model = self.served
 
-        def complete(request: Request) -> Reply:
-            return server.complete(body_of(request, model, fixed_length=fixed_length))
-
+        bodies = [body_of(request, model, fixed_length=fixed_length) for request in requests]
         started_at = time.perf_counter()
         with ThreadPoolExecutor(len(requests)) as threads:
-            replies = list(threads.map(complete, requests))
+            replies: list[Reply] = list(threads.map(server.complete, bodies))
         if fixed_length and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not support ignore_eos; leave out --fixed-length or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
@@ -111,6 +110,7 @@ class OpenAI(Outside):
             answers,
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
+            speculation=Speculation.total([reply.speculation for reply in replies]),
             dropped=next((reply.waited for reply in replies if reply.waited), None),
         )
 

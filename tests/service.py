@@ -26,6 +26,7 @@ class Service(ThreadingHTTPServer):
         self.together: threading.Barrier | None = None  # nobody is answered before so many have asked
         self.counted_besides = 0  # tokens that its usage has and its text has not
         self.fault: str | None = None
+        self.beside_usage: dict[str, Any] = {}  # members of the event with the usage
         self.counters: dict[str, float] | None = {}  # None: no /metrics
         self.seen: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []  # path, headers, body
 
@@ -117,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event("data: " + json.dumps({"choices": [choice], "usage": None}))
         if service.tells_usage and body["stream_options"]["include_usage"]:
             usage = {"completion_tokens": len(ids) + service.counted_besides}
-            self.event("data: " + json.dumps({"choices": [], "usage": usage}))
+            self.event("data: " + json.dumps({"choices": [], "usage": usage, **service.beside_usage}))
         self.event("data: [DONE]")
         self.wfile.write(b"0\r\n\r\n")
 

@@ -2,16 +2,16 @@
 
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import pytest
-from _pytest.mark import ParameterSet
 from broken_files import CHECKPOINTS, LINES, OTHERS, PLANS, RESULTS, ROW_FILES, Change
 from rich.console import Console
 from small import VOCABULARY, save_small
+from thinned import one_in
 from transformers import AutoTokenizer
 from whole import Quiet
 
@@ -31,11 +31,6 @@ from mtbench.training.conversations import prepare
 pytestmark = pytest.mark.whole
 
 LONGEST_S = 10
-
-
-def some(names: Iterable[str]) -> list[ParameterSet]:
-    """Return all mutations as parameters; CI tries every fifth, `make slow` all."""
-    return [pytest.param(name, marks=() if place % 5 == 0 else pytest.mark.slow) for place, name in enumerate(names)]
 
 
 class TooSlow(BaseException):
@@ -144,22 +139,22 @@ def named(change: str) -> str:
     return files.get(whole, whole)
 
 
-@pytest.mark.parametrize("name", some(PLANS))
+@pytest.mark.parametrize("name", one_in(5, PLANS))
 def test_a_plan(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, PLANS[name], ("report", "score", "reopen", "fresh"), *PLANNED)
 
 
-@pytest.mark.parametrize("name", some(LINES))
+@pytest.mark.parametrize("name", one_in(5, LINES))
 def test_answers_and_times(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, LINES[name], ("pages", "score", "generate", "load"), named(name))
 
 
-@pytest.mark.parametrize("name", some(OTHERS))
+@pytest.mark.parametrize("name", one_in(5, OTHERS))
 def test_other_files_of_a_run(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, OTHERS[name], ("pages", "score", "generate", "load"), named(name))
 
 
-@pytest.mark.parametrize("name", some(RESULTS))
+@pytest.mark.parametrize("name", one_in(5, RESULTS))
 def test_results(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, RESULTS[name], ("load",), "results.json")
 
@@ -183,7 +178,7 @@ def complete_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PLANNED_WITH = ("training record", "chat template", "empty prompt", "guesses in a forward")
 
 
-@pytest.mark.parametrize("name", some(CHECKPOINTS))
+@pytest.mark.parametrize("name", one_in(5, CHECKPOINTS))
 def test_a_checkpoint(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
     """It is planned with, then loaded."""
     folder = tmp_path / "inside" / "checkpoint"
@@ -211,7 +206,7 @@ def test_a_checkpoint_of_links_loads(complete_checkpoint: Path, tmp_path: Path) 
     assert load(str(folder)).vocabulary == VOCABULARY
 
 
-@pytest.mark.parametrize("name", some(ROW_FILES))
+@pytest.mark.parametrize("name", one_in(5, ROW_FILES))
 def test_prompts_and_conversations(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
     """They are planned with, and read as training data."""
     folder = tmp_path / "rows"

@@ -7,6 +7,7 @@ decides where an answer ends and makes its text. The wall time is measured from 
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,12 +24,39 @@ _stock: WeakKeyDictionary[Checkpoint, PreTrainedModel] = WeakKeyDictionary()
 _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticCache]] = WeakKeyDictionary()
 
 
+class Speculation(NamedTuple):
+    """What an engine says of its own speculation, over the requests of a batch."""
+
+    drafts: int  # verified drafts
+    drafted: int  # tokens of these drafts
+    accepted: int  # tokens of these that were accepted
+    histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not told
+    told_by: str  # who tells it, and how
+
+    @staticmethod
+    def total(told: Sequence["Speculation | None"]) -> "Speculation | None":
+        """Return the sums over requests; None unless it was told of each."""
+        known = [speculation for speculation in told if speculation is not None]
+        if not known or len(known) < len(told):
+            return None
+        histograms = [speculation.histogram for speculation in known if speculation.histogram is not None]
+        histogram = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+        return Speculation(
+            drafts=sum(speculation.drafts for speculation in known),
+            drafted=sum(speculation.drafted for speculation in known),
+            accepted=sum(speculation.accepted for speculation in known),
+            histogram=histogram if len(histograms) == len(known) else None,
+            told_by=known[0].told_by,
+        )
+
+
 class Answers(NamedTuple):
     """What an external engine returned for a batch of requests; metrics that it does not expose are None."""
 
     token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
+    speculation: Speculation | None = None  # of these requests alone; it is used in place of `Outside.counters`
     dropped: str | None = None  # why the time of this batch is not the engine's speed
     prepared: bool = False  # the engine compiled or recorded something in this call
 
@@ -97,6 +125,10 @@ def run_outside(
     answers = method.generate(checkpoints, requests, fixed_length=fixed_length, room=room)
     wall_s = stopwatch.now() - started_at
     after = method.counters()
+    if answers.speculation is None:
+        told = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
+    else:
+        told = answers.speculation._asdict()
     generations = [
         _generation(target, request, ids, end_ids) for request, ids in zip(requests, answers.token_ids, strict=True)
     ]
@@ -120,7 +152,7 @@ def run_outside(
         miscounted=0,
         counted=answers.counted,
         dropped=answers.dropped,
-        **{name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count},
+        **told,
     )
 
 

@@ -30,6 +30,7 @@ from pydantic_core import from_json
 
 from mtbench.decoding import bounded_http
 from mtbench.decoding.bounded_http import TooMuch, beginning, limited
+from mtbench.decoding.external import Speculation
 from mtbench.errors import UserError, first_line, printable
 from mtbench.records import finding
 
@@ -89,12 +90,56 @@ class Choice(Received):
     matched_stop: Number | str | None = None
 
 
+class VllmSpeculation(Received):
+    """vLLM's `metrics.speculative_decoding` (docs, features/speculative_decoding/acceptance_metrics.md)."""
+
+    num_spec_steps: Number
+    num_draft_tokens: Number
+    num_accepted_draft_tokens: Number
+    acceptance_histogram: list[Number]
+    mean_acceptance_length: float | None  # TensorRT-LLM's object, of other numbers, lacks it
+
+
+class SglangSpeculation(Received):
+    """SGLang's `sglext.spec_tokens_details` (srt/entrypoints/openai/protocol.py)."""
+
+    spec_verify_ct: Number
+    spec_num_proposed_drafts: Number
+    spec_num_correct_drafts: Number
+    spec_correct_drafts_histogram: list[Number] | None = None
+
+
 class Event(Received):
     """One event of a streamed answer."""
 
     choices: Annotated[list[Choice], Field(max_length=1)] | None = None
     usage: Usage | None = None
     error: Any = None
+    metrics: Any = None  # vLLM's
+    sglext: Any = None  # SGLang's
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """Return what the event says of the request's speculation; None if nothing, or in a form of another version."""
+        found = self._part("metrics", "speculative_decoding", VllmSpeculation)
+        if found is not None:
+            counts = (found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens)
+            return Speculation(*counts, found.acceptance_histogram, "vLLM's per-request metrics")
+        found = self._part("sglext", "spec_tokens_details", SglangSpeculation)
+        if found is not None:
+            counts = (found.spec_verify_ct, found.spec_num_proposed_drafts, found.spec_num_correct_drafts)
+            return Speculation(*counts, found.spec_correct_drafts_histogram, "SGLang's per-request metrics")
+        return None
+
+    def _part(self, outer: str, inner: str, form: type[Received]) -> Any:
+        """Return an object inside another, in its form; None without it."""
+        holder = getattr(self, outer)
+        if not isinstance(holder, dict):
+            return None
+        try:
+            return form.model_validate(holder.get(inner))
+        except ValidationError:
+            return None
 
 
 @dataclass(slots=True)
@@ -107,6 +152,7 @@ class Reply:
     finish: str | None = None  # `stop` or `length`
     stopped_by: int | str | None = None  # the end token or stop string, if the server reports it
     counted: int | None = None  # tokens by the server's count
+    speculation: Speculation | None = None  # of this request
     first_s: float | None = None  # time.perf_counter() at the first chunk of the answer
     waited: str | None = None  # why the request was sent more than once: its time is not the server's speed
 
@@ -114,6 +160,7 @@ class Reply:
         """Append one chunk of the stream."""
         if event.usage is not None and event.usage.completion_tokens is not None:
             self.counted = event.usage.completion_tokens
+        self.speculation = event.speculation or self.speculation
         for choice in event.choices or ():
             text, ids = choice.text or "", choice.token_ids or []
             if self.first_s is None and (text or ids or choice.finish_reason):

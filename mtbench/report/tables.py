@@ -332,7 +332,12 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         ),
         *(_owner_column(owner, figures) for owner in OWNERS),
     ]
-    return _table(columns, [cell for cell in cells if cell.arm in figures], numbers, _failure)
+
+    def notes(cell: ResultCell) -> list[tuple[str, str]]:
+        who = figures[cell.arm].told_by
+        return _failure(cell) + ([("flag", f"Counted by {who}.")] if who else [])
+
+    return _table(columns, [cell for cell in cells if cell.arm in figures], numbers, notes)
 
 
 def _owner_column(owner: str, figures: Mapping[str, AcceptanceFigures]) -> Column:

@@ -32,6 +32,7 @@ OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
     "mars": ("MARS, Fast-dLLM", "all tokens / all forwards of rows"),
     "mars_cached": ("MARS, cached samplers", "a batch's tokens / the batch's forwards"),
 }
+TOTALS = "the engine's totals, over all its clients"  # who counted, if the engine said nothing of each request
 
 
 def of_cell(data: CellData) -> AcceptanceFigures | None:
@@ -50,7 +51,7 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
 
 
 def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
-    """Return the acceptance from an engine's counters of round 1: `accepted` of `drafted` tokens in `drafts`.
+    """Return the acceptance by an engine's own count in round 1: `accepted` of `drafted` tokens in `drafts`.
 
     Of the owners' figures, only those defined by these three counts are known.
     """
@@ -63,10 +64,24 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
     return AcceptanceFigures(
         length=per_draft,
         rate=accepted / drafted if drafted else None,
-        per_position=None,
+        per_position=_at_least([t.histogram for t in first]),
         offered=drafted,
+        told_by=first[0].told_by or TOTALS,
         derived=DerivedAcceptance(**{**hidden, "vllm": per_draft, "aiperf_token_weighted": per_draft}),
     )
+
+
+def _at_least(histograms: Sequence[Sequence[int] | None]) -> list[float] | None:
+    """Return, for n = 1, 2, …, the share of drafts of which at least n tokens were accepted; None unless all are told.
+
+    Entry n of a histogram counts the drafts of which exactly n tokens were accepted.
+    """
+    known = [histogram for histogram in histograms if histogram is not None]
+    steps = [sum(column) for column in itertools.zip_longest(*known, fillvalue=0)]
+    if len(known) < len(histograms) or not sum(steps):
+        return None
+    most = max(n for n, count in enumerate(steps) if count)
+    return [sum(steps[n:]) / sum(steps) for n in range(1, most + 1)]
 
 
 def length(commits: Commits) -> float | None:

@@ -250,7 +250,7 @@ class DerivedAcceptance(Record):
     mars_cached: NonNegative | None = Field(description="MARS, cached samplers: a batch's tokens / its forwards")
 
 
-class AcceptanceFigures(Record):
+class AcceptanceFigures(Sparse):
     """How many guesses the target accepted."""
 
     length: NonNegative | None = Field(description="tokens per forward, of the forwards that committed any")
@@ -262,6 +262,7 @@ class AcceptanceFigures(Record):
         "that committed any"
     )
     offered: Count | None = Field(description="guesses offered; null: not stored")
+    told_by: str | None = Field(None, description="who counted; null: mtbench, from the commits of each forward")
     derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
 
 

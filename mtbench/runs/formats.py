@@ -101,6 +101,12 @@ class TimingLine(Record):
     drafts: StoredCount | None = Field(description="times an outside engine drafted, by its own count")
     drafted: StoredCount | None = Field(description="tokens of those drafts, by the engine's own count")
     accepted: StoredCount | None = Field(description="accepted tokens of those drafts, by the engine's own count")
+    histogram: list[StoredCount] | None = Field(
+        None, description="entry n: those drafts of which n tokens were accepted, by the engine's own count"
+    )
+    told_by: str | None = Field(
+        None, description="who told drafts, drafted and accepted of each request; null: counters of the whole engine"
+    )
     cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import naive
@@ -27,6 +28,7 @@ from decoding_cases import (
 )
 from hypothesis import given, settings, strategies
 from small import END, MASK, WORDS, scripted_lane
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding.engines import ENGINES
@@ -144,9 +146,10 @@ def test_late_reads_of_the_cursors_change_nothing(runner: ModelRunner, options: 
     assert outcomes(run(method, runner, make=LATE)) == outcomes(run(method, runner))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4])
-@pytest.mark.parametrize("make", [None, LATE])
-@pytest.mark.parametrize("options", [o for o in OPTIONS if o.get("cache") != "block"])
+@pytest.mark.parametrize(
+    ("options", "make", "rows"),
+    one_in(2, product([o for o in OPTIONS if o.get("cache") != "block"], [None, LATE], [1, 2, 4])),
+)
 def test_refilled_rows_emit_what_each_prompt_emits_alone(
     runner: ModelRunner, options: dict[str, Any], make: Any, rows: int
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from decoding_cases import decode_prompts, no_waiting, requests_for
 from small import END, MASK, save_small
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding.arms import parse_arms
@@ -98,8 +100,7 @@ def runner(make_runner: Callable[..., ModelRunner]) -> ModelRunner:
     return runner
 
 
-@pytest.mark.parametrize("options", RULES, ids=str)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "options"), one_in(2, product(SIZES, RULES)))
 def test_it_equals_a_recomputation(runner: ModelRunner, size: int, options: dict[str, Any]) -> None:
     """Tokens and commits, alone and batched, by each engine, tight and with fixed shapes, static and refilled."""
     asked = prompts(size)

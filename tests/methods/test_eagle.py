@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from decoding_cases import (
     run,
 )
 from eagle_cases import FORMATS, Pair, eagle, make_pair
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding import feature_drafting
@@ -64,8 +66,7 @@ def wants(pair: Pair, choices: list[int]) -> list[tuple[list[int], list[int]]]:
     return [pair.reference.decode(prompt, choices) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "shape"), one_in(2, product(FORMATS, SHAPES)))
 def test_a_draft_says_what_plain_python_says(pairs: Callable[[str], Pair], form: str, shape: str) -> None:
     """Tokens and commits, from hidden states that transformers gives, everything recomputed for every token."""
     options, choices = SHAPES[shape]
@@ -321,8 +322,7 @@ def fast(pair: Pair) -> ModelRunners:
     return ModelRunners("any", {"any": target, "eagle": DraftRunner(draft.checkpoint, target)})
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("options", [CHAIN, TREE], ids=str)
+@pytest.mark.parametrize(("options", "form"), one_in(3, product((CHAIN, TREE), FORMATS)))
 def test_a_captured_step_replayed_is_the_step(
     pairs: Callable[[str], Pair], form: str, options: dict[str, Any], recorded: list[str]
 ) -> None:

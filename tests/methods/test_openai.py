@@ -148,6 +148,62 @@ def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words
     assert ask(service, words)[1].counted is None
 
 
+VLLM = {
+    "mean_acceptance_length": 1.75,
+    "draft_acceptance_rate": 0.25,
+    "acceptance_histogram": [2, 1, 1, 0],
+    "num_spec_steps": 4,
+    "num_accepted_draft_tokens": 3,
+    "num_draft_tokens": 12,
+    "num_spec_tokens": 3,
+}
+SGLANG = {
+    "spec_accept_rate": 0.25,
+    "spec_accept_length": 1.75,
+    "spec_verify_ct": 4,
+    "spec_num_correct_drafts": 3,
+    "spec_num_proposed_drafts": 12,
+    "spec_correct_drafts_histogram": [2, 1, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("vLLM", {"metrics": {"time_to_first_token_ms": 3.0, "speculative_decoding": VLLM}}),
+        ("SGLang", {"sglext": {"spec_tokens_details": SGLANG}}),
+    ],
+)
+def test_what_it_says_of_each_request_comes_before_its_counters(
+    service: Service, words: Inspected, engine: str, said: dict[str, Any]
+) -> None:
+    """Counters cover all clients of the server; per-request figures only ours."""
+    names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+    service.counters, service.beside_usage = dict.fromkeys(names, 100.0), said
+    timing = ask(service, words)[1]
+    asked = len(PROMPTS)
+    assert (timing.drafts, timing.drafted, timing.accepted) == (4 * asked, 12 * asked, 3 * asked)
+    assert timing.histogram is not None
+    assert timing.histogram[:3] == [2 * asked, asked, asked]
+    assert timing.told_by == f"{engine}'s per-request metrics"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metrics": None},
+        {"metrics": {"speculative_decoding": None}},
+        {"metrics": {"speculative_decoding": VLLM | {"num_spec_steps": -1}}},
+        {"metrics": {"speculative_decoding": {"acceptance_histogram": [1], "num_spec_steps": 1}}},  # TensorRT-LLM's
+        {"metrics": [3], "sglext": "no"},
+    ],
+)
+def test_metrics_of_another_form_are_left_unread(service: Service, words: Inspected, said: dict[str, Any]) -> None:
+    service.beside_usage = said
+    timing = ask(service, words)[1]
+    assert (timing.drafts, timing.histogram, timing.told_by) == (None, None, None)
+
+
 def test_counters_are_differences_over_the_batch(service: Service, words: Inspected) -> None:
     """Summed over labels, of vLLM's names and SGLang's; null where there is none, unread where that is asked."""
     names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]

@@ -19,6 +19,7 @@ OFFERED = 8 * 3  # three guesses in every forward that committed
 BATCH_FORWARDS = 5  # the first two answers in one batch of 4 forwards, the third alone
 ENDED = [True, True, False]  # whether an answer ends with an end token
 SHOWN = list(acceptance.OWNERS)
+TOTALS = "the engine's totals, over all its clients"
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,24 @@ def test_the_acceptance_that_an_engine_reports_is_used() -> None:
     assert found is not None
     assert (found.length, found.rate, found.offered) == (1 + 36 / 24, 36 / 96, 96)
     assert found.per_position is None
+    assert found.told_by == TOTALS
     known = {owner for owner, figure in dump(found.derived).items() if figure is not None}
     assert known == {"vllm", "aiperf_token_weighted"}
+
+
+def test_the_share_of_each_position_follows_from_a_histogram() -> None:
+    """Entry n counts the drafts of which exactly n tokens were accepted. One block without one is enough for null."""
+    told = [
+        timing_line(round=1, block=0, accepted=4, drafted=9, drafts=3, histogram=[1, 0, 2], told_by="a server"),
+        timing_line(round=1, block=1, accepted=1, drafted=3, drafts=1, histogram=[0, 1], told_by="a server"),
+    ]
+    found = acceptance.reported(told)
+    assert found is not None
+    assert (found.per_position, found.told_by) == ([3 / 4, 2 / 4], "a server")
+    assert found.length == 1 + sum(found.per_position or ())
+    hidden = acceptance.reported([told[0], told[1].changed(histogram=None)])
+    assert hidden is not None
+    assert hidden.per_position is None
 
 
 def test_an_engine_that_hides_its_acceptance_has_none() -> None:
@@ -147,5 +164,6 @@ def test_an_engine_that_hides_its_acceptance_has_none() -> None:
         rate=None,
         per_position=None,
         offered=0,
+        told_by=TOTALS,
         derived=DerivedAcceptance(**dict.fromkeys(DerivedAcceptance.model_fields)),
     )
