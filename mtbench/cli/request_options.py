@@ -103,7 +103,8 @@ def options(
         list[str],
         Option(
             "--method",
-            help="Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: every method's default arms. See "
+            help="Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: the default arms of the methods "
+            "whose checkpoints are there; with `ar` alone, also all methods that need no training. See "
             "`mtbench ls methods`.",
         ),
     ] = list(DEFAULTS.method),  # noqa: B006

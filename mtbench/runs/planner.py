@@ -179,7 +179,8 @@ def _family(request: RunRequest, suite: type[Suite]) -> Family:
 def _arms(request: RunRequest, family: Family) -> list[Arm]:
     """Return the requested arms. Default: the default arms of every method whose checkpoints the family has.
 
-    References come first. Raises UserError for an arm that cannot run as requested.
+    If these are references only, every method that needs no training is added. References come first. Raises UserError
+    for an arm that cannot run as requested.
     """
     if request.method:
         arms = parse_arms(request.method, request.engine)
@@ -188,7 +189,20 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
-    return [arm for arm in arms if all(role in family.roles for role in arm.roles)]
+    arms = [arm for arm in arms if all(role in family.roles for role in arm.roles)]
+    if arms and all(METHODS[arm.method].reference for arm in arms):
+        inside = bool(request.temperature or request.accept)  # what external engines refuse
+        there = {arm.method for arm in arms}
+        more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
+        arms += parse_arms(more, request.engine)
+    return arms
+
+
+def _untrained(method: type[Method]) -> bool:
+    """Return whether the method runs on any checkpoint alone: it needs no mask token, draft, heads or server."""
+    references = [METHODS[name].roles for name in METHODS if METHODS[name].reference]
+    alone = method.roles in references and not roles_of(method, {})
+    return alone and not (method.needs_mask or method.weightless)
 
 
 def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:

@@ -251,3 +251,20 @@ def test_batches_that_were_not_full_are_flagged(checkpoints: dict[str, str], tmp
     flags = {(c.batch_size, flag) for c in assemble(run).cells for flag in c.flags if "held" in flag}
 
     assert flags == {(5, "batches held 3.0 rows of 5")}
+
+
+def test_without_methods_a_model_alone_meets_all_that_need_no_training(checkpoints: dict[str, str]) -> None:
+    """A plan of `ar` alone would compare nothing. External engines decode greedily only."""
+
+    def methods(**options: Any) -> set[str]:
+        asked = RunRequest(suite=("talk",), model=checkpoints["ar"], batch_size=(1,), device="cpu", **options)
+        return {cell.method for cell in make_plan(asked).cells}
+
+    ours = {"ar", "jacobi", "lookahead", "prompt-lookup", "suffix"}
+    assert methods() == ours | {"hf-generate"}
+    assert methods(temperature=1.0) == ours
+
+
+def test_without_methods_a_trained_family_meets_its_own_arms(checkpoints: dict[str, str]) -> None:
+    asked = RunRequest(suite=("talk",), family="tiny", batch_size=(1,), device="cpu")
+    assert {cell.method for cell in make_plan(asked).cells} == {"ar", "mars"}
