@@ -69,6 +69,7 @@ def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) 
     assert slow.timed[1].head_over_reference == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.slow
 def test_the_speedup_over_the_reference_is_shown_for_each_build(gate: Callable[..., Gate]) -> None:
     """Head is slower in one cell only, so its speedup over the reference is lower there."""
     slow = gate(slower=1.25, slower_in=[MARS])
@@ -86,6 +87,7 @@ def test_the_first_blocks_are_timed(gate: Callable[..., Gate], tmp_path: Path) -
         assert [group["blocks"] for group in stored["groups"]] == [group["blocks"][:3] for group in whole["groups"]]
 
 
+@pytest.mark.slow
 def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
     slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, drops_in=["fresh/0002"])
     assert slow.word == "FAIL"
@@ -152,6 +154,7 @@ def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) ->
         gate(base={"crash": "exact"})
 
 
+@pytest.mark.slow
 def test_what_base_fails_alone_is_a_note_and_what_both_fail_is_inconclusive(
     gate: Callable[..., Gate], tmp_path: Path, plan: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_cell_that_base_lacks_is_new(tmp_path: Path, plan: Path) -> None:
 # --- Not comparable -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_torch_is_refused_unless_it_is_what_changed(gate: Callable[..., Gate], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"base has torch 2\.0 and head has torch 2\.1.*--allow-torch"):
         gate(torch="2.1")
@@ -272,6 +276,7 @@ def test_live_processes_take_turns_block_by_block(gate: Callable[..., Gate], tmp
     assert [a[0] for a, _ in blocks] in (["base", "head"] * 6, ["head", "base"] * 6)
 
 
+@pytest.mark.slow
 def test_cells_that_passed_are_not_run_again(tmp_path: Path, plan: Path) -> None:
     """Only the undecided cell is in the later pairs."""
     noisy = build(tmp_path / "a", plan, noise=0.03), build(tmp_path / "b", plan, noise=0.03)
@@ -377,6 +382,7 @@ def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_a_resumed_gate_keeps_its_findings(tmp_path: Path, plan: Path) -> None:
     """What was said of the floor at the beginning stays, and findings are in the order of the stages."""
     measured = calibrated(tmp_path, plan, 0.004)
@@ -422,12 +428,14 @@ def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, pla
     assert not any("not calibrated" in finding.text for finding in judged.findings)
 
 
+@pytest.mark.slow
 def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     calibrated(tmp_path, plan, 0.002)
     noisy = gate(noise=0.03, base={"noise": 0.03})
     assert {f.cell for f in noisy.findings if f.kind == "environment" and "scatter" in f.text} == {AR, MARS}
 
 
+@pytest.mark.slow
 def test_a_shared_processor_is_noted_where_the_build_itself_computes(
     gate: Callable[..., Gate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +450,7 @@ def test_a_shared_processor_is_noted_where_the_build_itself_computes(
     assert not any("shared processor" in f.text for f in gate(**shares).findings)
 
 
+@pytest.mark.slow
 def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     measured = calibrated(tmp_path, plan, 0.05)
     assert measured.smallest_detectable > 0.02
@@ -449,6 +458,7 @@ def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path
         gate()
 
 
+@pytest.mark.slow
 def test_more_pairs_find_less(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
     """A number of pairs that was asked for is taken, whatever the floor."""
     calibrated(tmp_path, plan, 0.05)
@@ -515,6 +525,7 @@ def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
 # --- Other tokens by permission -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Gate], tmp_path: Path) -> None:
     """Both builds repeat base's commits in that cell, so that only time differs."""
     allowed = gate(tokens=[MARS], asked={"allow_changed": True})
