@@ -28,6 +28,7 @@ from mtbench.serving.worker import Job, Worker
 
 LARGEST_BODY = 4 << 20  # bytes
 BODY_S = 30.0  # for the body to arrive
+DRAIN_S = 0.05  # between two looks whether to end
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -56,10 +57,18 @@ class Service:
 
     def __init__(self, worker: Worker, limits: Limits) -> None:
         self.worker, self.served, self.limits = worker, worker.served, limits
-        self.draining = False
-        self.ready = False
+        self.ready = self.draining = self.hurried = False
         self.open = 0  # completions that are not answered yet
         self._created = int(time.time())
+
+    def end(self) -> None:
+        """Refuse new requests; at the second call, do not wait for the open ones either."""
+        self.draining, self.hurried = True, self.draining
+
+    async def drained(self) -> None:
+        """Wait until the server may end."""
+        while not self.hurried and not (self.draining and not self.open):
+            await asyncio.sleep(DRAIN_S)
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -72,7 +81,8 @@ class Service:
             Route("/ready", self.readiness),
             Route("/metrics", self.metrics),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, BadRequestError: _bad_request})
+        handlers = {HTTPException: _http_error, BadRequestError: _bad_request, Exception: _own_error}
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     async def health(self, _: HttpRequest) -> Response:
         status = "draining" if self.draining else "ok" if self.worker.alive else "dead"
@@ -288,6 +298,10 @@ async def _bad_request(_: HttpRequest, error: Exception) -> Response:
 async def _http_error(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, error.detail, headers=error.headers)
+
+
+async def _own_error(_: HttpRequest, error: Exception) -> Response:
+    return _error(500, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _log_line(job: Job, asked: Asked, answer_id: str, outcome: Outcome) -> dict[str, Any]:

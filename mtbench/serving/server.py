@@ -25,6 +25,7 @@ from mtbench.serving.worker import Worker
 
 LARGEST_HEADERS = 64 << 10  # bytes
 BACKLOG = 2048  # connections that wait to be accepted
+CLOSING_S = 5  # for connections to close after the last answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Address:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `_end_by_signals` has ours."""
+    """uvicorn without its signal handlers: ours drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,69 +48,58 @@ class _Server(uvicorn.Server):
 def run(served: Served, limits: Limits, address: Address, span: Span | None, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say`: called with the URL once the server answers."""
     _allow_connections()
-    listening = _listen(address)
-    worker = Worker(served, None if span is None else lambda rows: Governor(span, rows))
-    service = Service(worker, limits)
+    service = Service(Worker(served, None if span is None else lambda rows: Governor(span, rows)), limits)
+    listening = listen(address)
+
+    def told(url: str) -> None:
+        if address.ready_file is not None:
+            _write_ready_file(address.ready_file, url, served)
+        say(url)
+
+    async def main() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, service.end)
+        await serve(service, listening, told)
+
     try:
-        asyncio.run(_serve(service, listening, address, say))
+        asyncio.run(main())
     finally:
         listening.close()
 
 
-async def _serve(service: Service, listening: socket.socket, address: Address, say: Callable[[str], None]) -> None:
-    worker, loop = service.worker, asyncio.get_running_loop()
-    worker.start(loop)
-    await worker.warm_up()
-    config = uvicorn.Config(
-        service.app(),
-        loop="asyncio",
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        h11_max_incomplete_event_size=LARGEST_HEADERS,
-        timeout_graceful_shutdown=5,
+async def serve(service: Service, listening: socket.socket, say: Callable[[str], None]) -> None:
+    """Answer at a bound socket until `service.end` was called and open requests have ended."""
+    service.worker.start(asyncio.get_running_loop())
+    await service.worker.warm_up()
+    server = _Server(
+        uvicorn.Config(
+            service.app(),
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            h11_max_incomplete_event_size=LARGEST_HEADERS,
+            timeout_graceful_shutdown=CLOSING_S,
+        )
     )
-    server = _Server(config)
-    _end_by_signals(loop, service, server)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    if server.started:
-        service.ready = True
-        url = _url(listening)
-        if address.ready_file is not None:
-            _write_ready_file(address.ready_file, url, service.served)
-        say(url)
+    service.ready = True
+    say(_url(listening))
+    await service.drained()
+    server.should_exit, server.force_exit = True, service.hurried
     await serving
-    worker.close()
+    service.worker.close()
 
 
-def _end_by_signals(loop: asyncio.AbstractEventLoop, service: Service, server: uvicorn.Server) -> None:
-    """Drain at the first SIGTERM or SIGINT, end at the second one."""
-    tasks = set()
-
-    async def drain() -> None:
-        while service.open:
-            await asyncio.sleep(0.02)
-        server.should_exit = True
-
-    def end() -> None:
-        if service.draining:
-            server.should_exit = server.force_exit = True
-            return
-        service.draining = True
-        tasks.add(loop.create_task(drain()))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-
-
-def _listen(address: Address) -> socket.socket:
+def listen(address: Address) -> socket.socket:
+    """Return a socket bound to an address. Raises UserError if it cannot be used."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,8 +108,7 @@ def _listen(address: Address) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         raise UserError(
-            f"--host {address.host} --port {address.port} cannot be used: {error}; choose another port, or 0 for a free "
-            "one."
+            f"--host {address.host} --port {address.port} cannot be used: {error}; choose another port, or 0."
         ) from None
     return listening
 

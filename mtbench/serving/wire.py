@@ -207,7 +207,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
     room = served.max_length - len(prompt)
     if room < (budget or 1):
         raise BadRequestError(
-            f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, and {budget or 1} shall follow.",
+            f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, the answer {budget or 1}.",
             "messages" if chat else "prompt",
             "context_length_exceeded",
             413,

@@ -1,7 +1,7 @@
 """The thread that decodes, and how the event loop hears of it.
 
 The two share tickets and a queue. The thread never waits for the loop, and the loop never for the thread. What a client
-has not read yet is the list of token ids of its own answer, so a slow reader delays nobody and holds one answer at most.
+has not read yet is the list of token ids of its own answer, so a slow reader delays nobody and holds one answer.
 """
 
 import asyncio
