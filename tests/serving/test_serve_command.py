@@ -125,3 +125,19 @@ def test_mistakes_are_said_before_anything_is_served(options: dict[str, Any], me
     defaults: dict[str, Any] = {"device": "cpu", "rows": 2, "port": 0}
     with pytest.raises(UserError, match=message):
         serve(**defaults | options)
+
+
+@pytest.mark.slow
+def test_many_clients_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 requests, of which some are malformed or abandoned: all end, rows come free, memory stays."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from serve_soak import soak
+
+    found = soak(["--method", "mars:tau=0.9", "--rows", "8", "--device", "cpu"], clients=32, requests=1000, seed=1)
+    assert found["alive"]
+    assert set(found["seen"]) <= {"ok", "rejected", "gone", "busy"}
+    assert found["seen"]["gone"] >= 50
+    assert found["seen"]["rejected"] >= 20
+    assert found["different_answers"] == 0
+    assert found["left"]["mtbench_rows_running"] == found["left"]["mtbench_queue_length"] == 0
+    assert found["memory_bytes"]["at_the_end"] < 1.1 * found["memory_bytes"]["after_a_tenth"]
