@@ -122,6 +122,8 @@ Policy = Callable[[int, int], Mapping[str, float]]  # queue length, running rows
 class LiveRun(RunState):
     """The run of a batch that decodes what a queue gives."""
 
+    goes_on = True
+
     def __init__(self, batch: Batch, queue: Queue, observer: Observer, policy: Policy | None = None) -> None:
         """`policy`: before each step, the values of options for the requests that do not set them."""
         super().__init__(Setting(own=True))

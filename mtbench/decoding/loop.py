@@ -177,10 +177,7 @@ class Batch:
         """Begin a run. Rows without a request rest: they are done."""
         self.reset(run.setting)
         self._refill(run, list(range(self.width)))
-        if resting := [row for row in range(self.width) if row not in run.live]:
-            nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)
-            self.start([(0, nothing)] * len(resting), resting, run.setting)
-            self.rows.done[resting] = True
+        self._rest([row for row in range(self.width) if row not in run.live], run.setting)
         run.snapshot = self._read().get()
 
     def decode(self, run: RunState, clock: Clock) -> None:
@@ -334,6 +331,8 @@ class Batch:
             self._take_finished(run)
         self._collect(run, sorted(row for row in run.placed if row not in run.live))
         self._refill(run, [row for row in range(self.width) if row not in run.live])
+        if run.goes_on and self.tight:  # the longest row decides how many slots are in view
+            self._rest([row for row in range(self.width) if row not in run.live], run.setting)
         run.copies.clear()
         run.snapshot = self._read().get()
 
@@ -363,6 +362,13 @@ class Batch:
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
         prefill(rows, self.runners, method, at, self.arange)
+
+    def _rest(self, resting: list[int], setting: Setting) -> None:
+        """Let rows without a request rest: done, and as short as a row can be."""
+        if resting:
+            nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)
+            self.start([(0, nothing)] * len(resting), resting, setting)
+            self.rows.done[resting] = True
 
     def _write(self, taken: Sequence[tuple[int, Request]], at: Tensor, setting: Setting) -> None:
         """Write requests, with their numbers, and their cursors into the rows `at`."""

@@ -46,6 +46,7 @@ class RunState:
     `WorkloadRun` decodes a list of requests; `mtbench.decoding.live.LiveRun` those that arrive meanwhile.
     """
 
+    goes_on = False  # whether requests may come when none waits
     most_new_tokens: int  # of a request
     snapshot: HostSnapshot  # the latest read; `Batch.begin` reads the first
 

@@ -250,3 +250,21 @@ def test_segments_without_tokens_are_left_out() -> None:
     """The value changed twice before a forward, and once after the last one."""
     changes: list[tuple[int, dict[str, float]]] = [(0, {"x": 1}), (0, {"x": 2}), (2, {"x": 3})]
     assert segments([2, 1], changes) == [(3, {"x": 2})]
+
+
+def test_a_row_that_has_finished_does_not_lengthen_the_next_steps(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a long request in another row, a short one is decoded with as few slots in view as alone."""
+    views, shape = [], Batch.shape
+    monkeypatch.setattr(Batch, "shape", lambda *arguments: views.append(shape(*arguments)) or views[-1])
+    long, short = (Ticket(Request(prompt_ids=[3], max_new_tokens=n, fixed_length=True)) for n in (50, 5))
+    first = Ticket(Request(prompt_ids=[4], max_new_tokens=1, fixed_length=True))
+    with live(batch(ar(), runner, rows=2)) as (queue, watcher):
+        for ticket in (first, long):
+            queue.put(ticket)
+        watcher.wait(2)
+        views.clear()
+        queue.put(short)
+        watcher.wait(1)
+    assert max(view.view for view in views) <= 8
