@@ -70,11 +70,12 @@ def serving(served: Served, span: Span | None = None, **limits: Any) -> Iterator
     """Serve until the block ends."""
     worker = Worker(served, None if span is None else partial(Governor, span))
     service = Service(worker, Limits(**limits))
-    listening, started, state = listen(Address(port=0)), threading.Event(), {}
+    listening, started = listen(Address(port=0)), threading.Event()
+    told: list[tuple[str, asyncio.AbstractEventLoop]] = []
 
     async def main() -> None:
         def say(url: str) -> None:
-            state["url"], state["loop"] = url, asyncio.get_running_loop()
+            told.append((url, asyncio.get_running_loop()))
             started.set()
 
         await serve(service, listening, say)
@@ -89,8 +90,8 @@ def serving(served: Served, span: Span | None = None, **limits: Any) -> Iterator
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert started.wait(WAIT_S)
-    assert state, "the server has not started"
-    running = Running(state["url"], service, state["loop"], thread)
+    assert told, "the server has not started"
+    running = Running(told[0][0], service, told[0][1], thread)
     try:
         yield running
     finally:

@@ -27,9 +27,7 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 @app.command()
 def serve(
-    method: Annotated[
-        str, Option("--method", help="Method as NAME[:option=value,…], such as mars:tau=0.9. See `mtbench ls methods`.")
-    ] = "ar",
+    method: Annotated[str, Option("--method", help="Method as NAME[:option=value,…]. See `mtbench ls methods`.")],
     engine: Annotated[str, Option("--engine", help="graph, eager or invariant.")] = "graph",
     family: FamilyOption = None,
     model: ModelOption = None,

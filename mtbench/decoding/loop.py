@@ -313,8 +313,8 @@ class Batch:
 
     def reset(self, setting: Setting) -> None:
         """Prepare the tensors and caches that all runs share for the next run."""
-        own = {"options": self.options, "endless": self.endless} if setting.own else {"options": {}, "endless": None}
-        self.rows = replace(self.rows, temperature=setting.temperature, **own)
+        options, endless = (self.options, self.endless) if setting.own else ({}, None)
+        self.rows = replace(self.rows, temperature=setting.temperature, options=options, endless=endless)
         self.ends.zero_()
         if not setting.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True

@@ -13,12 +13,14 @@ from decoding_live import Watcher, generation_of, live, live_answers, live_gener
 from small import WORDS, small_checkpoint
 
 from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.host_sync import Shape
 from mtbench.decoding.live import Ended, GivenUpError, Queue, Ticket, segments, serve
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
+from mtbench.decoding.run_state import RunState
 from mtbench.models.runner import ModelRunner
 
 TAUS = [1.0, 0.3, 0.05, 0.6, 1.0, 0.15, 0.3, 0.9, 0.0]
@@ -206,9 +208,13 @@ def test_an_error_without_requests_ends_the_thread(runner: ModelRunner, monkeypa
 def test_nothing_grows_with_the_life_of_a_batch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that rests for longer than its log is long does no harm, and what the host keeps has one size."""
     tickets = [Ticket(Request(prompt_ids=[3 + i % 5], max_new_tokens=45, fixed_length=True)) for i in range(8)]
-    sizes, runs = [], []
-    open_run = Batch.open
-    monkeypatch.setattr(Batch, "open", lambda batch, run: (runs.append(run), open_run(batch, run)))
+    sizes, runs, open_run = [], [], Batch.open
+
+    def opened(batch: Batch, run: RunState) -> None:
+        runs.append(run)
+        open_run(batch, run)
+
+    monkeypatch.setattr(Batch, "open", opened)
     with live(batch(ar(), runner, rows=2)) as (queue, watcher):
         for ticket in tickets:  # one at a time: the other row rests
             queue.put(ticket)
@@ -257,7 +263,12 @@ def test_a_row_that_has_finished_does_not_lengthen_the_next_steps(
 ) -> None:
     """After a long request in another row, a short one is decoded with as few slots in view as alone."""
     views, shape = [], Batch.shape
-    monkeypatch.setattr(Batch, "shape", lambda *arguments: views.append(shape(*arguments)) or views[-1])
+
+    def noted(batch: Batch, run: RunState) -> Shape:
+        views.append(shape(batch, run))
+        return views[-1]
+
+    monkeypatch.setattr(Batch, "shape", noted)
     long, short = (Ticket(Request(prompt_ids=[3], max_new_tokens=n, fixed_length=True)) for n in (50, 5))
     first = Ticket(Request(prompt_ids=[4], max_new_tokens=1, fixed_length=True))
     with live(batch(ar(), runner, rows=2)) as (queue, watcher):

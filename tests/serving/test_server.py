@@ -252,7 +252,12 @@ LONG = {"prompt": [3], "max_tokens": 90, "ignore_eos": True}
 def slowed(running: Running, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
     """Let every forward take longer, so that a test can act meanwhile."""
     stepped = running.service.worker.stepped
-    monkeypatch.setattr(running.service.worker, "stepped", lambda rows: (time.sleep(seconds), stepped(rows)))
+
+    def slow(rows: int) -> None:
+        time.sleep(seconds)
+        stepped(rows)
+
+    monkeypatch.setattr(running.service.worker, "stepped", slow)
 
 
 def test_a_full_queue_refuses_with_a_time_to_try_again(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
