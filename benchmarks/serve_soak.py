@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 TAUS = (1.0, 0.95, 0.8, 0.5)
 PROMPTS = 40  # different requests; each is asked again and again
@@ -164,7 +164,7 @@ def metrics(text: str) -> dict[str, float]:
 
 
 def soak(
-    options: Sequence[str], clients: int, requests: int | None, seconds: float | None, seed: int
+    options: Sequence[str], clients: int, *, requests: int | None = None, seconds: float | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Start a server with these options, ask it, end it; return the result."""
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("options", nargs="*", default=["--method", "mars:tau=0.9", "--rows", "8"])
     asked = parser.parse_args()
     seconds = 1800.0 if asked.seconds is None and asked.requests is None else asked.seconds
-    print(json.dumps(soak(asked.options, asked.clients, asked.requests, seconds, asked.seed)))
+    print(json.dumps(soak(asked.options, asked.clients, requests=asked.requests, seconds=seconds, seed=asked.seed)))
 
 
 if __name__ == "__main__":
