@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
+@cache
 def tiny(method: str) -> served.Served:
     return served.load(RunRequest(family="tiny", device="cpu", offline=True), method, 2)
 
@@ -61,8 +63,8 @@ def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[
 
 
 @pytest.mark.whole
-def test_a_process_serves_drains_and_comes_back(tmp_path: Path) -> None:
-    """openai's client and curl have the texts of the decode loop; killed, it starts again; SIGTERM lets answers end."""
+def test_a_process_serves_and_drains(tmp_path: Path) -> None:
+    """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
     options = ("--method", "mars:tau=0.9", "--rows", "2", "--device", "cpu")
     with started(tmp_path, *options, "--port", "0") as (process, told):
         assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "rows": 2, "pid": process.pid}
@@ -77,10 +79,6 @@ def test_a_process_serves_drains_and_comes_back(tmp_path: Path) -> None:
         prompt = (exact.model_extra or {})["prompt_token_ids"]
         assert [whole.choices[0].message.content] == decoded("mars:tau=0.9", [prompt], 24)
         assert [exact.choices[0].message.content] == decoded("ar:on=mars", [prompt], 24)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    port = told["url"].removesuffix("/v1").rpartition(":")[2]
-    with started(tmp_path, *options, "--port", port) as (process, told):
         asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{told['url']}/completions", json=asked, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -125,6 +123,19 @@ def test_mistakes_are_said_before_anything_is_served(options: dict[str, Any], me
     defaults: dict[str, Any] = {"method": "ar", "device": "cpu", "rows": 2, "port": 0}
     with pytest.raises(UserError, match=message):
         serve(**defaults | options)
+
+
+@pytest.mark.slow
+def test_a_killed_server_starts_again_at_its_port(tmp_path: Path) -> None:
+    options, port = ("--method", "ar", "--device", "cpu", "--port"), "0"
+    for _ in range(2):
+        with started(tmp_path, *options, port) as (process, told):
+            port = told["url"].removesuffix("/v1").rpartition(":")[2]
+            asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{told['url']}/completions", json=asked, timeout=60) as answer:
+                assert next(answer.iter_lines()).startswith("data: {")
+                process.send_signal(signal.SIGKILL)
+            process.wait()
 
 
 @pytest.mark.slow
