@@ -33,7 +33,9 @@ class BlockDiffusion(Method):
 
     block_size: int = option(4, "B: positions per block; the first block starts the prompt", low=1, trained=True)
     per_forward: int = option(1, "k: each forward decides at least the k most confident positions of the block", low=1)
-    tau: float = option(1.0, "also decide positions with probability >= tau; 1 = only the k", low=0.0, high=1.0)
+    tau: float = option(
+        1.0, "also decide positions with probability >= tau; 1 = only the k", low=0.0, high=1.0, per_request=True
+    )
 
     roles = ("block_diffusion",)
     needs_mask = True
@@ -69,8 +71,11 @@ class BlockDiffusion(Method):
         block = state["decided"].gather(1, places)
         open, own = block == OPEN, slice(self.block_size)  # the last column predicts the next block's first position
         decide = sampling.top_confidence(output.confidence[:, own], open, self.per_forward)
-        if self.tau < 1:
-            decide |= open & output.sure("probability", self.tau)[:, own]
+        tau = rows.option(self, "tau")
+        if isinstance(tau, Tensor):
+            decide |= open & output.sure("probability", tau)[:, own] & (tau < 1)
+        elif tau < 1:
+            decide |= open & output.sure("probability", tau)[:, own]
         block = torch.where(decide, output.choice[:, own], block)
         state["decided"].scatter_(1, places, block)
         output_before = rows.known - rows.base

@@ -22,6 +22,7 @@ LONGEST_FUNCTION = 60  # lines
 LONG_FUNCTIONS = {  # file and function -> why it is longer
     "cli/reproduce.py reproduce": "its parameters are the options of a command, one a line",
     "cli/request_options.py options": "its parameters are the options of a run, one a line",
+    "cli/serve.py serve": "its parameters are the options of a command, one a line",
     "models/triton_attention.py _attend": "a kernel; a function for its loads changes their order in the compiled code",
     "models/triton_attention.py attend": "the arguments of a kernel, one a line",
     "models/triton_products.py _product": "a kernel; its arguments, and those of the functions it calls, one a line",
@@ -34,6 +35,7 @@ NAMED_ALIKE = {  # other things of the same name: checkpoint roles, training obj
     "models/drafts/mtp.py": {"mtp"},  # a part of checkpoints, and what its tensors are called
     "results/acceptance.py": {"mars"},  # a figure of the MARS paper
     "training/token_cache.py": {"prompts"},  # a count
+    "serving/wire.py": {"suffix"},  # a field of OpenAI's requests
 }
 
 

@@ -59,7 +59,7 @@ class CertainOutput(TargetOutput):
     def agrees(self, drafts: Tensor, behind: Tensor | None = None) -> Tensor:
         return torch.ones_like(super().agrees(drafts, behind))
 
-    def sure(self, metric: sampling.Metric, threshold: float) -> Tensor:
+    def sure(self, metric: sampling.Metric, threshold: float | Tensor) -> Tensor:
         return torch.ones_like(super().sure(metric, threshold))
 
 

@@ -1,0 +1,154 @@
+"""`mtbench serve` as a process on the embedded family: real clients, signals, and what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+
+from mtbench.cli.serve import serve
+from mtbench.decoding.loop import decode
+from mtbench.decoding.request import Request
+from mtbench.errors import UserError
+from mtbench.runs.run_request import RunRequest
+from mtbench.serving import served
+
+STARTING_S = 120.0
+QUESTION = {"messages": [{"role": "user", "content": "Tom has 3 apples and buys 14 more. How many has he?"}]}
+OTHERS = ["speculative", "eagle", "dflash", "lookahead"]
+
+
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A serving process and what its ready file says."""
+    ready = folder / "ready.json"
+    ready.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "mtbench", "serve", "--ready-file", str(ready), "--offline", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + STARTING_S
+        while not ready.exists():
+            assert process.poll() is None, process.stdout and process.stdout.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield process, json.loads(ready.read_text())
+    finally:
+        process.kill()
+        process.wait()
+
+
+@cache
+def tiny(method: str) -> served.Served:
+    return served.load(RunRequest(family="tiny", device="cpu", offline=True), method, 2)
+
+
+def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[str]:
+    """The texts that the decode loop gives for some prompts."""
+    loaded = tiny(method)
+    with torch.inference_mode():
+        batch = loaded.make()
+    requests = [Request(prompt_ids=prompt, max_new_tokens=budget) for prompt in prompts]
+    return [g.text for g in decode(loaded.method, batch.runners, requests)[0]]
+
+
+@pytest.mark.whole
+def test_a_process_serves_and_drains(tmp_path: Path) -> None:
+    """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
+    options = ("--method", "mars:tau=0.9", "--rows", "2", "--device", "cpu")
+    with started(tmp_path, *options, "--port", "0") as (process, told):
+        assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "rows": 2, "pid": process.pid}
+        with openai.OpenAI(base_url=told["url"], api_key="any") as client:
+            asked: Any = {"model": "tiny", "max_tokens": 24, **QUESTION}
+            whole = client.chat.completions.create(**asked)
+            exact = client.chat.completions.create(**asked, extra_body={"tau": 1, "return_token_ids": True})
+        body = json.dumps({**QUESTION, "max_tokens": 24})
+        curl = ["curl", "-sS", f"{told['url']}/chat/completions", "-H", "Content-Type: application/json", "-d", body]
+        heard = json.loads(subprocess.run(curl, check=True, capture_output=True, text=True).stdout)
+        assert heard["choices"][0]["message"]["content"] == whole.choices[0].message.content
+        prompt = (exact.model_extra or {})["prompt_token_ids"]
+        assert [whole.choices[0].message.content] == decoded("mars:tau=0.9", [prompt], 24)
+        assert [exact.choices[0].message.content] == decoded("ar:on=mars", [prompt], 24)
+        asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{told['url']}/completions", json=asked, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(timeout=60) == 0
+        assert process.stdout is not None
+        assert process.stdout.read() == f"{told['url']}\n"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("method", OTHERS)
+def test_methods_of_the_embedded_family_answer_as_ar(method: str) -> None:
+    """Live, beside others that come and go, in fewer rows than requests: the tokens of `ar`."""
+    from decoding_live import live_answers
+
+    prompts = [[(7 * i + j) % 90 for j in range(4 + 5 * i % 11)] for i in range(6)]
+    requests = [Request(prompt_ids=prompt, max_new_tokens=6 + 3 * i) for i, prompt in enumerate(prompts)]
+    want, _ = decode(tiny("ar").method, tiny("ar").make().runners, requests)
+    assert live_answers(tiny(method).make, requests) == [g.token_ids for g in want]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "openai:url=http://127.0.0.1:1/v1"}, "external engine"),
+        ({"method": "mars:tau=0.9|0.8"}, "names 2 arms"),
+        ({"method": "marz"}, "did you mean 'mars'"),
+        ({"method": "mars", "adaptive": "sigma=1..2"}, "it has: tau"),
+        ({"method": "ar", "adaptive": "tau=1..0.5"}, "it has: none"),
+        ({"method": "mars", "adaptive": "tau=1..2"}, "not allowed"),
+        ({"method": "mars", "adaptive": "tau"}, "IDLE..FULL"),
+        ({"method": "ar", "max_length": 1 << 20}, "--max-length"),
+        ({"api_key_env": "MTBENCH_TEST_NO_SUCH_KEY"}, "is not set"),
+        ({"host": "192.0.2.1"}, "cannot be used"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_said_before_anything_is_served(options: dict[str, Any], message: str) -> None:
+    assert "MTBENCH_TEST_NO_SUCH_KEY" not in os.environ
+    defaults: dict[str, Any] = {"method": "ar", "device": "cpu", "rows": 2, "port": 0}
+    with pytest.raises(UserError, match=message):
+        serve(**defaults | options)
+
+
+@pytest.mark.slow
+def test_a_killed_server_starts_again_at_its_port(tmp_path: Path) -> None:
+    options, port = ("--method", "ar", "--device", "cpu", "--port"), "0"
+    for _ in range(2):
+        with started(tmp_path, *options, port) as (process, told):
+            port = told["url"].removesuffix("/v1").rpartition(":")[2]
+            asked = {"prompt": "12 + 30 =", "max_tokens": 400, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", f"{told['url']}/completions", json=asked, timeout=60) as answer:
+                assert next(answer.iter_lines()).startswith("data: {")
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.slow
+def test_many_clients_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 requests, of which some are malformed or abandoned: all end, rows come free, memory stays."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from serve_soak import soak
+
+    found = soak(["--method", "mars:tau=0.9", "--rows", "8", "--device", "cpu"], clients=32, requests=1000, seed=1)
+    assert found["alive"]
+    assert set(found["seen"]) <= {"ok", "rejected", "gone", "busy"}
+    assert found["seen"]["gone"] >= 50
+    assert found["seen"]["rejected"] >= 20
+    assert found["different_answers"] == 0
+    assert found["left"]["mtbench_rows_running"] == found["left"]["mtbench_queue_length"] == 0
+    assert found["memory_bytes"]["at_the_end"] < 1.1 * found["memory_bytes"]["after_a_tenth"]

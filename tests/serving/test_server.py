@@ -1,0 +1,395 @@
+"""The server over real HTTP, on a small model: the same answers, the protocol, and what goes wrong."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from decoding_cases import MANY, ar, mars, on, requests_for
+from live_server import WAIT_S, Running, events, serving, small_served, spec, text_of_events
+from small import VOCABULARY, small_checkpoint
+
+from mtbench.decoding.engines import ENGINES
+from mtbench.decoding.loop import decode
+from mtbench.decoding.method import Method
+from mtbench.models.runner import ModelRunner
+from mtbench.serving import app
+from mtbench.serving.adaptive import Span
+
+BUDGET = 20
+TAUS = [1.0, 0.3, 0.05, 0.6]
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModelRunner:
+    return ENGINES["graph"]().runner(small_checkpoint())
+
+
+@pytest.fixture(scope="module")
+def reference(runner: ModelRunner) -> ModelRunner:
+    """The same model with a cache of its own: the server's batch keeps the other one."""
+    return ENGINES["graph"]().runner(runner.checkpoint)
+
+
+@pytest.fixture(scope="module")
+def mars_server(runner: ModelRunner) -> Iterator[Running]:
+    with serving(small_served(mars(tau=0.5), runner)) as running:
+        yield running
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_answers_are_those_of_a_run_whoever_else_asks(reference: ModelRunner, mars_server: Running) -> None:
+    """64 at once, ragged, streamed or not, each at its own τ: tokens and text of `decode` at that τ."""
+    asked = [
+        replace(request, options={"tau": TAUS[i % 4]}, max_new_tokens=5 + i % 17)
+        for i, request in enumerate(requests_for(MANY * 7 + MANY[:1], BUDGET))
+    ]
+    want, _ = decode(mars(tau=0.5), on(reference), asked, rows=8)
+
+    def ask(i: int) -> tuple[list[int], str]:
+        body = {"prompt": list(asked[i].prompt_ids), "max_tokens": asked[i].max_new_tokens, "return_token_ids": True}
+        body |= {"tau": TAUS[i % 4]}
+        if i % 2:
+            choice = mars_server.complete(**body)["choices"][0]
+            return choice["token_ids"], choice["text"]
+        with mars_server.client() as client, client.stream("POST", "/completions", json=body | {"stream": True}) as got:
+            messages = events(got)
+        ids = [token for message in messages for choice in message["choices"] for token in choice["token_ids"]]
+        return ids, text_of_events(messages)
+
+    with ThreadPoolExecutor(len(asked)) as pool:
+        got = list(pool.map(ask, range(len(asked))))
+    assert got == [(g.token_ids, g.text) for g in want]
+    assert mars_server.metric("mtbench_rows_running") == mars_server.metric("mtbench_queue_length") == 0
+
+
+def test_an_answer_says_what_it_took(mars_server: Running) -> None:
+    """Forwards and tokens agree with the acceptance that vLLM's clients read, and τ is told."""
+    answer = mars_server.complete(prompt=[3, 5], max_tokens=30, ignore_eos=True, tau=0.05)
+    told, steps = spec(answer), answer["metrics"]["speculative_decoding"]
+    assert told["tokens"] == answer["usage"]["completion_tokens"] == 30
+    assert told["options"] == [{"tokens": 30, "tau": 0.05}]
+    assert told["forwards"] + steps["num_accepted_draft_tokens"] == 30
+    assert sum(n * count for n, count in enumerate(steps["acceptance_histogram"])) == steps["num_accepted_draft_tokens"]
+    assert sum(steps["acceptance_histogram"]) == steps["num_spec_steps"] == len(steps["per_step_accepted"])
+    assert 0 <= told["queued_s"] <= told["ttft_s"]
+    one = mars_server.complete(prompt=[3, 5], max_tokens=30, ignore_eos=True, tau=1)
+    assert spec(one)["forwards"] == 30
+
+
+def test_usage_stands_where_a_stream_asks_for_it(mars_server: Running) -> None:
+    """In a message of its own without choices; in every message; or in none. Metrics are in the last message."""
+    body = {"prompt": [3, 5, 7], "max_tokens": 12, "ignore_eos": True, "stream": True}
+
+    def ask(**more: Any) -> list[dict[str, Any]]:
+        with mars_server.client() as client, client.stream("POST", "/completions", json=body | more) as got:
+            assert got.headers["content-type"].startswith("text/event-stream")
+            return events(got)
+
+    plain = ask()
+    assert all(message["choices"] and "usage" not in message for message in plain)
+    assert [message["choices"][0]["finish_reason"] for message in plain][-1] == "length"
+    assert "metrics" in plain[-1]
+    *chunks, last = ask(stream_options={"include_usage": True})
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 12, "total_tokens": 15}
+    assert "metrics" in last
+    assert not any("usage" in chunk for chunk in chunks)
+    counted = ask(stream_options={"continuous_usage_stats": True})
+    tokens = [message["usage"]["completion_tokens"] for message in counted]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == 12
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_an_answer(reference: ModelRunner, mars_server: Running, stream: bool) -> None:
+    """The text ends before it, or with it if the client wants that."""
+    [whole], _ = decode(mars(tau=0.05), on(reference), requests_for([[3, 5]], BUDGET))
+    stop = whole.text[4:6]
+    texts = []
+    for keep in (False, True):
+        body = {"prompt": [3, 5], "max_tokens": BUDGET, "tau": 0.05, "stop": stop, "include_stop_str_in_output": keep}
+        with mars_server.client() as client:
+            if stream:
+                with client.stream("POST", "/completions", json=body | {"stream": True}) as got:
+                    messages = events(got)
+                texts.append(text_of_events(messages))
+                choice = messages[-1]["choices"][0]
+            else:
+                choice = client.post("/completions", json=body).json()["choices"][0]
+                texts.append(choice["text"])
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert texts == [whole.text[: whole.text.index(stop)], whole.text[: whole.text.index(stop) + len(stop)]]
+
+
+def test_a_seed_decides_a_sampled_answer(mars_server: Running) -> None:
+    def text(seed: int | None, temperature: float = 1.5) -> str:
+        body = {"prompt": [3, 5], "max_tokens": 16, "ignore_eos": True, "temperature": temperature}
+        return str(mars_server.complete(**body, seed=seed, top_p=1)["choices"][0]["text"])
+
+    assert text(7) == text(7)
+    assert len({text(seed) for seed in (1, 2, 3, None)}) > 1
+    assert text(1, 0.0) == text(2, 0.0)
+
+
+def test_openais_client_reads_chats_streams_and_errors(mars_server: Running) -> None:
+    """The package `openai`, whole and streamed, with an option of the method in `extra_body`."""
+    with openai.OpenAI(base_url=mars_server.url, api_key="any", max_retries=0) as client:
+        asked: Any = {"model": "small", "messages": [{"role": "user", "content": "a b c"}], "max_tokens": 12}
+        asked |= {"extra_body": {"tau": 0.05}}
+        whole = client.chat.completions.create(**asked)
+        chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        assert chunks[0].choices[0].delta.role == "assistant"
+        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert told == whole.choices[0].message.content
+        assert chunks[-1].usage == whole.usage
+        assert [model.id for model in client.models.list()] == ["small"]
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            client.chat.completions.create(**asked | {"model": "other"})
+        with pytest.raises(openai.BadRequestError, match="tau"):
+            client.chat.completions.create(**asked | {"extra_body": {"tau": 2}})
+
+
+BAD: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"tau": 1.5}, 400, "tau"),
+    ({"tau": "0.5"}, 400, "tau"),
+    ({"tau": True}, 400, "tau"),
+    ({"tua": 0.5}, 400, "tua"),
+    ({"max_tokens": 0}, 400, "max_tokens"),
+    ({"max_tokens": "9"}, 400, "max_tokens"),
+    ({"max_tokens": 4000}, 413, "prompt"),
+    ({"temperature": -1}, 400, "temperature"),
+    ({"temperature": 1, "top_p": 0.9}, 400, "top_p"),
+    ({"n": 2}, 400, "n"),
+    ({"logprobs": 3}, 400, "logprobs"),
+    ({"min_tokens": 4}, 400, "min_tokens"),
+    ({"repetition_penalty": 1.1}, 400, "repetition_penalty"),
+    ({"stop": [""]}, 400, "stop"),
+    ({"stop": ["x"] * 17}, 400, "stop"),
+    ({"stream_options": {"other": 1}}, 400, "stream_options"),
+    ({"prompt": []}, 400, "prompt"),
+    ({"prompt": [VOCABULARY]}, 400, "prompt"),
+    ({"prompt": [-1]}, 400, "prompt"),
+    ({"prompt": ["a", "b"]}, 400, "prompt"),
+    ({"prompt": [3] * 200}, 413, "prompt"),
+    ({"prompt": None}, 400, "prompt"),
+    ({"model": "other"}, 404, "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param"), BAD, ids=lambda value: str(value)[:40])
+def test_a_bad_request_is_refused_by_its_field(
+    mars_server: Running, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    with mars_server.client() as client:
+        answer = client.post("/completions", json={"prompt": [3]} | body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert (error["param"], set(error)) == (param, {"message", "type", "param", "code"})
+
+
+NEUTRAL = {"n": 1, "repetition_penalty": 1, "presence_penalty": 0.0, "cache_salt": "x", "min_tokens": 0, "top_p": 0.9}
+
+
+@pytest.mark.parametrize(
+    "body", [NEUTRAL, {"top_k": 5}, {"logprobs": None, "user": "me"}, {"response_format": {"type": "text"}}], ids=str
+)
+def test_fields_that_change_nothing_are_accepted(mars_server: Running, body: dict[str, Any]) -> None:
+    plain = mars_server.complete(prompt=[3, 4], max_tokens=6)["choices"]
+    assert mars_server.complete(prompt=[3, 4], max_tokens=6, **body)["choices"] == plain
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"prompt": ' + b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(mars_server: Running, raw: bytes) -> None:
+    with mars_server.client() as client:
+        answer = client.post("/completions", content=raw)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_bodies_and_headers_have_limits(mars_server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request is answered."""
+    monkeypatch.setattr(app, "LARGEST_BODY", 10_000)
+    with mars_server.client() as client:
+        answer = client.post("/completions", content=b" " * 20_000)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+    with mars_server.client() as client:
+        with suppress(httpx.TransportError):  # it may close the connection while the header is still coming
+            assert client.get("/models", headers={"x": "y" * (1 << 20)}).status_code in (400, 431)
+        assert client.get("/models").status_code == 200
+        assert client.get("/other").json()["error"]["message"] == "Not Found"
+
+
+def test_a_key_is_needed_where_there_is_one(runner: ModelRunner) -> None:
+    with serving(small_served(ar(), runner), api_key="sesam") as running, running.client() as client:
+        body = {"prompt": [3], "max_tokens": 2}
+        for headers in ({}, {"authorization": "Bearer sesa"}, {"authorization": "Bearer sesam!"}):
+            answer = client.post("/completions", json=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert client.get("/models", headers=headers).status_code == 401
+        assert client.post("/completions", json=body, headers={"authorization": "Bearer sesam"}).status_code == 200
+        assert client.get(running.url.removesuffix("/v1") + "/health").status_code == 200
+
+
+LONG = {"prompt": [3], "max_tokens": 90, "ignore_eos": True}
+
+
+def slowed(running: Running, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
+    """Let every forward take longer, so that a test can act meanwhile."""
+    stepped = running.service.worker.stepped
+
+    def slow(rows: int) -> None:
+        time.sleep(seconds)
+        stepped(rows)
+
+    monkeypatch.setattr(running.service.worker, "stepped", slow)
+
+
+def test_a_full_queue_refuses_with_a_time_to_try_again(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(small_served(ar(), runner, rows=1), max_queue=2) as running, running.client() as client:
+        slowed(running, monkeypatch)
+        with ThreadPoolExecutor(8) as pool:
+            codes = list(pool.map(lambda _: client.post("/completions", json=LONG), range(8)))
+        refused = [answer for answer in codes if answer.status_code == 503]
+        assert refused
+        assert len(refused) + len([a for a in codes if a.status_code == 200]) == 8
+        assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+        assert running.metric("mtbench_requests_total", outcome="rejected") == len(refused)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_frees_its_row(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """At once, not when the answer would have been complete; a queued request leaves the queue."""
+    with serving(small_served(ar(), runner, rows=1)) as running:
+        slowed(running, monkeypatch, 0.05)
+        host, port = running.url.removeprefix("http://").removesuffix("/v1").split(":")
+        raw = json.dumps(LONG | {"stream": stream}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
+        first, second = (socket.create_connection((host, int(port))) for _ in range(2))
+        first.sendall(head + raw)
+        wait_until(lambda: running.metric("mtbench_rows_running") == 1)
+        second.sendall(head + raw)
+        wait_until(lambda: running.metric("mtbench_queue_length") == 1)
+        second.close()
+        wait_until(lambda: running.metric("mtbench_queue_length") == 0)
+        first.close()
+        wait_until(lambda: running.metric("mtbench_rows_running") == 0)
+        wait_until(lambda: running.metric("mtbench_requests_total", outcome="cancelled") == 2)
+        assert running.metric("mtbench_tokens_total") < 90
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_has_a_time_limit(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    with serving(small_served(ar(), runner), request_timeout_s=0.2) as running, running.client() as client:
+        slowed(running, monkeypatch, 0.02)
+        answer = client.post("/completions", json=LONG | {"stream": stream})
+        assert "no answer within 0.2 s" in answer.text
+        assert answer.status_code == (200 if stream else 504)
+        wait_until(lambda: running.metric("mtbench_rows_running") == 0)
+        assert running.metric("mtbench_requests_total", outcome="timed_out") == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), torch.OutOfMemoryError("out of memory")], ids=repr)
+def test_a_method_that_fails_costs_its_requests_and_not_the_server(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    method: Method = ar()
+    accept, broken = type(method).accept, threading.Event()
+
+    def failing(*arguments: Any) -> Any:
+        if broken.is_set():
+            broken.clear()
+            raise error
+        return accept(*arguments)
+
+    monkeypatch.setattr(type(method), "accept", failing)
+    with serving(small_served(method, runner)) as running, running.client() as client:
+        broken.set()
+        answer = client.post("/completions", json=LONG)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+        assert str(error) in answer.json()["error"]["message"]
+        assert client.post("/completions", json=LONG).status_code == 200
+        assert running.metric("mtbench_requests_total", outcome="failed") == 1
+        assert running.metric("mtbench_rows_running") == 0
+
+
+def test_a_reader_that_does_not_read_delays_nobody(runner: ModelRunner) -> None:
+    """Its answer is decoded and its row is free; others are answered meanwhile."""
+    with serving(small_served(ar(), runner, rows=1)) as running:
+        with running.client() as client, client.stream("POST", "/completions", json=LONG | {"stream": True}) as slow:
+            assert running.complete(prompt=[3], max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+            assert len("".join(text_of_events(events(slow)))) > 0
+        wait_until(lambda: running.metric("mtbench_requests_total", outcome="ok") == 2)
+
+
+def test_ending_lets_open_requests_end_and_refuses_new_ones(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(small_served(ar(), runner)) as running, running.client() as client, running.client() as other:
+        slowed(running, monkeypatch)
+        health = running.url.removesuffix("/v1") + "/health"
+        assert (other.get(health).status_code, other.get(health.replace("health", "ready")).status_code) == (200, 200)
+        with client.stream("POST", "/completions", json=LONG | {"stream": True}) as answer:
+            running.end()
+            wait_until(lambda: running.service.draining)
+            refused = other.post("/completions", json=LONG)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+            assert other.get(health).status_code == 503
+            assert events(answer)[-1]["choices"][0]["finish_reason"] == "length"
+        running.thread.join(WAIT_S)
+        assert not running.thread.is_alive()
+
+
+def test_idle_connections_keep_nobody_from_being_answered(mars_server: Running) -> None:
+    host, port = mars_server.url.removeprefix("http://").removesuffix("/v1").split(":")
+    idle = [socket.create_connection((host, int(port))) for _ in range(300)]
+    try:
+        assert mars_server.complete(prompt=[3], max_tokens=3)["choices"]
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_under_load_the_adaptive_option_falls_and_answers_say_so(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that names the option keeps its value; /metrics has the value in force."""
+    with serving(small_served(mars(tau=0.5), runner, rows=1), Span("tau", 1.0, 0.0)) as running:
+        alone = running.complete(prompt=[3], max_tokens=40, ignore_eos=True)
+        assert spec(alone)["options"] == [{"tokens": 40, "tau": 1.0}]
+
+        def ask(i: int) -> dict[str, Any]:
+            return running.complete(prompt=[3 + i], max_tokens=40, ignore_eos=True, **({"tau": 1.0} if i == 5 else {}))
+
+        with ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(ask, range(8)))
+        assert spec(answers[5])["options"] == [{"tokens": 40, "tau": 1.0}]
+        assert min(segment["tau"] for answer in answers for segment in spec(answer)["options"]) == 0.0
+        assert all(sum(s["tokens"] for s in spec(answer)["options"]) == 40 for answer in answers)
+        with running.client() as client:
+            assert 'mtbench_option{name="tau"}' in client.get(running.url.removesuffix("/v1") + "/metrics").text
+
+
+def test_the_log_has_a_line_for_each_request(runner: ModelRunner, tmp_path: Any) -> None:
+    with serving(small_served(mars(tau=0.5), runner), log=tmp_path / "log.jsonl") as running:
+        answer = running.complete(prompt=[3, 4], max_tokens=7, ignore_eos=True)
+    [line] = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert line["id"] == answer["id"]
+    assert (line["outcome"], line["prompt_tokens"], line["tokens"]) == ("ok", 2, 7)
+    assert line["forwards"] == spec(answer)["forwards"]
+    assert 0 <= line["queued_s"] <= line["first_token_s"] <= line["end_s"]
