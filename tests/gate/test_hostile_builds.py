@@ -15,8 +15,8 @@ from fake_build import build
 from fake_gate import AR, a_gate
 from whole import plan_of
 
+from mtbench import environments
 from mtbench.errors import UserError
-from mtbench.gate import builds
 from mtbench.gate.builds import resolve
 from mtbench.gate.format import Gate
 from mtbench.runs.planner import begin_run
@@ -215,7 +215,7 @@ def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
 
 
 def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "LARGEST", 1 << 16)
+    monkeypatch.setattr(environments, "LARGEST", 1 << 16)
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nyes\n")
