@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field
 
 from mtbench.records import Count, NonNegative, Record, Size, StoredSeconds, Text, VersionOne
+from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -240,7 +241,7 @@ class Load(Record):
     schema_version: VersionOne = Field(description="version of this format")
     started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
     complete: bool = Field(description="false: points are missing; `mtbench load --resume` runs them")
-    environment: dict[str, Any] = Field(description="machine, versions and command")
+    environment: Environment = Field(description="machine, versions and command")
     request: LoadRequest = Field(description="what was asked")
     metric: str | None = Field(description="metric of the score; null: the suite is not scored")
     max_new_tokens: Size = Field(description="most tokens of an answer")

@@ -57,7 +57,6 @@ class LoadRun:
     run: RunDirectory
     planned: LoadPlan
     client: Client
-    python: Path  # the client's
     note: Note
 
     def missing(self) -> list[PointPlan]:
@@ -65,8 +64,8 @@ class LoadRun:
         done = {line.point for line in read_points(self.run, self.planned)}
         return [point for point in self.planned.points if point.point not in done]
 
-    def send(self, deadline: float = float("inf")) -> None:
-        """Run the points that are missing. None begins after `deadline` (time.monotonic).
+    def send(self, python: Path, deadline: float = float("inf")) -> None:
+        """Run the points that are missing, with the client's `python`. None begins after `deadline` (time.monotonic).
 
         Raises UserError if a server or the client fails; the points before are kept.
         """
@@ -80,7 +79,7 @@ class LoadRun:
                 for point in turn:
                     if time.monotonic() > deadline:
                         return
-                    line = self._point(point, server)
+                    line = self._point(point, server, python)
                     self.run.append(POINTS, [dump(line)])
                     done += 1
                     self.note(f"{done} of {len(self.planned.points)}: round {line.round}, {_told(line)}")
@@ -96,7 +95,7 @@ class LoadRun:
             servers.warm_up(server, prompts, body, request.request_timeout_s)
             yield server
 
-    def _point(self, point: PointPlan, server: Server) -> PointLine:
+    def _point(self, point: PointPlan, server: Server, python: Path) -> PointLine:
         """Run a point and return its line."""
         request, items = self.planned.request, [self.planned.items[place] for place in point.items]
         sending = Sending(
@@ -117,7 +116,7 @@ class LoadRun:
         shutil.rmtree(folder, ignore_errors=True)
         started, gpu = utc_now(), machine.gpu() if server.command is not None else None
         before_j = None if gpu is None else gpu.energy_j()
-        requests = self.client.send(self.python, sending, folder)
+        requests = self.client.send(python, sending, folder)
         after_j = None if gpu is None else gpu.energy_j()
         shutil.rmtree(folder, ignore_errors=True)
         return PointLine(

@@ -26,7 +26,6 @@ from mtbench.load.format import (
     Slo,
 )
 from mtbench.load.runner import Scores, read_points, read_scores, read_servers
-from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 
@@ -107,7 +106,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
         schema_version=SCHEMA_VERSION,
         started=environment.started,
         complete=len(points) == len(planned.points),
-        environment=dump(environment),
+        environment=environment,
         request=planned.request,
         metric=planned.metric,
         max_new_tokens=planned.max_new_tokens,
