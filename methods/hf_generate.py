@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from mtbench.decoding.external import Answers, Outside, static_cache, stock, target_of
-from mtbench.decoding.loop import READ_EVERY
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
+from mtbench.decoding.run_state import READ_EVERY
 from mtbench.errors import UserError
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.fused_decoder import compilations

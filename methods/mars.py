@@ -31,7 +31,11 @@ class Mars(Method):
     """Masks after the text; predictions are accepted from the left while the model is confident."""
 
     tau: float = option(
-        1.0, "threshold of the confidence; 1 (of the entropy: 0) = exactly one token per forward", low=0.0, high=1000.0
+        1.0,
+        "threshold of the confidence; 1 (of the entropy: 0) = exactly one token per forward",
+        low=0.0,
+        high=1000.0,
+        per_request=True,
     )
     block_size: int = option(4, "B: B-1 masks, B predictions", low=1, trained=True, widths=(2, 4, 8))
     confidence: sampling.Metric = option("probability", "p1 >= tau, entropy <= tau (nats), or p1-p2 >= tau")
@@ -52,13 +56,13 @@ class Mars(Method):
             raise UserError(f"mars: tau={self.tau:g} is not allowed; a {self.confidence} is a number from 0 to 1.")
 
     @property
-    def one_token(self) -> bool:
-        """Whether the threshold is the one that no prediction passes: each forward commits exactly one token."""
-        return self.tau == (0 if self.confidence == "entropy" else 1)
+    def strict(self) -> float:
+        """The threshold that no prediction passes: each forward commits exactly one token."""
+        return 0.0 if self.confidence == "entropy" else 1.0
 
     @property
     def claims(self) -> Literal["lossless", "lossy"]:
-        return "lossless" if self.one_token else "lossy"
+        return "lossless" if self.tau == self.strict else "lossy"
 
     def window(self) -> Window:
         if self.cache == "block":
@@ -86,20 +90,29 @@ class Mars(Method):
         return torch.where(slots < rows.known[:, None], rows.tokens.gather(1, slots), masks)
 
     def accept(self, state: State, rows: Rows, output: TargetOutput) -> Commit:
-        sure = self._sure(output)
+        several = self._several(rows)
+        sure = self._sure(rows, output)
         if self.cache == "block":
-            return self._accept_in_block(state, rows, output.choice, sure)
+            return self._accept_in_block(state, rows, output.choice, sure, several)
         sure[:, 0] = True
-        offered = torch.full_like(rows.known, (sure.shape[1] - 1) * (not self.one_token))
+        offered = (sure.shape[1] - 1) * several
         return Commit(output.choice, sampling.prefix_length(sure), kept=torch.zeros_like(rows.known), offered=offered)
 
-    def _sure(self, output: TargetOutput) -> Tensor:
-        """Return which predictions are confident, (R, G+1) bool; with one token per forward none."""
-        if self.one_token:
-            return torch.zeros_like(output.choice, dtype=torch.bool)
-        return output.sure(self.confidence, self.tau)
+    def _several(self, rows: Rows) -> Tensor:
+        """Return whether a forward may commit several tokens, (R,) long: 0 or 1."""
+        several = rows.option(self, "tau") != self.strict
+        return several[:, 0].long() if isinstance(several, Tensor) else torch.full_like(rows.known, several)
 
-    def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor) -> Commit:
+    def _sure(self, rows: Rows, output: TargetOutput) -> Tensor:
+        """Return which predictions are confident, (R, G+1) bool; with one token per forward none."""
+        tau = rows.option(self, "tau")
+        if isinstance(tau, Tensor):
+            return output.sure(self.confidence, tau) & (tau != self.strict)
+        if tau == self.strict:
+            return torch.zeros_like(output.choice, dtype=torch.bool)
+        return output.sure(self.confidence, tau)
+
+    def _accept_in_block(self, state: State, rows: Rows, choice: Tensor, sure: Tensor, several: Tensor) -> Commit:
         """Accept from the block's first undecided position on; once every live row is full, keep the block."""
         filled = rows.known - rows.base  # (R,)
         column = torch.arange(self.cache_block, device=filled.device)
@@ -108,5 +121,5 @@ class Mars(Method):
         count = sampling.prefix_length((sure.gather(1, source) | (column == 0)) & undecided)
         full = ((filled == self.cache_block) | rows.done).all()
         state["base"].add_(full * filled)
-        offered = (undecided.sum(1) - 1).clamp(min=0) * (not self.one_token)
+        offered = (undecided.sum(1) - 1).clamp(min=0) * several
         return Commit(choice.gather(1, source), count, kept=full * filled, offered=offered)

@@ -20,7 +20,6 @@ from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, St
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.verification import verify_tree
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.loading import Inspected
 from mtbench.models.medusa_heads import count_heads, load_heads
 from mtbench.options import option
@@ -76,10 +75,8 @@ class Medusa(Method):
             """Return each head's top choices, (R, C) to (R, K, most choices)."""
             logits = torch.stack([head(hidden) @ head.head.T for head in heads], 1)  # (R, K, V)
             logits.index_fill_(2, suppressed, float("-inf"))
-            if rows.temperature:
-                places = rows.known[:, None] + torch.arange(self.heads, device=hidden.device)
-                logits = sampling.sampled(logits, rows.temperature, rows.seed, places)
-            return logits.topk(max(self.branches), 2).indices
+            places = rows.known[:, None] + torch.arange(self.heads, device=hidden.device)
+            return rows.scores(logits, places).topk(max(self.branches), 2).indices
 
         read = runners.target.cache.features((rows.known[:, None] - 2).clamp(min=0))[:, 0]
         top, guesses, nodes = runners.target.run_heads(candidates, read), [], 1

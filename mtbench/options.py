@@ -22,6 +22,7 @@ def option(
     role: bool = False,
     widths: tuple[int, ...] = (),
     engine: bool = False,
+    per_request: bool = False,
 ) -> Any:
     """Return a dataclass field that is an option. `low` and `high` are inclusive.
 
@@ -29,10 +30,11 @@ def option(
     `default`; another value is flagged. `same_output`: values that must give the same tokens as the default; if both
     arms are in a run, their tokens are compared. `role`: the option names a checkpoint of the family by its role; None
     means no checkpoint. `widths`: the option may also be `auto`; the loop then chooses one of these values from recent
-    acceptance. `engine`: the option affects how an external engine runs, not what it decodes.
+    acceptance. `engine`: the option affects how an external engine runs, not what it decodes. `per_request`: a number
+    that each request of a server may set; the method reads it by `Rows.option`.
     """
     metadata = {"help": help, "low": low, "high": high, "trained": trained, "same_output": same_output}
-    metadata |= {"role": role, "widths": widths, "engine": engine}
+    metadata |= {"role": role, "widths": widths, "engine": engine, "per_request": per_request}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -69,6 +71,13 @@ def roles_of(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:
     fields = dataclasses.fields(method)
     roles = [chosen.get(f.name, f.default) for f in fields if f.metadata["role"]]
     return [role for role in roles if role is not None]
+
+
+def per_request(holder: Any) -> list[str]:
+    """Return the options that each request of a server may set."""
+    if not dataclasses.is_dataclass(holder):
+        return []  # a method that holds another one
+    return [f.name for f in dataclasses.fields(holder) if f.metadata.get("per_request")]
 
 
 def decoding_options(method: type[Any], chosen: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     help: str
 
 
-COMPARE, STAGES, TRAIN = "Compare", "Stages of a run", "Train"
+COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
 COMMANDS = {
     "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
     "compare": Entry(
@@ -62,6 +62,7 @@ COMMANDS = {
         TRAIN,
         "Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
     ),
+    "serve": Entry("mtbench.cli.serve", SERVE, "Serve one method by OpenAI's API, to measure it as a service."),
 }
 
 

@@ -8,24 +8,39 @@ from collections.abc import Sequence
 
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation, Timing
-from mtbench.decoding.run_state import RunState
+from mtbench.decoding.run_state import WorkloadRun
 from mtbench.hardware.stopwatch import Stopwatch
 
 
-class BatchClock:
+class Clock:
+    """The clock of a run whose times nobody asks for."""
+
+    def mark(self) -> None:
+        """Note the time before and after each step."""
+
+    def pause(self) -> None:
+        """Note the time before free rows are refilled."""
+
+    def resume(self) -> None:
+        """Note the time after it."""
+
+
+class BatchClock(Clock):
     """It runs from its creation until `stop`; `end_prefill`, `pause`, `resume` and `mark` divide this time."""
 
     def __init__(self, runners: ModelRunners, *, one_launch: bool) -> None:
         """`one_launch`: each step is a single launch, so that its span on a GPU contains no gaps between launches."""
         self._runners, self._one_launch = runners, one_launch
         self._stopwatch = Stopwatch(runners.target.device)
-        self.mark = self._stopwatch.mark  # before and after each step
         self._prefilled_at = self._ended_at = self._paused_at = self._prefill_s = 0.0
         self._model_s = self._draft_s = self._head_s = 0.0  # host seconds inside forwards, without those of prefill
         self._paused_model_s = self._paused_draft_s = 0.0
         self._laps: list[float] = []
         self._uncounted = self._model_calls() - self._forwards()
         self._started_at = self._stopwatch.now()
+
+    def mark(self) -> None:
+        self._stopwatch.mark()
 
     def end_prefill(self) -> None:
         """End the prefill: all rows hold their first request."""
@@ -56,7 +71,7 @@ class BatchClock:
         return self._head_s > 0
 
     def timing(
-        self, run: RunState, generations: Sequence[Generation], *, rows: int, kv_bytes: int, heads: bool
+        self, run: WorkloadRun, generations: Sequence[Generation], *, rows: int, kv_bytes: int, heads: bool
     ) -> Timing:
         """Return the times and counts of the run. `heads`: the method computes something outside its models."""
         cuda, wall_s = self._stopwatch.cuda, self._ended_at - self._started_at

@@ -36,7 +36,7 @@ class CommitLog:
         self._commits.scatter_(1, self._forwards[:, None], count[:, None])
         self._offered.scatter_(1, self._forwards[:, None], offered[:, None])
         self._accepted.scatter_(1, self._forwards[:, None], accepted[:, None])
-        self._forwards.add_(1)
+        self._forwards.add_(1).clamp_(max=self._commits.shape[1] - 1)  # rows without a request go on
 
     def read(self, at: Tensor, steps: int) -> list[Counts]:
         """Return the counts of the rows `at`, for up to `steps` forwards."""

@@ -17,7 +17,7 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners, TargetOutput
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import warm_up
-from mtbench.decoding.request import Workload
+from mtbench.decoding.request import Setting, Workload
 from mtbench.decoding.run_state import RunState
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import compilations
@@ -45,7 +45,7 @@ class Captured(Batch):
         self._drafts: dict[Shape, bool] = {}  # whether `propose` runs a model, which has kernels of its own
         self._prepared: dict[Shape, int] = {}  # steps so far
         self._forwards_each: dict[Shape, list[int]] = {}
-        self._setting: tuple[list[tuple[int, ...]], float] | None = None
+        self._setting: tuple[list[tuple[int, ...]], float, bool] | None = None
 
     def shape(self, run: RunState) -> Shape:
         """Return a shape that is not captured yet, if there is one, so that no timed block has to capture a width."""
@@ -129,15 +129,15 @@ class Captured(Batch):
             cls._anchor = (pool, graph, place)
         return cls._anchor[0]
 
-    def _reset(self, workload: Workload) -> None:
-        super()._reset(workload)
+    def reset(self, setting: Setting) -> None:
+        super().reset(setting)
         epochs = [runner.epoch for runner in self.runners.values()]
-        setting = (epochs, workload.temperature)
-        if setting != self._setting:  # memory has moved: captured graphs would write to freed memory
+        captured = (epochs, setting.temperature, setting.own)
+        if captured != self._setting:  # memory has moved: captured graphs would write to freed memory
             self._graphs.clear()
             self._fused.clear()
             self._prepared.clear()
-            self._setting = setting
+            self._setting = captured
             warm_up(self.rows, self.runners, self.method, self.arange)
 
     def _prepare(self, shape: Shape) -> None:

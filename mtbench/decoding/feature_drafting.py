@@ -21,7 +21,6 @@ from mtbench.decoding import trees
 from mtbench.decoding.draft_model import Drafted
 from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.feature_draft import DraftConfig, DraftRunner
 from mtbench.models.loading import Inspected
@@ -129,6 +128,4 @@ def _choose(rows: Rows, logits: Tensor, position: Tensor, children: int) -> Tens
     position = position.expand(-1, logits.shape[1])
     if children == 1:
         return rows.choose(logits, position)
-    if rows.temperature:
-        logits = sampling.sampled(logits, rows.temperature, rows.seed, position)
-    return logits.topk(children, -1).indices.flatten(1)
+    return rows.scores(logits, position).topk(children, -1).indices.flatten(1)

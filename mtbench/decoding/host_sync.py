@@ -17,7 +17,7 @@ class HostSnapshot(NamedTuple):
     known: list[int]
     done: list[int]
     widths: list[list[int]]  # variant that suits each row, the latest choice first; empty with one variant
-    tokens: list[list[int]] | None  # None unless stop strings are searched for
+    tokens: list[list[int]] | None  # those asked for (`RunState.reads`)
 
 
 class Shape(NamedTuple):
@@ -26,6 +26,7 @@ class Shape(NamedTuple):
     variant: int
     pending: int  # P
     view: int  # slots in view
+    drawn: bool = False  # rows have temperatures of their own, and some are above 0
 
 
 class AsyncCopy:

@@ -10,33 +10,35 @@ the cursors between steps. On a CPU it reads them at once and feeds only the pos
 some steps later, so that launches are always queued; where every row may have reached its budget, it waits for the
 latest. Tokens after a stop are cut from answer, text and counts.
 
-Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. A method with
-several widths has one variant per width; the variants share rows and state, and each step uses one of them.
+Each request has a row. If there are more requests than rows, a finished row is refilled from the queue. Where the
+requests of a workload come from, and those of a server (live.py), is known to `RunState` alone. A method with several
+widths has one variant per width; the variants share rows and state, and each step uses one of them.
 
 R = rows, P = pending positions, G = guesses, N = most tokens one forward commits, S = slots.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtbench.decoding.adaptive_width import Widths
-from mtbench.decoding.batch_clock import BatchClock
+from mtbench.decoding.batch_clock import BatchClock, Clock
 from mtbench.decoding.commit_log import CommitLog
 from mtbench.decoding.host_sync import AsyncCopy, Shape
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.method_checks import check_commit, check_proposal
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.prefill import prefill
-from mtbench.decoding.request import Request, Workload, refuse_unknown_ids
-from mtbench.decoding.run_state import RunState
+from mtbench.decoding.request import Request, Setting, Workload, refuse_unknown_ids
+from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.errors import UserError
 from mtbench.models import sampling
 from mtbench.models.attention import ALIGNED, AttentionMetadata
+from mtbench.options import per_request
 
-READ_EVERY = 8  # steps between two searches of the text for stop strings
 LATE = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 
@@ -135,6 +137,10 @@ class Batch:
             done=zeros(rows, dtype=torch.bool),
             seed=zeros(rows),
         )
+        # What requests may have of their own. The rows have these tensors in runs where some do.
+        self.temperatures = zeros(rows, dtype=torch.double)
+        self.endless = zeros(rows, dtype=torch.bool)
+        self.options = {name: zeros(rows, dtype=torch.double) for name in per_request(method)}
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
@@ -153,48 +159,74 @@ class Batch:
         clock = BatchClock(self.runners, one_launch=self.one_launch and not self.tight)
         run = self.begin(workload)
         clock.end_prefill()
-        patience = _patience(workload.most_new_tokens + self.method.block - 1)
-        while run.live:
-            self._check_progress(run, patience)
-            shape, draft_forwards = self.shape(run), self._draft_forwards()
-            clock.mark()
-            self.advance(run, shape)
-            clock.mark()
-            positions = shape.pending + self.windows[shape.variant].guesses
-            run.count_step(positions, self._draft_forwards() - draft_forwards)
-            run.copies.append(self._read(tokens=run.steps % READ_EVERY == 0 and workload.stops_early))
-            while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.late):
-                run.snapshot = run.copies.popleft().get()
-                finished = self._take_finished(run)
-                if finished and run.queue:
-                    clock.pause()
-                    self._replace(run, finished)
-                    clock.resume()
+        self.decode(run, clock)
         clock.stop()
-        self._collect(run, sorted(run.request_in))
+        self._collect(run, sorted(run.placed))
         generations = run.generations(self.target.checkpoint)
         self.heads |= clock.timed_heads
-        bytes_per_slot = sum(runner.cache.bytes_per_slot for runner in self.runners.values())
-        kv_bytes = bytes_per_slot * self.width * (workload.slots + self.window.guesses)
+        kv_bytes = self.bytes_per_slot * self.width * (workload.slots + self.window.guesses)
         return generations, clock.timing(run, generations, rows=self.width, kv_bytes=kv_bytes, heads=self.heads)
 
-    def begin(self, workload: Workload) -> RunState:
+    def begin(self, workload: Workload) -> WorkloadRun:
         """Put the first requests into the rows."""
-        run = RunState(workload)
-        self._reset(workload)
-        self._refill(run, list(range(self.width)))
-        run.snapshot = self._read().get()
+        run = WorkloadRun(workload)
+        self.open(run)
         return run
+
+    def open(self, run: RunState) -> None:
+        """Begin a run. Rows without a request rest: they are done."""
+        self.reset(run.setting)
+        self._refill(run, list(range(self.width)))
+        if resting := [row for row in range(self.width) if row not in run.live]:
+            nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)
+            self.start([(0, nothing)] * len(resting), resting, run.setting)
+            self.rows.done[resting] = True
+        run.snapshot = self._read().get()
+
+    def decode(self, run: RunState, clock: Clock) -> None:
+        """Decode until no row is live and no request comes."""
+        patience = _patience(run.most_new_tokens + self.method.block - 1)
+        while run.live or run.wait():
+            finished = False
+            if run.live:
+                self._check_progress(run, patience)
+                self._step(run, clock)
+                finished = self._read_late(run)
+            if run.must_free(finished):
+                clock.pause()
+                self._replace(run)
+                clock.resume()
+
+    def _step(self, run: RunState, clock: Clock) -> None:
+        """Execute one step, count it and start to read the cursors."""
+        for name, at, value in run.option_changes():
+            self.options[name][at] = value
+        shape, draft_forwards = self.shape(run), self._draft_forwards()
+        clock.mark()
+        self.advance(run, shape)
+        clock.mark()
+        positions = shape.pending + self.windows[shape.variant].guesses
+        run.count_step(positions, self._draft_forwards() - draft_forwards)
+        run.copies.append(self._read(run.reads()))
+
+    def _read_late(self, run: RunState) -> bool:
+        """Read the cursors of the steps that are due. Return whether a row finished that a request may take."""
+        while run.live and len(run.copies) > (0 if run.may_end(self.window.commits) else self.late):
+            run.snapshot = run.copies.popleft().get()
+            run.progress()
+            if run.must_free(self._take_finished(run)):
+                return True
+        return False
 
     def shape(self, run: RunState) -> Shape:
         """Return the next step's shape: the widest variant that suits a live row; if tight, only positions needed."""
-        snapshot, variant = run.snapshot, 0
+        snapshot, variant, drawn = run.snapshot, 0, isinstance(self.rows.temperature, Tensor)
         if self.widths.many:
             choices = snapshot.widths[self.late - len(run.copies)]  # the device uses the same: `Widths.own`
             variant = max(choices[row] for row in run.live)
         if not self.tight:
             assert self.pending is not None
-            return Shape(variant, self.pending, self.slots)
+            return Shape(variant, self.pending, self.slots, drawn)
         pending = max(snapshot.base[row] - snapshot.cached[row] for row in run.live)
         return Shape(variant, pending, max(snapshot.base) + self.windows[variant].guesses)
 
@@ -254,12 +286,13 @@ class Batch:
         rows, method = self.rows, self.method
         offered = torch.full_like(rows.known, window.commits - 1) if commit.offered is None else commit.offered
         accepted, offered = commit.count, offered * (commit.count > 0)
-        if self.widths.many and method.claims == "lossy":  # a neighbour's wider window must not change a row's tokens
+        lossy = method.claims == "lossy" or rows.options
+        if self.widths.many and lossy:  # a neighbour's wider window must not change a row's tokens
             own = self.widths.commits[self.widths.own].long()
             accepted, offered = torch.minimum(accepted, own), torch.minimum(offered, own - 1)
         self.widths.update(accepted, offered)
         left = rows.limit - rows.known
-        count, ended = sampling.keep(commit.tokens, accepted, left, self.ends)
+        count, ended = sampling.keep(commit.tokens, accepted, left, self.ends, rows.endless)
         # Tokens written after the kept ones lie beyond `known`; they are overwritten before they are read.
         rows.tokens.scatter_(1, rows.known[:, None] + self.arange[: commit.tokens.shape[1]], commit.tokens)
         moved: tuple[Tensor, ...] = ()
@@ -278,36 +311,48 @@ class Batch:
 
     def _check_progress(self, run: RunState, patience: int) -> None:
         """Raise NoProgressError if a live row has taken more steps than its budget allows."""
-        if run.steps > patience and run.steps - min(run.first_step[row] for row in run.live) > patience:
-            budget = run.workload.most_new_tokens
-            raise NoProgressError(f"{self.method.name} made {run.steps} forwards for {budget} tokens")
+        if run.steps > patience and run.steps - min(run.placed[row].first_step for row in run.live) > patience:
+            raise NoProgressError(f"{self.method.name} made {run.steps} forwards for {run.most_new_tokens} tokens")
 
-    def _reset(self, workload: Workload) -> None:
+    def reset(self, setting: Setting) -> None:
         """Prepare the tensors and caches that all runs share for the next run."""
-        self.rows = replace(self.rows, temperature=workload.temperature)
+        own = {"options": self.options, "endless": self.endless} if setting.own else {"options": {}, "endless": None}
+        self.rows = replace(self.rows, temperature=setting.temperature, **own)
         self.ends.zero_()
-        if not workload.fixed_length:
+        if not setting.fixed_length:
             self.ends[list(self.target.checkpoint.end_ids)] = True
         for runner in self.runners.values():
             taps = self.method.taps(self.runners) if runner is self.target else ()
             runner.reserve(self.width, self.slots, taps)
         self.widths.set_costs(self.target, self.runners)
 
-    def _replace(self, run: RunState, finished: list[int]) -> None:
+    def _replace(self, run: RunState) -> None:
         """Collect and refill finished rows. First read the cursors again, for rows that finished since."""
-        run.snapshot = self._read().get()
-        finished = sorted([*finished, *self._take_finished(run)])
-        self._collect(run, finished)
-        self._refill(run, finished)
+        if run.live:
+            run.snapshot = self._read(run.reads()).get()
+            run.progress()
+            self._take_finished(run)
+        self._collect(run, sorted(row for row in run.placed if row not in run.live))
+        self._refill(run, [row for row in range(self.width) if row not in run.live])
         run.copies.clear()
         run.snapshot = self._read().get()
 
     def _refill(self, run: RunState, free: list[int]) -> None:
-        """Put the next requests into free rows (ascending): start the method's state, cache final tokens."""
-        free = free[: len(run.queue)]
-        taken = [run.queue.popleft() for _ in free]
-        rows, method, at = self.rows, self.method, torch.tensor(free, device=self.device)
-        self._write([run.requests[request] for request in taken], taken, at)
+        """Put the next requests into free rows (ascending)."""
+        taken = run.take(len(free))
+        free = free[: len(taken)]
+        for row, (number, request) in zip(free, taken, strict=True):
+            run.place(row, number, request)
+        if taken:
+            self.start(taken, free, run.setting)
+        if run.setting.own:
+            drawn = any(self._temperature(run.placed[row].request, run.setting) for row in run.live)
+            self.rows = replace(self.rows, temperature=self.temperatures if drawn else 0.0)
+
+    def start(self, taken: Sequence[tuple[int, Request]], rows_taken: list[int], setting: Setting) -> None:
+        """Write requests, with their numbers, into rows: start the method's state, cache final tokens."""
+        rows, method, at = self.rows, self.method, torch.tensor(rows_taken, device=self.device)
+        self._write(taken, at, setting)
         rows.cached[at] = 0
         rows.done[at] = 0
         self.log.begin(at)
@@ -318,51 +363,72 @@ class Batch:
         final = torch.minimum(method.final(self.state, rows), rows.base - 1)[at]
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
         prefill(rows, self.runners, method, at, self.arange)
-        run.place(free, taken)
 
-    def _write(self, requests: Sequence[Request], numbers: list[int], at: Tensor) -> None:
-        """Write requests, with these numbers, and their cursors into the rows `at`."""
-        rows, lengths = self.rows, [len(request.prompt_ids) for request in requests]
+    def _write(self, taken: Sequence[tuple[int, Request]], at: Tensor, setting: Setting) -> None:
+        """Write requests, with their numbers, and their cursors into the rows `at`."""
+        rows, requests = self.rows, [request for _, request in taken]
+        lengths = [len(request.prompt_ids) for request in requests]
         tokens = torch.zeros(len(requests), self.slots, dtype=torch.long)
         for row, request in zip(tokens, requests, strict=True):
             row[: len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
         rows.tokens[at] = tokens.to(self.device)
-        for cursor, values in (
-            (rows.request, numbers),
+        values: list[tuple[Tensor, list[Any]]] = [
+            (rows.request, [number for number, _ in taken]),
             (rows.prompt_len, lengths),
             (rows.known, lengths),
             (rows.base, lengths),
             (rows.limit, [len(request.prompt_ids) + request.max_new_tokens for request in requests]),
             (rows.seed, [request.seed for request in requests]),
-        ):
-            cursor[at] = torch.tensor(values, device=self.device)
+        ]
+        if setting.own:
+            values.append((self.temperatures, [self._temperature(request, setting) for request in requests]))
+            values.append((self.endless, [request.fixed_length for request in requests]))
+            for name, tensor in self.options.items():
+                default = getattr(self.method, name)
+                values.append((tensor, [request.options.get(name, default) for request in requests]))
+        for tensor, of_requests in values:
+            tensor[at] = torch.tensor(of_requests, dtype=tensor.dtype, device=self.device)
 
-    def _take_finished(self, run: RunState) -> list[int]:
-        """Remove finished rows from the live ones: `done` on the device, or ended here by a stop string."""
+    @staticmethod
+    def _temperature(request: Request, setting: Setting) -> float:
+        return setting.temperature if request.temperature is None else request.temperature
+
+    def _take_finished(self, run: RunState) -> bool:
+        """Remove finished rows from the live ones: `done` on the device, or ended by the host. Return if there are."""
         snapshot, tokenizer = run.snapshot, self.target.checkpoint.tokenizer
-        if snapshot.tokens is not None:
-            for row in run.live:
-                if not snapshot.done[row] and run.search_stop(row, tokenizer):
-                    self.rows.limit[row] = self.rows.known[row]
-                    snapshot.done[row] = True
-        finished = sorted(row for row in run.live if snapshot.done[row])
-        run.live -= set(finished)
-        return finished
+        for row in run.live:
+            if not snapshot.done[row] and run.stops(row, tokenizer):
+                self.rows.limit[row] = self.rows.known[row]
+                snapshot.done[row] = True
+        finished = {row for row in run.live if snapshot.done[row]}
+        run.live -= finished
+        return bool(finished)
 
     def _collect(self, run: RunState, finished: list[int]) -> None:
         """Read the answers of some rows."""
+        if not finished:
+            return
         at = torch.tensor(finished, device=self.device)
         tokens, known = self.rows.tokens[at].tolist(), self.rows.known[at].tolist()
-        logs = self.log.read(at, run.steps)
+        logs = self.log.read(at, max(run.steps - run.placed[row].first_step for row in finished))
         for row, ids, until, counts in zip(finished, tokens, known, logs, strict=True):
             run.collect(row, ids[:until], counts)
 
-    def _read(self, *, tokens: bool = False) -> AsyncCopy:
-        """Start to read the cursors, and the tokens if asked for."""
+    def _read(self, reads: Reads = None) -> AsyncCopy:
+        """Start to read the cursors, and tokens if asked for: all, or the last ones, which the steps since decided."""
         rows = self.rows
+        tokens = rows.tokens if reads == "all" else None
+        if reads == "recent":
+            last = self.window.commits * (self.late + 1)
+            tokens = rows.tokens.gather(1, (rows.known[:, None] - last + self.arange[:last]).clamp(min=0))
         widths = self.widths.choices if self.widths.many else ()
         cursors = torch.stack((rows.base, rows.cached, rows.known, rows.done.long(), *widths))
-        return AsyncCopy(cursors, rows.tokens if tokens else None, wait=self.tight)
+        return AsyncCopy(cursors, tokens, wait=self.tight)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one token in all caches."""
+        return sum(runner.cache.bytes_per_slot for runner in self.runners.values())
 
     def _draft_forwards(self) -> int:
         """Return the forwards so far of runners other than the target's."""

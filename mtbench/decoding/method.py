@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -61,27 +61,56 @@ class Rows:
     limit: Tensor  # (R,) upper bound of known; an end token lowers it
     done: Tensor  # (R,) bool: known has reached the limit
     seed: Tensor  # (R,) random seed of each request
-    temperature: float = 0.0  # 0: greedy
+    temperature: float | Tensor = 0.0  # 0: greedy; (R,) where requests have their own and one is above 0
+    options: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)  # (R,) each: options that requests set
+    endless: Tensor | None = None  # (R,) bool: no token ends the request; None: end tokens do
+
+    def option(self, method: "Method", name: str) -> Any:
+        """Return an option's value: the method's own, or (R, 1) where requests set it."""
+        return self.options[name][:, None] if name in self.options else getattr(method, name)
 
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
         """Choose tokens (R, n) from logits (R, n, V) at positions (R, n). Target and draft use it."""
-        if not self.temperature:
+        if self.greedy:
             return sampling.choose(logits)
         if logits.is_cuda:
             return self.judge(logits, position)[0]
-        return sampling.choose(sampling.sampled(logits, self.temperature, self.seed, position))
+        return sampling.choose(self.scores(logits, position))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row takes the largest logit."""
+        return not isinstance(self.temperature, Tensor) and not self.temperature
+
+    def scores(self, logits: Tensor, position: Tensor) -> Tensor:
+        """Return what `choose` takes the largest of, (R, n, V): logits, or with a temperature logits/T plus noise."""
+        if self.greedy:
+            return logits
+        if not isinstance(self.temperature, Tensor):
+            return sampling.sampled(logits, self.temperature, self.seed, position)
+        hot = self.temperature[:, None, None]
+        drawn = sampling.sampled(logits, hot.masked_fill(hot == 0, 1), self.seed, position)
+        return torch.where(hot > 0, drawn, logits.double())
 
     def judge(self, logits: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return choice, largest logit and log-sum-exp of each column, (R, n) each, by one pass over the vocabulary."""
-        if self.temperature:
+        if self.greedy:
+            return kernels.argmax_logsumexp(logits)
+        if not isinstance(self.temperature, Tensor):
             return kernels.sample_logsumexp(logits, self.temperature, self.seed, position)
-        return kernels.argmax_logsumexp(logits)
+        largest, *rest = kernels.argmax_logsumexp(logits)  # the kernel that samples has one temperature
+        drawn = sampling.choose(self.scores(logits, position))
+        return torch.where(self.temperature[:, None] > 0, drawn, largest), rest[0], rest[1]
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Return the probabilities with which `choose` chooses, (R, n, V) float64."""
-        if not self.temperature:
-            return torch.zeros_like(logits, dtype=torch.double).scatter_(-1, sampling.choose(logits)[..., None], 1.0)
-        return (logits.double() / self.temperature).softmax(-1)
+        if not isinstance(self.temperature, Tensor) and not self.greedy:
+            return (logits.double() / self.temperature).softmax(-1)
+        certain = torch.zeros_like(logits, dtype=torch.double).scatter_(-1, sampling.choose(logits)[..., None], 1.0)
+        if not isinstance(self.temperature, Tensor):
+            return certain
+        hot = self.temperature[:, None, None]
+        return torch.where(hot > 0, (logits.double() / hot.masked_fill(hot == 0, 1)).softmax(-1), certain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +148,10 @@ class TargetOutput:
         choice = self.choice[:, : drafts.shape[1]] if behind is None else self.choice.gather(1, behind + 1)
         return choice == drafts
 
-    def sure(self, metric: sampling.Metric, threshold: float) -> Tensor:
-        """Return whether the model is confident of its choice, (R, G+1) bool."""
+    def sure(self, metric: sampling.Metric, threshold: float | Tensor) -> Tensor:
+        """Return whether the model is confident of its choice, (R, G+1) bool; `threshold`: one, or (R, 1)."""
         if metric == "probability":
-            return self.confidence.ge(threshold)
+            return sampling.reaches(self.confidence, threshold)
         return sampling.sure(self.logits, metric, threshold)
 
 

@@ -1,7 +1,8 @@
 """A request: one prompt to continue, the maximum number of tokens, and the strings that end it earlier."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from mtbench.errors import UserError
 
@@ -15,6 +16,19 @@ class Request:
     stop: Sequence[str] = ()  # strings that end the answer
     seed: int = 0  # its random numbers depend only on this seed and the position
     item: int = 0  # number of the suite's item; simulated acceptance has one script per item
+    # what it has of its own; external methods take none of these
+    temperature: float | None = None  # None: the batch's
+    fixed_length: bool = False  # its end tokens do not end it
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those declared `per_request`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the requests of a batch share, and whether some have values of their own."""
+
+    fixed_length: bool = False  # end tokens and stop strings are ignored
+    temperature: float = 0.0  # 0: greedy
+    own: bool = False  # requests have their own temperature, length or options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +47,11 @@ class Workload:
     @property
     def most_new_tokens(self) -> int:
         return max(request.max_new_tokens for request in self.requests)
+
+    @property
+    def setting(self) -> Setting:
+        own = any(r.temperature is not None or r.fixed_length or r.options for r in self.requests)
+        return Setting(fixed_length=self.fixed_length, temperature=self.temperature, own=own)
 
     @property
     def stops_early(self) -> bool:

@@ -1,17 +1,20 @@
 """What the host stores during one run of a batch: the request in each row, and the answers."""
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from mtbench.decoding.commit_log import Counts
 from mtbench.decoding.host_sync import AsyncCopy, HostSnapshot
 from mtbench.decoding.output import Generation, finish, text_of
-from mtbench.decoding.request import Request, Workload
+from mtbench.decoding.request import Request, Setting, Workload
 from mtbench.models.loading import Checkpoint
+
+READ_EVERY = 8  # steps between two searches of a workload's text for stop strings
+Reads = Literal["all", "recent"] | None  # of the tokens: all, those that a few steps decided, or none
 
 
 class Answer(NamedTuple):
@@ -23,99 +26,179 @@ class Answer(NamedTuple):
 
 
 @dataclass(slots=True)
+class Placed:
+    """A request in a row."""
+
+    number: int
+    request: Request
+    first_step: int  # steps before the request's first
+    searched: int  # tokens already searched for stop strings
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that it can have, with its prompt."""
+        return len(self.request.prompt_ids) + self.request.max_new_tokens
+
+
 class RunState:
-    """One run of a batch, as the host sees it. `snapshot`: the latest read; `Batch.begin` reads the first."""
+    """One run of a batch, as the host sees it: where requests come from, which row each is in, what becomes of them.
 
-    workload: Workload
-    snapshot: HostSnapshot = field(init=False)
-    copies: deque[AsyncCopy] = field(default_factory=deque)  # snapshots not read yet
-    queue: deque[int] = field(init=False)  # requests that wait for a row
-    live: set[int] = field(default_factory=set)  # rows that decode
-    request_in: dict[int, int] = field(default_factory=dict)  # row -> its request, until it is collected
-    first_step: dict[int, int] = field(default_factory=dict)  # row -> steps before its request's first
-    searched: dict[int, int] = field(default_factory=dict)  # row -> tokens already searched for stop strings
-    answers: dict[int, Answer] = field(default_factory=dict)  # by request
-    positions_fed: list[int] = field(default_factory=lambda: [0])  # per row; entry n: sum of the first n steps
-    draft_forwards: list[int] = field(default_factory=lambda: [0])  # entry n: sum of the first n steps
-    preparation_s: float = 0.0  # time to capture steps as graphs
+    `WorkloadRun` decodes a list of requests; `mtbench.decoding.live.LiveRun` those that arrive meanwhile.
+    """
 
-    def __post_init__(self) -> None:
-        self.queue = deque(range(len(self.requests)))
+    most_new_tokens: int  # of a request
+    snapshot: HostSnapshot  # the latest read; `Batch.begin` reads the first
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.copies: deque[AsyncCopy] = deque()  # snapshots not read yet
+        self.live: set[int] = set()  # rows that decode
+        self.placed: dict[int, Placed] = {}  # by row, until the answer is collected
+        self.steps = 0  # made so far
+        self.preparation_s = 0.0  # time to capture steps as graphs
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request waits for a row."""
+        raise NotImplementedError
+
+    def wait(self) -> bool:
+        """With no live row: wait for a request. Return False where none will come."""
+        return False
+
+    def take(self, rows: int) -> list[tuple[int, Request]]:
+        """Return the next requests with their numbers, for at most so many free rows."""
+        raise NotImplementedError
+
+    def place(self, row: int, number: int, request: Request) -> None:
+        """Note that a request now decodes in this row."""
+        self.live.add(row)
+        self.placed[row] = Placed(number, request, self.steps, len(request.prompt_ids))
+
+    def may_end(self, commits: int) -> bool:
+        """Return whether every live row may reach its budget in steps in flight, of at most `commits` tokens each."""
+        in_flight = len(self.copies) * commits
+        return all(self.snapshot.known[row] + in_flight >= self.placed[row].longest for row in self.live)
+
+    def option_changes(self) -> Iterable[tuple[str, list[int], float]]:
+        """Return which options change before the next step: name, rows and value."""
+        return ()
+
+    def count_step(self, positions: int, draft_forwards: int) -> None:
+        """Count the positions that a step fed per row, and its forwards of draft models."""
+        self.steps += 1
+
+    def reads(self) -> Reads:
+        """Return what the host reads of the tokens after this step."""
+        return None
+
+    def progress(self) -> None:
+        """Take note of the latest snapshot."""
+
+    def stops(self, row: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Return whether the host ends the request in a live row: one that no end token and no budget has ended."""
+        raise NotImplementedError
+
+    def must_free(self, finished: bool) -> bool:
+        """Return whether to collect finished rows and to fill free ones now. `finished`: some rows just finished."""
+        raise NotImplementedError
+
+    def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
+        """Keep a row's answer. `token_ids` begin with the prompt."""
+        raise NotImplementedError
+
+
+class WorkloadRun(RunState):
+    """The run of a workload. It keeps all answers, and the work of every step."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload.setting)
+        self.workload, self.most_new_tokens = workload, workload.most_new_tokens
+        self.queue = deque(enumerate(workload.requests))
+        self.answers: dict[int, Answer] = {}  # by request
+        self.positions_fed = [0]  # per row; entry n: sum of the first n steps
+        self.draft_forwards = [0]  # entry n: sum of the first n steps
 
     @property
     def requests(self) -> Sequence[Request]:
         return self.workload.requests
 
     @property
-    def steps(self) -> int:
-        """Steps made so far."""
-        return len(self.positions_fed) - 1
+    def waiting(self) -> bool:
+        return bool(self.queue)
 
-    def may_end(self, commits: int) -> bool:
-        """Return whether every live row may reach its budget in steps in flight, of at most `commits` tokens each."""
-        in_flight = len(self.copies) * commits
-        return all(self.snapshot.known[row] + in_flight >= self._longest(row) for row in self.live)
-
-    def _longest(self, row: int) -> int:
-        """Return the most tokens that the row's request can have, with its prompt."""
-        request = self.requests[self.request_in[row]]
-        return len(request.prompt_ids) + request.max_new_tokens
-
-    def place(self, rows: Sequence[int], taken: Sequence[int]) -> None:
-        """Note that the requests `taken` now decode in these rows."""
-        self.live |= set(rows)
-        for row, request in zip(rows, taken, strict=True):
-            self.request_in[row] = request
-            self.first_step[row] = self.steps
-            self.searched[row] = len(self.requests[request].prompt_ids)
+    def take(self, rows: int) -> list[tuple[int, Request]]:
+        return [self.queue.popleft() for _ in range(min(rows, len(self.queue)))]
 
     def count_step(self, positions: int, draft_forwards: int) -> None:
-        """Count the positions that a step fed per row, and its forwards of draft models."""
+        super().count_step(positions, draft_forwards)
         self.positions_fed.append(self.positions_fed[-1] + positions)
         self.draft_forwards.append(self.draft_forwards[-1] + draft_forwards)
 
-    def search_stop(self, row: int, tokenizer: PreTrainedTokenizerBase) -> bool:
-        """Return whether the row's text contains a stop string. Search only new tokens and a short overlap."""
-        assert self.snapshot.tokens is not None
-        request, known = self.requests[self.request_in[row]], self.snapshot.known[row]
-        overlap = max((len(s.encode()) for s in request.stop), default=0)  # a token is at least a byte
-        begin = max(len(request.prompt_ids), self.searched[row] - overlap)
-        self.searched[row] = known
-        if not request.stop:
+    def reads(self) -> Reads:
+        return "all" if self.steps % READ_EVERY == 0 and self.workload.stops_early else None
+
+    def must_free(self, finished: bool) -> bool:
+        return finished and self.waiting
+
+    def stops(self, row: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Search the row's text for stop strings, but only new tokens and a short overlap."""
+        if self.snapshot.tokens is None:
             return False
-        tail = text_of(tokenizer, self.snapshot.tokens[row][begin:known])
-        return any(s in tail for s in request.stop)
+        placed, known = self.placed[row], self.snapshot.known[row]
+        begin = max(len(placed.request.prompt_ids), placed.searched - overlap(placed.request.stop))
+        placed.searched = known
+        return contains(tokenizer, self.snapshot.tokens[row][begin:known], placed.request.stop)
 
     def collect(self, row: int, token_ids: list[int], counts: Counts) -> None:
-        """Keep a row's answer. `token_ids` begin with the prompt."""
-        request = self.request_in.pop(row)
-        prompt = len(self.requests[request].prompt_ids)
-        self.answers[request] = Answer(token_ids[prompt:], counts, self.first_step.pop(row))
+        placed = self.placed.pop(row)
+        prompt = len(placed.request.prompt_ids)
+        self.answers[placed.number] = Answer(token_ids[prompt:], counts, placed.first_step)
 
     def generations(self, checkpoint: Checkpoint) -> list[Generation]:
         """Return each request's answer, cut at its stop strings. Its counts end with its last kept token."""
         generations = []
         for number, request in enumerate(self.requests):
             ids, counts, first_step = self.answers[number]
-            if self.workload.fixed_length:
-                ids, text, reason = finish(checkpoint.tokenizer, ids, (), ())
-            else:
-                ids, text, reason = finish(checkpoint.tokenizer, ids, checkpoint.end_ids, request.stop)
-            commits = _cut(counts.commits, len(ids))
-            end = first_step + len(commits)
-            generations.append(
-                Generation(
-                    token_ids=ids,
-                    text=text,
-                    commits=commits,
-                    positions_fed=self.positions_fed[end] - self.positions_fed[first_step],
-                    draft_forwards=self.draft_forwards[end] - self.draft_forwards[first_step],
-                    drafted=sum(counts.offered[: len(commits)]),
-                    finish_reason=reason,
-                    surplus=counts.accepted[len(commits) - 1] - commits[-1],
-                )
-            )
+            ends = () if self.setting.fixed_length or request.fixed_length else checkpoint.end_ids
+            stop = () if self.setting.fixed_length else request.stop
+            generation = finished(checkpoint.tokenizer, ids, counts, ends, stop)
+            end = first_step + len(generation.commits or ())
+            fed = self.positions_fed[end] - self.positions_fed[first_step]
+            drafts = self.draft_forwards[end] - self.draft_forwards[first_step]
+            generations.append(replace(generation, positions_fed=fed, draft_forwards=drafts))
         return generations
+
+
+def overlap(stop: Sequence[str]) -> int:
+    """Return how many tokens before new ones a stop string may begin in: a token is at least a byte."""
+    return max((len(s.encode()) for s in stop), default=0)
+
+
+def contains(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], stop: Sequence[str]) -> bool:
+    """Return whether the text of some tokens contains a stop string."""
+    if not stop:
+        return False
+    text = text_of(tokenizer, ids)
+    return any(s in text for s in stop)
+
+
+def finished(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], counts: Counts, ends: Sequence[int], stop: Sequence[str]
+) -> Generation:
+    """Return an answer, cut at its stop strings, with its counts; those of the batch's work are None."""
+    kept, text, reason = finish(tokenizer, ids, ends, stop)
+    commits = _cut(counts.commits, len(kept))
+    return Generation(
+        token_ids=kept,
+        text=text,
+        commits=commits,
+        positions_fed=None,
+        draft_forwards=None,
+        drafted=sum(counts.offered[: len(commits)]),
+        finish_reason=reason,
+        surplus=counts.accepted[len(commits) - 1] - commits[-1],
+    )
 
 
 def _cut(counts: Sequence[int], tokens: int) -> list[int]:

@@ -16,12 +16,12 @@ def choose(logits: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def sampled(logits: Tensor, temperature: float, seed: Tensor, position: Tensor) -> Tensor:
+def sampled(logits: Tensor, temperature: float | Tensor, seed: Tensor, position: Tensor) -> Tensor:
     """Return logits/T plus Gumbel noise, (R, n, V) float64. Its argmax is a sample from softmax(logits/T).
 
-    (Gumbel 1954; Maddison et al., arXiv 1411.0030.) `seed` (R,); `position` (R, n) of the tokens to sample. The noise
-    is a hash of seed, position and token id, so it is the same in every forward pass, batch and method. That makes a
-    method that verifies draft tokens by equality lossless for sampled decoding too.
+    (Gumbel 1954; Maddison et al., arXiv 1411.0030.) `temperature`: one, or (R, 1, 1). `seed` (R,); `position` (R, n) of
+    the tokens to sample. The noise is a hash of seed, position and token id, so it is the same in every forward pass,
+    batch and method. That makes a method that verifies draft tokens by equality lossless for sampled decoding too.
     """
     token = torch.arange(logits.shape[-1], device=logits.device)
     noise = -torch.log(-torch.log(uniform(seed[:, None, None], position[..., None], token)))
@@ -89,20 +89,25 @@ def confidence(logits: Tensor) -> Tensor:
     return logits.float().softmax(-1).amax(-1)
 
 
-def sure(logits: Tensor, metric: Metric, threshold: float) -> Tensor:
+def sure(logits: Tensor, metric: Metric, threshold: float | Tensor) -> Tensor:
     """Return whether the model is confident in its most likely token: logits `(…, V)` to `(…)` bool, in float32.
 
     `probability`: p₁ ≥ threshold. `margin`: p₁ − p₂ ≥ threshold. `entropy`: H ≤ threshold, in nats.
-    (MARS, arXiv 2604.07023, section 3.4 and Fig. 6.)
+    `threshold`: one, or a tensor that broadcasts. (MARS, arXiv 2604.07023, section 3.4 and Fig. 6.)
     """
     if metric == "probability":
-        return confidence(logits).ge(threshold)
+        return reaches(confidence(logits), threshold)
     probability = logits.float().softmax(-1)
     if metric == "margin":
         first, second = probability.topk(2, -1).values.unbind(-1)
-        return (first - second).ge(threshold)
+        return reaches(first - second, threshold)
     entropy: Tensor = torch.special.entr(probability).sum(-1)
-    return entropy.le(threshold)
+    return reaches(-entropy, -threshold)
+
+
+def reaches(value: Tensor, threshold: float | Tensor) -> Tensor:
+    """Return whether each value reaches the threshold, in the type of the values: a tensor's rows as one number's."""
+    return value.ge(threshold.to(value.dtype) if isinstance(threshold, Tensor) else threshold)
 
 
 def prefix_length(true: Tensor) -> Tensor:
@@ -130,12 +135,17 @@ def top_confidence(confidence: Tensor, among: Tensor, count: int) -> Tensor:
     return among & (order.argsort(dim=1) < count)
 
 
-def keep(tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+def keep(
+    tokens: Tensor, count: Tensor, room: Tensor, ends: Tensor, endless: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return how many of `tokens` (R, N) become output, (R,), and whether the last one ends the answer, (R,) bool.
 
     Output are the first `count` (R,), at most `room` (R,), up to and including the first end token. `ends` (V,) bool:
-    whether an id is an end token.
+    whether an id is an end token. `endless` (R,) bool: rows that no token ends; None: there are none.
     """
-    before_end = prefix_length(~ends[tokens])
+    goes_on = ~ends[tokens]
+    if endless is not None:
+        goes_on |= endless[:, None]
+    before_end = prefix_length(goes_on)
     kept = torch.minimum(torch.minimum(count, room), before_end + 1)
     return kept, before_end < kept

@@ -1,7 +1,7 @@
 """The models of a plan, each loaded once, on the device and in the dtype of the measurement."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -151,10 +151,7 @@ class ModelPool:
             if not method.weightless:
                 self.runners_of(cell)
         self.loading_s = time.perf_counter() - started_at
-        models = [checkpoint.model for checkpoint in self.checkpoints.values()]
-        largest = max((sum(p.numel() for p in model.parameters()) for model in models), default=0)
-        if self.device == "cpu" and largest < SMALL_MODEL:
-            torch.set_num_threads(1)
+        use_threads(self)
 
     def clear(self) -> None:
         """Free all models."""
@@ -187,10 +184,22 @@ class ModelPool:
 
     def runners_of(self, cell: Cell) -> ModelRunners:
         """Return the runners of a cell's roles."""
-        target = self.runner(cell.on, cell.checkpoints[cell.on], cell.engine)
-        rest = {role: source for role, source in cell.checkpoints.items() if role != cell.on}
-        drafts = {role: self.runner(role, source, cell.engine, target) for role, source in rest.items()}
-        return ModelRunners(cell.on, {cell.on: target, **drafts})
+        return self.runners_for(cell.on, cell.checkpoints, cell.engine)
+
+    def runners_for(self, on: str, checkpoints: Mapping[str, str], engine: str | None) -> ModelRunners:
+        """Return the runners of the checkpoints by role. `on`: the target's."""
+        target = self.runner(on, checkpoints[on], engine)
+        rest = {role: source for role, source in checkpoints.items() if role != on}
+        drafts = {role: self.runner(role, source, engine, target) for role, source in rest.items()}
+        return ModelRunners(on, {on: target, **drafts})
+
+
+def use_threads(pool: ModelPool) -> None:
+    """On a CPU let small models run on one thread, which is faster than two."""
+    models = [checkpoint.model for checkpoint in pool.checkpoints.values()]
+    largest = max((sum(p.numel() for p in model.parameters()) for model in models), default=0)
+    if pool.device == "cpu" and largest < SMALL_MODEL:
+        torch.set_num_threads(1)
 
 
 def _scripted_requests(script: Script, requests: Sequence[Request]) -> list[Request]:
@@ -218,31 +227,32 @@ def resolve_dtype(asked: str, device: str) -> str:
 
 
 def with_dtype(plan: Plan, decoded_in: str | None = None) -> Plan:
-    """Return the plan with the dtype that `auto` means: that of an earlier session, else the fastest on this machine.
+    """Return the plan with the dtype that `auto` means: that of an earlier session, else `fastest_dtype`."""
+    request = plan.request
+    if request.dtype != "auto":
+        return plan
+    sources = {source for cell in plan.cells if not method_of(cell).weightless for source in cell.checkpoints.values()}
+    return plan.changed(request=request.changed(dtype=decoded_in or fastest_dtype(request, sources)))
+
+
+def fastest_dtype(request: RunRequest, sources: Iterable[str]) -> str:
+    """Return the dtype of a request for these checkpoints; `auto` is the fastest on this machine.
 
     On a CPU with instructions for bfloat16 a large model runs in bfloat16. On two cores with avx512_bf16, SmolLM2-135M
     takes 0.67 of float32's time for one position, and 0.42 to 0.56 for 2 to 16.
     """
-    request = plan.request
     if request.dtype != "auto":
-        return plan
-    if decoded_in is not None:
-        return plan.changed(request=request.changed(dtype=decoded_in))
+        return request.dtype
     device = resolve_device(request.device)
-    fast = device == "cpu" and _computes_bfloat16() and _largest(plan) >= SMALL_MODEL
-    return plan.changed(request=request.changed(dtype="bfloat16" if fast else resolve_dtype("auto", device)))
+    largest = max((_parameters(source, request.offline) for source in sources), default=0)
+    fast = device == "cpu" and _computes_bfloat16() and largest >= SMALL_MODEL
+    return "bfloat16" if fast else resolve_dtype("auto", device)
 
 
 def _computes_bfloat16() -> bool:
     """Return whether the CPU has instructions for products of bfloat16. Without them it is slower than float32."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16"))
-
-
-def _largest(plan: Plan) -> int:
-    """Return the parameters of the largest checkpoint of a plan, without loading it."""
-    sources = {source for cell in plan.cells if not method_of(cell).weightless for source in cell.checkpoints.values()}
-    return max((_parameters(source, plan.request.offline) for source in sources), default=0)
 
 
 @cache

@@ -67,7 +67,7 @@ def make_plan(request: RunRequest) -> Plan:
     groups: list[Group] = []
     for spec, (family, arms) in contestants.items():
         suite = open_suite(spec, request)
-        sources = _inspect(family, arms, inspected, offline=request.offline)
+        sources = inspect_checkpoints(family, arms, inspected, offline=request.offline)
         suite_plan = plan_suite(spec, suite, family, [inspected[source] for source in sources], request)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
@@ -184,14 +184,15 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
     if request.method:
         arms = parse_arms(request.method, request.engine)
         for arm in arms:
-            _refuse_arm(arm, request, family)
+            refuse_arm(arm, request, family)
         return arms
     methods = sorted((METHODS[name] for name in METHODS), key=lambda m: (not m.reference, m.name))
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     return [arm for arm in arms if all(role in family.roles for role in arm.roles)]
 
 
-def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
+def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
+    """Raise UserError for an arm that cannot run as requested."""
     external = METHODS[arm.method].outside
     if arm.on in arm.roles[1:]:
         raise UserError(
@@ -216,7 +217,9 @@ def _refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
         )
 
 
-def _inspect(family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected], *, offline: bool) -> list[str]:
+def inspect_checkpoints(
+    family: Family, arms: Sequence[Arm], inspected: dict[str, Inspected], *, offline: bool
+) -> list[str]:
     """Add what is not inspected yet of the checkpoints that the arms use; return their sources."""
     masked = {family.checkpoint(arm.on) for arm in arms if METHODS[arm.method].needs_mask}
     sources: dict[str, None] = {}

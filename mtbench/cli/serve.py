@@ -1,0 +1,106 @@
+"""`mtbench serve`: its options. The server is in mtbench/serving, which is imported when the command runs."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Option
+
+from mtbench.cli.request_options import (
+    CheckpointOption,
+    DeviceOption,
+    DtypeOption,
+    FamilyOption,
+    ModelOption,
+    OfflineOption,
+    checkpoints,
+)
+from mtbench.cli.session import say
+from mtbench.errors import UserError
+from mtbench.runs.run_request import RunRequest
+
+app = typer.Typer()
+PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+
+
+@app.command()
+def serve(
+    method: Annotated[
+        str, Option("--method", help="Method as NAME[:option=value,…], such as mars:tau=0.9. See `mtbench ls methods`.")
+    ] = "ar",
+    engine: Annotated[str, Option("--engine", help="graph, eager or invariant.")] = "graph",
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    offline: OfflineOption = False,
+    rows: Annotated[int, Option("--rows", min=1, max=4096, help="Requests decoded at the same time.")] = 8,
+    max_length: Annotated[
+        int | None,
+        Option("--max-length", min=2, help="Tokens of a prompt and its answer; default: the context, at most 4096."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, Option("--max-new-tokens", min=1, help="Tokens of an answer whose request does not say how many.")
+    ] = 256,
+    max_queue: Annotated[
+        int, Option("--max-queue", min=1, help="Requests that may wait for a row; others get 503.")
+    ] = 64,
+    adaptive: Annotated[
+        str | None,
+        Option(
+            "--adaptive",
+            help="NAME=IDLE..FULL, such as tau=0.95..0.7: an option's value without load and under full load, for "
+            "requests that do not set it.",
+        ),
+    ] = None,
+    host: Annotated[str, Option("--host", help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", min=0, max=65535, help="Port to listen at; 0: a free one.")] = 8000,
+    api_key_env: Annotated[
+        str | None, Option("--api-key-env", help="Environment variable with the key that clients must send.")
+    ] = None,
+    request_timeout_s: Annotated[
+        float, Option("--request-timeout-s", min=0.1, help="Seconds that a request may take, waiting included.")
+    ] = 300.0,
+    ready_file: Annotated[
+        Path | None, Option("--ready-file", help="Write URL, model, method, rows and process id here once it answers.")
+    ] = None,
+    log: Annotated[Path | None, Option("--log", help="Append a JSON line for each request to this file.")] = None,
+) -> None:
+    """Serve one method by OpenAI's API, to measure it as a service.
+
+    Answers /v1/chat/completions, /v1/completions, /v1/models, /health, /ready and /metrics. Decoding is greedy unless a
+    request has a temperature. A request may set an option of the method in its body, such as {"tau": 0.8}.
+    """
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UserError(f"`mtbench serve` needs {', '.join(missing)}; pip install 'multi-token-bench[serve]'.")
+    from mtbench.serving import server, served
+    from mtbench.serving.adaptive import parse_span
+    from mtbench.serving.app import Limits
+
+    key = None if api_key_env is None else os.environ.get(api_key_env)
+    if api_key_env is not None and not key:
+        raise UserError(f"--api-key-env {api_key_env}: the environment variable is not set; set it to the key.")
+    span = None if adaptive is None else parse_span(adaptive)
+    request = RunRequest(
+        family=family,
+        model=model,
+        checkpoint=checkpoints(checkpoint),
+        engine=engine,
+        dtype=dtype,
+        device=device,
+        offline=offline,
+    )
+    loaded = served.load(request, method, rows, max_length)
+    if span is not None:
+        loaded.check_span(span)
+    limits = Limits(
+        max_new_tokens=max_new_tokens,
+        max_queue=max_queue,
+        request_timeout_s=request_timeout_s,
+        api_key=key,
+        log=log,
+    )
+    server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)

@@ -1,0 +1,1 @@
+"""A method as a service: an OpenAI-compatible server over the decode loop."""

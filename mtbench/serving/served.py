@@ -1,0 +1,123 @@
+"""What a server serves: one method on the checkpoints of a family, loaded once."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from mtbench.decoding import method_checks
+from mtbench.decoding.arms import Arm, parse_arms
+from mtbench.decoding.loop import Batch
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.models import families
+from mtbench.models.families import Family
+from mtbench.options import build, check_value, per_request
+from mtbench.runs.model_pool import ModelPool, fastest_dtype, use_threads
+from mtbench.runs.planner import inspect_checkpoints, refuse_arm
+from mtbench.runs.run_request import RunRequest
+from mtbench.serving.adaptive import Span
+
+LONGEST = 4096  # positions of a row, unless the user asks for more
+DEFAULT_FAMILY = "tiny"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A loaded model with its method."""
+
+    name: str  # as clients call it
+    arm: str
+    method: Method
+    rows: int
+    max_length: int  # positions of a request, prompt and answer
+    vocabulary: int  # ids below it may be in a prompt
+    end_ids: tuple[int, ...]
+    tokenizer: PreTrainedTokenizerBase  # for the threads that do not decode
+    make: Callable[[], Batch]
+
+    def option(self, name: str, value: float) -> float:
+        """Return a request's value of an option. Raises UserError with what is allowed."""
+        try:
+            check_value(type(self.method), name, value)
+        except ValueError as error:
+            raise UserError(f"{name}={value} is not allowed; {name} is {error}.") from None
+        dataclasses.replace(self.method, **{name: float(value)})  # type: ignore[type-var]  # refuses some combinations
+        return float(value)
+
+    def check_span(self, span: Span) -> None:
+        """Raise UserError unless the load may choose this option's value."""
+        if span.name not in self.options:
+            known = ", ".join(self.options) or "none"
+            raise UserError(f"--adaptive {span.name}: {self.arm!r} has no such option of requests; it has: {known}.")
+        for value in (span.idle, span.full):
+            self.option(span.name, value)
+
+    @property
+    def window(self) -> int:
+        """Most tokens that a forward commits."""
+        return self.method.variants[-1].window().commits
+
+    @property
+    def options(self) -> Mapping[str, float]:
+        """The options that requests may set, with the values for those that do not."""
+        return {name: getattr(self.method, name) for name in per_request(self.method)}
+
+
+def load(request: RunRequest, method: str, rows: int, max_length: int | None = None) -> Served:
+    """Load what `request` names and check that `method` runs on it. Raises UserError for any mistake."""
+    arm = _one_arm(method, request.engine)
+    family = families.family(request.family or DEFAULT_FAMILY, request.model, request.checkpoint)
+    refuse_arm(arm, request, family)
+    inspected: dict[str, Any] = {}
+    inspect_checkpoints(family, [arm], inspected, offline=request.offline)
+    checkpoints = family.checkpoints(arm.roles)
+    chosen, _ = build(METHODS[arm.method], arm.options, family.training(arm.on))
+    if fault := method_checks.fault(chosen, {role: inspected[source] for role, source in checkpoints.items()}):
+        raise UserError(f"{str(arm)!r} cannot be served: {fault}.")
+    method_checks.refuse_too_wide(str(arm), chosen)
+    pool = ModelPool(request.changed(dtype=fastest_dtype(request, checkpoints.values())))
+    runners = pool.runners_for(arm.on, checkpoints, arm.engine)
+    use_threads(pool)
+    longest = min(runner.checkpoint.max_positions for runner in runners.values())
+    length = min(LONGEST, longest) if max_length is None else max_length
+    if not chosen.block < length <= longest:
+        raise UserError(
+            f"--max-length {length} is not allowed; it is a number of positions from {chosen.block + 1} to the context "
+            f"of the checkpoint, {longest:,}."
+        )
+    make = pool.engine(arm.engine or "").batch
+    target = runners.target.checkpoint
+    return Served(
+        name=_short_name(family, request, arm),
+        arm=str(arm),
+        method=chosen,
+        rows=rows,
+        max_length=length,
+        vocabulary=min(runner.checkpoint.vocabulary for runner in runners.values()),
+        end_ids=target.end_ids,
+        tokenizer=copy.deepcopy(target.tokenizer),
+        make=lambda: make(chosen, runners, rows, length),
+    )
+
+
+def _one_arm(method: str, engine: str) -> Arm:
+    arms = parse_arms([method], engine)
+    if len(arms) != 1:
+        raise UserError(f"--method {method!r} names {len(arms)} arms, and a server has one; give one value per option.")
+    if arms[0].engine is None:
+        raise UserError(
+            f"{str(arms[0])!r} runs in an external engine, and a server decodes in mtbench's loop; choose another "
+            "method. See `mtbench ls methods`."
+        )
+    return arms[0]
+
+
+def _short_name(family: Family, request: RunRequest, arm: Arm) -> str:
+    """Return the family's name, or that of the only checkpoint given."""
+    given = request.model or request.checkpoint.get(arm.on)
+    return family.name if given is None else given.rstrip("/").rpartition("/")[2]

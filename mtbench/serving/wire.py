@@ -1,0 +1,293 @@
+"""Requests of clients: the fields that are understood, and what the others may be.
+
+A field that would change the answer, and that the server cannot honour, is refused by name. Fields of OpenAI's, vLLM's
+and SGLang's clients that change nothing are accepted, or accepted at the value that changes nothing.
+"""
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from jinja2 import TemplateError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from mtbench.decoding.request import Request
+from mtbench.errors import UserError, first_line
+from mtbench.models import chat_template
+from mtbench.runs.plan_checks import HOTTEST
+from mtbench.serving.served import Served
+
+# Fields that never change an answer here.
+IGNORED = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "cache_salt",
+    "request_id",
+    "rid",
+    "priority",
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "return_spec_tokens_details",
+}
+# Fields that change nothing at these values; None always does.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "prompt_logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "continue_final_message": (False,),
+    "truncate_prompt_tokens": (),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "detokenize": (True,),
+    "reasoning_effort": (),
+}
+# Fields that change nothing in greedy decoding, and otherwise at these values.
+OF_SAMPLING: Mapping[str, tuple[Any, ...]] = {"top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "typical_p": (1,)}
+
+
+class BadRequestError(Exception):
+    """A request that is refused, as OpenAI's errors say it."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code, self.status = message, param, code, status
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Record):
+    """What a stream's messages contain beside text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class Part(_Record):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Record):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[Part]
+    name: str | None = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Body(_Record):
+    """The fields that both kinds of requests share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=HOTTEST)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None
+
+
+class ChatBody(Body):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+
+    def prompt_ids(self, served: Served) -> list[int]:
+        messages = [{"role": message.role, "content": message.text} for message in self.messages]
+        options = self.chat_template_kwargs or {}
+        if served.tokenizer.chat_template is None:
+            return _tokenise(served, "\n\n".join(message["content"] for message in messages))
+        try:
+            chat_template.refuse_reserved(served.tokenizer, options)
+            text = chat_template.render(served.tokenizer, messages, answer_follows=True, options=options)
+        except (TemplateError, UserError) as error:
+            raise BadRequestError(first_line(error), "messages") from None
+        return _tokenise(served, text)
+
+
+class CompletionBody(Body):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+
+    def prompt_ids(self, served: Served) -> list[int]:
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            if len(prompt) > 1:
+                raise BadRequestError(f"prompt has {len(prompt)} prompts; one is allowed.", "prompt")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return _tokenise(served, prompt)
+        if wrong := [number for number in prompt if not 0 <= number < served.vocabulary]:
+            raise BadRequestError(f"prompt has the token id {wrong[0]}; ids are below {served.vocabulary:,}.", "prompt")
+        return list(prompt)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a client asks for: the request to decode, and how to answer."""
+
+    request: Request
+    chat: bool
+    stream: bool
+    include_usage: bool
+    usage_everywhere: bool
+    token_ids: bool
+    keep_stop: bool  # the text ends with the stop string
+
+
+def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Asked:
+    """Return what the body of a request asks for. Raises BadRequestError, which names the field.
+
+    `max_new_tokens`: of a request that does not say how many.
+    """
+    body = _validated(raw, ChatBody if chat else CompletionBody)
+    if body.model is not None and body.model != served.name:
+        raise BadRequestError(
+            f"The model {body.model!r:.100} does not exist; this server has {served.name!r}.",
+            "model",
+            "model_not_found",
+            404,
+        )
+    options = _check_others(body, served)
+    prompt = body.prompt_ids(served)
+    if len(prompt) < served.method.block:
+        raise BadRequestError(
+            f"the prompt has {len(prompt)} tokens; {served.arm} needs at least {served.method.block}.",
+            "messages" if chat else "prompt",
+        )
+    budget = body.max_completion_tokens or body.max_tokens
+    room = served.max_length - len(prompt)
+    if room < (budget or 1):
+        raise BadRequestError(
+            f"the context has {served.max_length} tokens; the prompt has {len(prompt)}, and {budget or 1} shall follow.",
+            "messages" if chat else "prompt",
+            "context_length_exceeded",
+            413,
+        )
+    stop = body.stop or []
+    usage = body.stream_options or StreamOptions()
+    return Asked(
+        request=Request(
+            prompt_ids=prompt,
+            max_new_tokens=budget or min(max_new_tokens, room),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            seed=secrets.randbits(63) if body.seed is None else body.seed,
+            temperature=body.temperature or 0.0,
+            fixed_length=bool(body.ignore_eos),
+            options=options,
+        ),
+        chat=chat,
+        stream=bool(body.stream),
+        include_usage=usage.include_usage,
+        usage_everywhere=usage.continuous_usage_stats,
+        token_ids=bool(body.return_token_ids),
+        keep_stop=bool(body.include_stop_str_in_output or body.no_stop_trim),
+    )
+
+
+def _validated(raw: bytes, kind: type[ChatBody] | type[CompletionBody]) -> ChatBody | CompletionBody:
+    try:
+        return kind.model_validate(json.loads(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if not _is_type(part))
+        param = str(first["loc"][0]) if first["loc"] else None
+        raise BadRequestError(f"{place or 'the body'}: {first['msg']}", param) from None
+    except (ValueError, RecursionError):
+        raise BadRequestError("the body is not JSON.") from None
+
+
+def _is_type(part: Any) -> bool:
+    """Return whether a part of an error's place names a type among alternatives, not a field."""
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part)
+
+
+def _check_others(body: Body, served: Served) -> dict[str, float]:
+    """Return the options among the fields that the records do not name. Raise BadRequestError for a wrong one."""
+    found = {}
+    for name, value in (body.model_extra or {}).items():
+        if name in served.options:
+            if value is not None:
+                found[name] = _option(served, name, value)
+            continue
+        if name in IGNORED or value is None:
+            continue
+        neutral = NEUTRAL.get(name)
+        if name in OF_SAMPLING:
+            if not body.temperature:
+                continue
+            neutral = OF_SAMPLING[name]
+        if neutral is None:
+            raise BadRequestError(f"Unrecognized request argument supplied: {name:.100}", name[:100])
+        if not _is_one_of(value, neutral):
+            allowed = " or ".join(json.dumps(one) for one in neutral) or "null"
+            raise BadRequestError(f"{name} is not supported; {allowed} is allowed.", name)
+    return found
+
+
+def _option(served: Served, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadRequestError(f"{name} is not a number.", name)
+    try:
+        return served.option(name, value)
+    except UserError as error:
+        raise BadRequestError(str(error), name) from None
+
+
+def _is_one_of(value: Any, neutral: Sequence[Any]) -> bool:
+    """Return whether a value is one of some; true is not 1."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)
+
+
+def _tokenise(served: Served, text: str) -> list[int]:
+    tokenise: Callable[..., Any] = served.tokenizer
+    ids: list[int] = tokenise([text], add_special_tokens=False)["input_ids"][0]
+    return ids
