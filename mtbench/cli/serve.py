@@ -76,7 +76,7 @@ def serve(
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; pip install 'multi-token-bench[serve]'.")
-    from mtbench.serving import server, served
+    from mtbench.serving import served, server
     from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits
 

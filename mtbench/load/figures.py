@@ -65,7 +65,7 @@ def _lines(
             axes.plot(levels, levels, color=RULE, lw=1.2, zorder=1)
         for line in lines:
             _line(axes, line)
-        _axes(axes, levels, lines, x_label, log_y=ideal)
+        _axes(axes, levels, lines, x_label, from_zero=name == "goodput")
         _numbers(axes, lines)
         texts = [
             f"{line.arm}: {listed(_told(at, v) for at, v in zip(line.levels, line.values, strict=True))}"
@@ -103,7 +103,7 @@ def _line(axes: Axes, line: Line) -> None:
     axes.fill_between(line.levels, low, high, color=color, alpha=0.13, lw=0, zorder=2)
 
 
-def _axes(axes: Axes, levels: Sequence[float], lines: Sequence[Line], x_label: str, *, log_y: bool) -> None:
+def _axes(axes: Axes, levels: Sequence[float], lines: Sequence[Line], x_label: str, *, from_zero: bool) -> None:
     axes.set_xscale("log")
     low, high = min(levels), max(levels)
     space = (high / low) ** 0.04 if high > low else 1.2
@@ -113,9 +113,8 @@ def _axes(axes: Axes, levels: Sequence[float], lines: Sequence[Line], x_label: s
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(x_label)
     bounds = [b for line in lines for v in line.values for b in (v.value, v.ci_low, v.ci_high) if b is not None]
-    top = max([*bounds, *(levels if log_y else ())])
-    bottom = 0.0 if log_y else min(bounds)
-    reach = 0.06 * (top - bottom) or 1.0
+    top, bottom = max(bounds), 0.0 if from_zero else min(bounds)
+    reach = 0.08 * (top - bottom) or 1.0
     axes.set_ylim(max(0.0, bottom - reach), top + reach)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.grid(color=RULE, lw=0.6)

@@ -1,6 +1,6 @@
 """Write what a load found: load.json and load.html, one self-contained file; and show it in the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -80,20 +80,23 @@ def write(run: RunDirectory, load: Load) -> None:
 
 
 def terminal(load: Load) -> list[RenderableType]:
-    """Return what the terminal shows: a table per level, and the verdicts against the first arm."""
+    """Return what the terminal shows: a table per level, and the verdicts against the first arm.
+
+    In brackets: correct goodput.
+    """
     load = cleaned(load)
     shown: list[RenderableType] = [Text(subject(load))]
     for level in _levels(load):
         table = Table(title=escape(_level(load, level)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("arm", overflow="fold")
-        for heading in ("answered", "goodput", "correct", "accuracy", "TTFT p95", "ITL p95", "whole p95", "in use"):
-            table.add_column(heading, justify="right")
+        table.add_column("arm", overflow="fold", min_width=14)
+        for heading in ("ok", "goodput", "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for cell in _cells(load, level):
+            correct = f" ({_number(cell.correct_goodput)})" if cell.correct_goodput else ""
             table.add_row(
                 escape(cell.arm),
                 f"{cell.ok}/{cell.sent}",
-                _number(cell.goodput),
-                _number(cell.correct_goodput),
+                f"{_number(cell.goodput)}{correct}",
                 _number(cell.accuracy, 100, 1),
                 seconds(cell.ttft.p95.value),
                 seconds(cell.itl.p95.value),
@@ -140,19 +143,30 @@ def subject(load: Load) -> str:
 
 
 def _page(load: Load) -> str:
+    entries = [_entries(cell) for cell in load.cells]
+    empty = {place for place in range(len(COLUMNS)) if all(row[place].value == NONE for row in entries)}
     return template("load.html.j2").render(
         title=f"Quality and speed under load: {load.request.suite}",
         subject=subject(load),
         lead=_lead(load),
         drawn=[(drawing, inline(drawing, drawing.name)) for drawing in draw(load)],
-        sections=[_section(load, level) for level in _levels(load)],
-        columns=COLUMNS,
+        sections=_without(empty, [_section(load, level) for level in _levels(load)]),
+        columns=[column for place, column in enumerate(COLUMNS) if place not in empty],
         compared_columns=COMPARED,
         arms=[(arm.name, _served(arm.command, arm.url), arm.model) for arm in load.arms],
         machine=_machine(load),
         reading=reading(load),
         complete=load.complete,
     )
+
+
+def _without(empty: Collection[int], sections: Sequence[Section]) -> list[Section]:
+    """Return the sections without the columns in which nothing was measured."""
+
+    def kept(row: Row) -> Row:
+        return row._replace(entries=[entry for place, entry in enumerate(row.entries) if place not in empty])
+
+    return [section._replace(rows=[kept(row) for row in section.rows]) for section in sections]
 
 
 def _lead(load: Load) -> str:
