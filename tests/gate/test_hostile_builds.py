@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_build import build
 from fake_gate import AR, a_gate
+from living import is_alive
 from whole import plan_of
 
 from mtbench import environments
@@ -46,14 +47,6 @@ def within(seconds: float, action: Callable[[], Any]) -> Any:
     thread.join(seconds)
     assert not thread.is_alive(), "it hangs"
     return done[0]
-
-
-def is_alive(process: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("stream", [1, 2])
