@@ -11,10 +11,10 @@ from typing import Any
 
 import load_client
 
-from mtbench.load import aiperf, planning
-from mtbench.load.clients import Client, Sending, write_lines
-from mtbench.load.format import LoadPlan, LoadRequest, PointLine, RequestLine
-from mtbench.load.runner import PLAN, LoadRun
+from mtbench.loadtest import aiperf, planning
+from mtbench.loadtest.clients import Client, Sending, write_lines
+from mtbench.loadtest.format import LoadPlan, LoadRequest, PointLine, RequestLine
+from mtbench.loadtest.runner import PLAN, LoadRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 

@@ -16,12 +16,12 @@ from mtbench.cli import session
 from mtbench.cli.session import warn
 from mtbench.errors import UserError, unknown
 from mtbench.hardware import machine
-from mtbench.load import arms, page, planning
-from mtbench.load.format import CLIENTS as CLIENT_NAMES
-from mtbench.load.format import Load, LoadPlan, LoadRequest, Slo
-from mtbench.load.registry import CLIENTS
-from mtbench.load.runner import PLAN, LoadRun
-from mtbench.load.summary import summarise
+from mtbench.loadtest import arms, page, planning
+from mtbench.loadtest.format import CLIENTS as CLIENT_NAMES
+from mtbench.loadtest.format import Load, LoadPlan, LoadRequest, Slo
+from mtbench.loadtest.registry import CLIENTS
+from mtbench.loadtest.runner import PLAN, LoadRun
+from mtbench.loadtest.summary import summarise
 from mtbench.records import dump
 from mtbench.runs.directory import LOCK, RunDirectory
 

@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
-from mtbench.load.format import Load, LoadPlan, PointLine
+from mtbench.loadtest.format import Load, LoadPlan, PointLine
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.comparison_format import Comparison

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from made_loads import line, point, refused
 
-from mtbench.load.format import RequestLine, Segment, Slo
-from mtbench.load.runner import passes, window_s
-from mtbench.load.summary import Sent, cell, compare, is_good
+from mtbench.loadtest.format import RequestLine, Segment, Slo
+from mtbench.loadtest.runner import passes, window_s
+from mtbench.loadtest.summary import Sent, cell, compare, is_good
 
 SLO = Slo(ttft_s=0.2, itl_s=0.03)
 SLOW = {"ttft_s": 0.5, "e2e_s": 0.7}

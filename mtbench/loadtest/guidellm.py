@@ -12,8 +12,8 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
-from mtbench.load.clients import Client, Sending, outcome_of, server_metrics, write_lines
-from mtbench.load.format import RequestLine
+from mtbench.loadtest.clients import Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.loadtest.format import RequestLine
 
 VERSION = "0.8.1"
 PROMPTS, EXPORT = "prompts.jsonl", "benchmarks.json"

@@ -19,8 +19,8 @@ from mtbench import environments, files
 from mtbench.cache import cache_home
 from mtbench.environments import Note, Pip, installed
 from mtbench.errors import UserError
-from mtbench.load import processes
-from mtbench.load.format import ClientFacts, ClientName, RequestLine
+from mtbench.loadtest import processes
+from mtbench.loadtest.format import ClientFacts, ClientName, RequestLine
 
 ANSWER_S = 60.0  # time in which a Python must say which version it has
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write

@@ -7,7 +7,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
-from mtbench.load.format import Estimate, Load, LoadCell
+from mtbench.loadtest.format import Estimate, Load, LoadCell
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WIDTH, Drawing, arm_label
 from mtbench.report.formatting import NONE, listed, number

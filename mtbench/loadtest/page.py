@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from mtbench.load.figures import draw
-from mtbench.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
+from mtbench.loadtest.figures import draw
+from mtbench.loadtest.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
 from mtbench.records import cleaned, dump
 from mtbench.report.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.report.write import inline, template

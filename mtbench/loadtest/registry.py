@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from mtbench.load import aiperf, guidellm
-from mtbench.load.clients import Client
-from mtbench.load.format import ClientName
+from mtbench.loadtest import aiperf, guidellm
+from mtbench.loadtest.clients import Client
+from mtbench.loadtest.format import ClientName
 
 CLIENTS: Mapping[ClientName, Client] = {client.name: client for client in (aiperf.CLIENT, guidellm.CLIENT)}

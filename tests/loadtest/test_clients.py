@@ -12,10 +12,10 @@ from tool_files import RECORDED
 
 from mtbench import environments
 from mtbench.errors import UserError
-from mtbench.load import aiperf, guidellm
-from mtbench.load.clients import Sending, outcome_of, server_metrics
-from mtbench.load.format import Segment
-from mtbench.load.registry import CLIENTS
+from mtbench.loadtest import aiperf, guidellm
+from mtbench.loadtest.clients import Sending, outcome_of, server_metrics
+from mtbench.loadtest.format import Segment
+from mtbench.loadtest.registry import CLIENTS
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -152,7 +152,7 @@ def test_a_client_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.M
     def unreachable(*_: Any) -> None:
         raise UserError("'aiperf 0.13.0' cannot be installed: no network.")
 
-    monkeypatch.setattr("mtbench.load.clients.installed", unreachable)
+    monkeypatch.setattr("mtbench.loadtest.clients.installed", unreachable)
     with pytest.raises(UserError, match="no network; name a Python that has it with `--client-python`"):
         CLIENTS["aiperf"].python(None, print)
 

@@ -13,12 +13,12 @@ from made_loads import CLIENT, PYTHON, answering, begun, load_run, request
 from schemas import validator
 
 from mtbench.errors import UserError
-from mtbench.load import page, servers
-from mtbench.load.format import LoadPlan
-from mtbench.load.planning import run_request
-from mtbench.load.registry import CLIENTS
-from mtbench.load.runner import LoadRun, read_points, read_scores
-from mtbench.load.summary import summarise
+from mtbench.loadtest import page, servers
+from mtbench.loadtest.format import LoadPlan
+from mtbench.loadtest.planning import run_request
+from mtbench.loadtest.registry import CLIENTS
+from mtbench.loadtest.runner import LoadRun, read_points, read_scores
+from mtbench.loadtest.summary import summarise
 from mtbench.runs.prompts import open_suite
 
 
@@ -141,7 +141,7 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
 CODE = """
 import sys, time
 from pathlib import Path
-from mtbench.load import processes
+from mtbench.loadtest import processes
 sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 with processes.started(sleeping, {}, Path("log"), Path.cwd()) as process:
     Path("id").write_text(str(process.pid))

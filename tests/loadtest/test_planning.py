@@ -7,7 +7,7 @@ import pytest
 from made_loads import request
 
 from mtbench.errors import UserError
-from mtbench.load import arms, planning
+from mtbench.loadtest import arms, planning
 
 URLS = {"one": "http://127.0.0.1:1/v1", "two": "http://127.0.0.1:2/v1"}
 

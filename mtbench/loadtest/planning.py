@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from mtbench.decoding.arms import safe
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
-from mtbench.load import arms
-from mtbench.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
+from mtbench.loadtest import arms
+from mtbench.loadtest.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
 from mtbench.models.loading import inspect
 from mtbench.runs.plan import RunRequest, SuitePlan
 from mtbench.runs.planner import make_plan

@@ -15,8 +15,8 @@ import httpx
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
-from mtbench.load import processes
-from mtbench.load.format import ArmPlan, LoadPlan
+from mtbench.loadtest import processes
+from mtbench.loadtest.format import ArmPlan, LoadPlan
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end

@@ -11,8 +11,8 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.load.clients import Client, Sending, outcome_of, server_metrics, write_lines
-from mtbench.load.format import RequestLine
+from mtbench.loadtest.clients import Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.loadtest.format import RequestLine
 
 VERSION = "0.13.0"
 PROMPTS, EXPORT = "prompts.jsonl", "export"

@@ -10,9 +10,9 @@ import pytest
 from made_gates import HOSTILE
 from made_loads import CLIENT, line, point, refused, request
 
-from mtbench.load import page
-from mtbench.load.format import Load, ServerFacts, Slo
-from mtbench.load.summary import Sent, cell, compare
+from mtbench.loadtest import page
+from mtbench.loadtest.format import Load, ServerFacts, Slo
+from mtbench.loadtest.summary import Sent, cell, compare
 from mtbench.report.console import Terminal
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from mtbench.decoding.arms import ENGINES, Arm, parse_arms
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.load.format import ArmPlan
+from mtbench.loadtest.format import ArmPlan
 from mtbench.options import parse_option
 
 RANGE = ".."

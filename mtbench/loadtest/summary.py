@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 
 from mtbench import statistics
-from mtbench.load.clients import Client
-from mtbench.load.format import (
+from mtbench.loadtest.clients import Client
+from mtbench.loadtest.format import (
     SCHEMA_VERSION,
     Comparison,
     Estimate,
@@ -25,7 +25,7 @@ from mtbench.load.format import (
     RequestLine,
     Slo,
 )
-from mtbench.load.runner import Scores, read_points, read_scores, read_servers
+from mtbench.loadtest.runner import Scores, read_points, read_scores, read_servers
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 

@@ -24,12 +24,12 @@ from pydantic import RootModel
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import suite_errors
 from mtbench.hardware import machine
-from mtbench.load import servers
-from mtbench.load.clients import Client, Sending
-from mtbench.load.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
-from mtbench.load.planning import run_request
-from mtbench.load.processes import utc_now
-from mtbench.load.servers import Server
+from mtbench.loadtest import servers
+from mtbench.loadtest.clients import Client, Sending
+from mtbench.loadtest.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
+from mtbench.loadtest.planning import run_request
+from mtbench.loadtest.processes import utc_now
+from mtbench.loadtest.servers import Server
 from mtbench.models.loading import inspect
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
