@@ -82,7 +82,7 @@ def _line(raw: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
         reason = f"{error.get('type')}: {error.get('message')}"[:200]
     elif not answered:
         reason = "no text in the answer"
-    usage = next((m["usage"] for m in reversed(messages) if m.get("usage")), {})
+    usage: dict[str, Any] = next((m["usage"] for m in reversed(messages) if m.get("usage")), {})
     told = next((m["metrics"] for m in reversed(messages) if m.get("metrics")), None)
     return {
         "start_ns": raw["metadata"]["request_start_ns"],

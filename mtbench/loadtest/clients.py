@@ -127,7 +127,7 @@ class Client:
             folder.mkdir(parents=True, exist_ok=True)
         log = folder / "client.log"
         command = self.command(python, sending, folder)
-        variables = environments.variables(python) | self.variables
+        variables = environments.variables(python) | dict(self.variables)
         limit_s = sending.duration_s + sending.timeout_s * (1 + len(sending.prompts) / 8) + BEYOND_S
         with processes.started(command, variables, log, folder, grace_s=5.0) as process:
             over = not processes.has_ended(process, limit_s)

@@ -291,7 +291,7 @@ def _machine(load: Load) -> list[tuple[str, str]]:
     return [
         ("Processor", f"{found.processor}, {found.cores} cores"),
         ("GPU", gpu or NONE),
-        ("System", found.platform),
+        ("System", found.platform or NONE),
         ("mtbench", " ".join(filter(None, (found.mtbench, found.git)))),
         ("torch", (found.packages or {}).get("torch") or NONE),
         ("Client", f"{load.client.name} {load.client.version}, on the same machine"),

@@ -5,6 +5,7 @@ mean over rounds of the round's percentile. The unit of accuracy is the item; an
 with its first answer.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,10 +60,6 @@ class Sent:
         """Whether the answers have scores."""
         return bool(self.points) and all(point.point in self.scores for point in self.points)
 
-    def count(self, holds: Callable[[RequestLine], bool]) -> int:
-        """Return how many requests satisfy a condition."""
-        return sum(map(holds, self.requests))
-
     def by_round(self, value: Callable[[PointLine], float]) -> list[float]:
         """Return a value of every round."""
         return [value(point) for point in self.points]
@@ -104,7 +101,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
     known = read_servers(run)
     return Load(
         schema_version=SCHEMA_VERSION,
-        started=environment.started,
+        started=environment.started or "",
         complete=len(points) == len(planned.points),
         environment=environment,
         request=planned.request,
@@ -130,7 +127,8 @@ def is_good(line: RequestLine, slo: Slo) -> bool:
 
 def cell(sent: Sent) -> LoadCell:
     """Return the figures of an arm at a level."""
-    sizes = {name: sent.count(lambda line, name=name: line.outcome == name) for name in ("ok", "rejected", "failed")}
+    outcomes = Counter(line.outcome for line in sent.requests)
+    sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
     scored = sent.is_scored
     correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
     items = {line.item for line in sent.requests if line.outcome == "ok"}

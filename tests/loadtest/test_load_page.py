@@ -12,6 +12,7 @@ from made_loads import CLIENT, line, point, refused, request
 
 from mtbench.loadtest import page
 from mtbench.loadtest.format import Load, ServerFacts, Slo
+from mtbench.loadtest.runner import Scores
 from mtbench.loadtest.summary import Sent, cell, compare
 from mtbench.report.console import Terminal
 from mtbench.runs.directory import RunDirectory
@@ -27,14 +28,14 @@ def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95..0.7"), *, rounds: int =
     for level in LEVELS:
         sent = []
         for place, arm in enumerate(names):
-            points, scores = [], {}
+            points, scores = [], Scores()
             for number in range(1, rounds + 1):
                 slow = 1 + 0.01 * number + level / (8 + 8 * place)
                 answered = [line(n, ttft_s=0.1 * slow, e2e_s=0.3 * slow) for n in range(10)]
                 requests = [*answered[:9], refused(9)] if place else answered
                 points.append(point(number, requests, arm=arm, level=level, point=f"{number}.{arm}.{level}"))
                 if scored:
-                    right = [float(n % (3 + place) > 0) for n in range(10)]
+                    right: list[float | None] = [float(n % (3 + place) > 0) for n in range(10)]
                     scores[points[-1].point] = [*right[:9], None] if place else right
             sent.append(Sent(arm, level, points, scores, slo))
         cells += [cell(one) for one in sent]

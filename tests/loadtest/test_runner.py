@@ -14,7 +14,7 @@ from schemas import validator
 
 from mtbench.errors import UserError
 from mtbench.loadtest import page, servers
-from mtbench.loadtest.format import LoadPlan
+from mtbench.loadtest.format import ClientName, LoadPlan
 from mtbench.loadtest.planning import run_request
 from mtbench.loadtest.registry import CLIENTS
 from mtbench.loadtest.runner import LoadRun, read_points, read_scores
@@ -68,7 +68,7 @@ def test_scores_are_the_suites(tmp_path: Path) -> None:
     load_run(run, planned).score()
     suite, scores = open_suite("arithmetic", run_request(planned)), read_scores(run)
     for point in read_points(run, planned):
-        texts = {request.item: request.text for request in point.requests}
+        texts = {request.item: request.text or "" for request in point.requests}
         assert scores[point.point] == list(suite.score(texts).values())
 
 
@@ -195,7 +195,7 @@ def test_our_server_under_load(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
-def test_the_real_client(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_client(tmp_path: Path, name: ClientName, monkeypatch: pytest.MonkeyPatch) -> None:
     """If it is installed in the user's cache."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     client = CLIENTS[name]

@@ -10,7 +10,7 @@ from mtbench.loadtest.runner import passes, window_s
 from mtbench.loadtest.summary import Sent, cell, compare, is_good
 
 SLO = Slo(ttft_s=0.2, itl_s=0.03)
-SLOW = {"ttft_s": 0.5, "e2e_s": 0.7}
+SLOW: dict[str, Any] = {"ttft_s": 0.5, "e2e_s": 0.7}
 
 
 def sent(points: list[Any], scores: Any = None, slo: Slo = SLO, arm: str = "a") -> Sent:
