@@ -13,6 +13,7 @@ from rich.console import RenderableType
 
 from mtbench import records
 from mtbench.cli import session
+from mtbench.cli.request_options import absolute, checkpoints
 from mtbench.cli.session import warn
 from mtbench.errors import UserError, unknown
 from mtbench.hardware import machine
@@ -31,16 +32,19 @@ LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
 UNITS = {"ms": 1e-3, "s": 1.0}
 
 
-def request_of(fields: Mapping[str, Any]) -> LoadRequest:
+def request_of(params: Mapping[str, Any]) -> LoadRequest:
     """Return the request that the options make. Raises UserError for a value that is not allowed."""
-    if fields["client"] not in CLIENT_NAMES:
-        raise unknown("client", fields["client"], CLIENT_NAMES, "mtbench load --help")
-    return records.validate(dict(fields), LoadRequest, "the options", HELP)
-
-
-def urls(texts: Sequence[str]) -> dict[str, str]:
-    """Return name -> URL of every NAME=URL."""
-    return arms.parse_urls(texts)
+    if params["client"] not in CLIENT_NAMES:
+        raise unknown("client", params["client"], CLIENT_NAMES, "mtbench load --help")
+    fields = {name: params[name] for name in LoadRequest.model_fields} | {
+        "url": arms.parse_urls(params["url"]),
+        "checkpoint": checkpoints(params["checkpoint"]),
+        "rates": numbers(params["rates"], "--rates", float),
+        "concurrency": numbers(params["concurrency"], "--concurrency", int),
+        "slo": limits(params["slo"]),
+        "data_dir": absolute(params["data_dir"]),
+    }
+    return records.validate(fields, LoadRequest, "the options", HELP)
 
 
 def numbers(text: str | None, name: str, kind: type[int] | type[float]) -> list[Any]:

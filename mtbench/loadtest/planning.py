@@ -9,6 +9,7 @@ import random
 from collections.abc import Sequence
 
 from mtbench.decoding.arms import safe
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.loadtest import arms
@@ -19,7 +20,6 @@ from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite, prompt_texts
 
 MOST_REQUESTS = 100_000  # of a point
-REFERENCE = "ar"  # the method whose checkpoint has the tokenizer if only URLs are given
 
 
 def plan(request: LoadRequest) -> LoadPlan:
@@ -81,7 +81,7 @@ def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | N
         family=request.family,
         model=request.model,
         checkpoint=request.checkpoint,
-        method=served or [REFERENCE],
+        method=served or [_reference()],
         batch_size=[1],
         rounds=1,
         limit=limit,
@@ -93,6 +93,11 @@ def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | N
         offline=request.offline,
         allow_unsandboxed_code=request.allow_unsandboxed_code,
     )
+
+
+def _reference() -> str:
+    """Return the method whose checkpoint has the tokenizer and the template if only URLs are given."""
+    return next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
 
 
 def _refuse_levels(request: LoadRequest) -> None:
