@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from living import is_alive
-from made_loads import CLIENT, PYTHON, answering, begun, load_run, request
+from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
 from schemas import validator
 
 from mtbench.errors import UserError
@@ -19,6 +19,7 @@ from mtbench.loadtest.planning import run_request
 from mtbench.loadtest.registry import CLIENTS
 from mtbench.loadtest.runner import LoadRun, read_points, read_scores
 from mtbench.loadtest.summary import summarise
+from mtbench.records import dump
 from mtbench.runs.prompts import open_suite
 
 
@@ -63,13 +64,13 @@ def test_a_whole_load(tmp_path: Path) -> None:
 def test_scores_are_the_suites(tmp_path: Path) -> None:
     odd, even = "The answer is 7.", "The answer is 12. Q: And?"
     with answering(lambda prompt: (200, odd if len(prompt) % 2 else even)) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
         load_run(run, planned).send(PYTHON)
     load_run(run, planned).score()
     suite, scores = open_suite("arithmetic", run_request(planned)), read_scores(run)
-    for point in read_points(run, planned):
-        texts = {request.item: request.text or "" for request in point.requests}
-        assert scores[point.point] == list(suite.score(texts).values())
+    for ended in read_points(run, planned):
+        texts = {sent.item: sent.text or "" for sent in ended.requests}
+        assert scores[ended.point] == list(suite.score(texts).values())
 
 
 def test_a_killed_load_goes_on(tmp_path: Path) -> None:
@@ -91,7 +92,9 @@ def test_a_killed_load_goes_on(tmp_path: Path) -> None:
         assert len(load_run(run, planned).missing()) == 2
         load_run(run, planned).send(PYTHON)
         assert len(server.asked) == asked + 2 * 3 + planned.request.rows
-    assert [line.point for line in read_points(run, planned)] == [point.point for point in planned.points]
+    assert [ended.point for ended in read_points(run, planned)] == [
+        planned_point.point for planned_point in planned.points
+    ]
     assert load_run(run, planned).missing() == []
 
 
@@ -111,8 +114,8 @@ def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:
     with answering(lambda prompt: (next(codes), "1")) as server:
         run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rates=[4.0], rounds=1))
         load_run(run, planned).send(PYTHON)
-    [point] = read_points(run, planned)
-    assert [request.outcome for request in point.requests] == ["rejected", "failed", "ok"]
+    [ended] = read_points(run, planned)
+    assert [sent.outcome for sent in ended.requests] == ["rejected", "failed", "ok"]
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
@@ -130,12 +133,11 @@ def test_another_model_does_not_go_on(tmp_path: Path) -> None:
 
 
 def test_a_point_of_another_plan(tmp_path: Path) -> None:
-    with answering(lambda prompt: (200, "1")) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
-        load_run(run, planned).send(PYTHON)
-        other = begun(tmp_path / "other", request(url={"one": server.url}, seed=1))[1]
+    run, planned = begun(tmp_path / "load", request(url={"one": "http://h/v1"}))
+    first = planned.points[0]
+    run.append("points.jsonl", [dump(point(1, [line(0)], point=first.point, arm="one", level=first.level))])
     with pytest.raises(UserError, match="not planned"):
-        read_points(run, other)
+        read_points(run, planned)
 
 
 CODE = """
@@ -183,10 +185,10 @@ def test_our_server_under_load(tmp_path: Path) -> None:
     asked = request(arm=["mars:tau=0.95..0.7"], rates=[50.0], requests=4, rounds=1)
     run, planned = begun(tmp_path / "load", asked)
     load_run(run, planned).send(PYTHON)
-    [point] = read_points(run, planned)
-    assert {request.outcome for request in point.requests} == {"ok"}
-    assert all("The answer is" in (request.text or "") for request in point.requests)
-    assert all(request.forwards and request.options for request in point.requests)
+    [ended] = read_points(run, planned)
+    assert {sent.outcome for sent in ended.requests} == {"ok"}
+    assert all("The answer is" in (sent.text or "") for sent in ended.requests)
+    assert all(sent.forwards and sent.options for sent in ended.requests)
     load_run(run, planned).score()
     found = summarise(run, planned, CLIENTS["aiperf"])
     assert found.cells[0].tokens_per_forward is not None
@@ -206,6 +208,6 @@ def test_the_real_client(tmp_path: Path, name: ClientName, monkeypatch: pytest.M
     asked = request(arm=["mars"], rates=[4.0], requests=6, rounds=1, client=name, max_new_tokens=24)
     run, planned = begun(tmp_path / "load", asked)
     LoadRun(run, planned, client, print).send(python)
-    [point] = read_points(run, planned)
-    assert {request.outcome for request in point.requests} == {"ok"}
-    assert all(request.tokens == 24 and request.forwards for request in point.requests)
+    [ended] = read_points(run, planned)
+    assert {sent.outcome for sent in ended.requests} == {"ok"}
+    assert all(sent.tokens == 24 and sent.forwards for sent in ended.requests)
