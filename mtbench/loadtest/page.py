@@ -88,14 +88,14 @@ def terminal(load: Load) -> list[RenderableType]:
     shown: list[RenderableType] = [Text(subject(load))]
     for level in _levels(load):
         table = Table(title=escape(_level(load, level)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("arm", overflow="fold", min_width=14)
+        table.add_column("arm", overflow="fold", min_width=13)
         for heading in ("ok", "goodput", "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
             table.add_column(heading, justify="right", no_wrap=True)
         for cell in _cells(load, level):
             correct = f" ({_number(cell.correct_goodput)})" if cell.correct_goodput else ""
             table.add_row(
                 escape(cell.arm),
-                f"{cell.ok}/{cell.sent}",
+                f"{cell.ok / cell.sent:.0%}",
                 f"{_number(cell.goodput)}{correct}",
                 _number(cell.accuracy, 100, 1),
                 seconds(cell.ttft.p95.value),

@@ -106,7 +106,7 @@ def test_too_few_rounds_are_said(tmp_path: Path) -> None:
 def test_the_terminal_has_every_arm(width: int) -> None:
     shown = printed(made(), width)
     assert all(len(text) <= width for text in shown.splitlines())
-    assert shown.count("45/50") == 3
+    assert shown.count(" 90% ") == 3
     assert "mars:tau=0.95..0.7 against ar: faster" in " ".join(shown.split())
 
 
