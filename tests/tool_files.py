@@ -6,6 +6,10 @@ specdec_bench: NVIDIA/Model-Optimizer a2fbac7b, examples/specdec_bench/specdec_b
 SpecForge: sgl-project/SpecForge a6b6b023, benchmarks/bench_eagle3.py and benchmarker/utils.py
 vLLM: vllm-project/vllm 009e6d4a, vllm/benchmarks/serve.py
 SGLang: sgl-project/sglang 00f9ec47, python/sglang/benchmark/serving.py
+
+`RECORDED` has what aiperf 0.13.0 and guidellm 0.8.1 wrote when `mtbench load` sent six prompts, five at a time, to
+`mtbench serve --family tiny --method mars:tau=0.8 --rows 1 --max-queue 1 --max-new-tokens 24`: two answers and four
+refusals each. Ids, headers, payloads, tracebacks and connection metrics were taken out.
 """
 
 import json
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "imports"
+RECORDED = Path(__file__).parent / "loadtest" / "recorded"
 
 
 def answer(question: int, category: str, lengths: list[int], tokens: list[int], wall_s: list[float]) -> dict[str, Any]:

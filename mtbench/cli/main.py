@@ -46,6 +46,11 @@ COMMANDS = {
     ),
     "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
     "gate": Entry("mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: same tokens, same work, as fast?"),
+    "load": Entry(
+        "mtbench.cli.load",
+        COMPARE,
+        "Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.",
+    ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Pack data and checkpoints for a machine without a network."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
@@ -151,7 +156,7 @@ def _how_to_resume() -> str:
         return "what is complete is kept; resume with the same command"
     if not session.started:
         return "nothing was started"
-    resumed = command if command in ("reproduce", "gate") else "run"
+    resumed = command if command in ("reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
     return f"complete results are kept; resume with `mtbench {resumed} -o {session.started[-1]} --resume`"

@@ -12,6 +12,7 @@ from pydantic_core import core_schema
 
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
+from mtbench.loadtest.format import Load, LoadPlan, PointLine
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.comparison_format import Comparison
@@ -27,6 +28,9 @@ SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and 
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),
     "imported": (Imported, "Results of other tools, as `mtbench import --json` writes them"),
+    "load": (Load, "load.json: servers under load"),
+    "load_plan": (LoadPlan, "plan.json of a load"),
+    "load_point": (PointLine, "A line of points.jsonl of a load"),
     "plan": (Plan, "plan.json"),
     "published": (Published, "A published table that `mtbench reproduce` runs"),
     "reproduction": (Reproduction, "reproduction.json: published figures beside ours"),

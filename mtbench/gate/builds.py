@@ -9,45 +9,32 @@ Environments of `git:` and `pip:` are made once, in the cache directory. Each ha
 marker file is written last, so that an interrupted installation is made again.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from mtbench import files
+from mtbench import environments
 from mtbench.cache import cache_home
+from mtbench.environments import MARKER, Note, Pip, installed
 from mtbench.errors import UserError
 from mtbench.gate import build_probe
 from mtbench.gate.format import BuildRecord
 from mtbench.hardware import machine
 from mtbench.records import Record
 
-Note = Callable[[str], None]
-
 ANSWER_S = 60.0  # time in which an environment must say what is installed
 CHOICES = "give a virtual environment, a Python executable, git:REV, pip:REQUIREMENT or url:ADDRESS"
-LARGEST = 1 << 26  # bytes that an environment may print while it answers
-LOOK_S = 0.5  # between two looks at the size of an output
-READ = 1 << 24  # bytes of the end of an output that are read
-LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them a build would import packages of the caller
-MARKER = "mtbench-build"  # file in an environment that we made and that is whole: its commit, or nothing
 SHORT = 7  # digits of a commit in a label
 ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
 PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._,-]*\])?==[A-Za-z0-9.!+_-]+")
@@ -102,7 +89,7 @@ def describe(build: Build) -> BuildRecord:
     """
     command = [str(build.python), build_probe.__file__, *machine.PACKAGES]
     try:
-        done = _run(command, environment_of(build), timeout_s=ANSWER_S)
+        done = environments.run(command, environment_of(build), timeout_s=ANSWER_S)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{build.env!r} did not say within {ANSWER_S:g} s what is installed; try `{build.python} -m mtbench "
@@ -144,13 +131,8 @@ def _refuse_two_trees(build: Build, answer: Answer) -> None:
 
 
 def environment_of(build: Build) -> dict[str, str]:
-    """Return the environment variables for a process of a build. Nothing of the caller's Python is in them.
-
-    PYTHONSAFEPATH: `python -m mtbench` would import a folder `mtbench` of the current directory first.
-    """
-    ours = {name: value for name, value in os.environ.items() if name not in LEAKS}
-    programs = os.pathsep.join(filter(None, (str(build.python.parent), ours.get("PATH"))))
-    return ours | {"PATH": programs, "PYTHONSAFEPATH": "1"}
+    """Return the environment variables for a process of a build."""
+    return environments.variables(build.python)
 
 
 def refuse_dirty(record: BuildRecord) -> None:
@@ -240,7 +222,7 @@ def _from_git(env: str, revision: str, note: Note) -> Build:
             pip("install", "--constraint", str(pins), str(source))
 
     folder = _builds() / f"{commit}-{sys.implementation.cache_tag}"
-    return Build(env, label, _installed(folder, label, commit[:ABBREVIATED], install, note))
+    return Build(env, label, installed(folder, label, commit[:ABBREVIATED], install, note))
 
 
 def _refuse_other_project(env: str, top: Path, commit: str) -> None:
@@ -265,7 +247,7 @@ def _from_pip(env: str, requirement: str, note: Note) -> Build:
         pip("install", torch)
         pip("install", torch, requirement)
 
-    return Build(env, label, _installed(folder, label, "", install, note))
+    return Build(env, label, installed(folder, label, "", install, note))
 
 
 def _newest(env: str, requirement: str) -> str:
@@ -283,130 +265,8 @@ def _newest(env: str, requirement: str) -> str:
     return f"{found['metadata']['name']}{extras}=={found['metadata']['version']}"
 
 
-# --- Installation -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pip:
-    """pip of one Python."""
-
-    python: Path
-    env: str  # what is installed, for errors
-    keep: tuple[int, ...] = ()  # open files that pip inherits
-
-    def __call__(self, *arguments: str) -> str:
-        """Run pip and return what it prints. Raises UserError with pip's last error."""
-        command = [str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-        build = Build(self.env, self.env, self.python)
-        done = _run(command, environment_of(build), keep=self.keep)
-        if done.returncode != 0:
-            raise UserError(f"{self.env!r} cannot be installed: {_pip_error(done.stderr)}.")
-        return done.stdout
-
-
 def _builds() -> Path:
     return cache_home() / "builds"
-
-
-def _installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
-    """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
-    python, marker = folder / "bin" / "python", folder / MARKER
-    with files.write_errors(folder), _locked(folder, label, note) as lock:
-        if not (marker.is_file() and python.exists()):
-            started = time.monotonic()
-            note(f"installing {label} in {folder}; this takes minutes")
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                _make_environment(folder, label, lock)
-                install(Pip(python, label, (lock,)))
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            files.write_text(marker, commit)
-            note(f"installed {label} in {time.monotonic() - started:.0f} s")
-        os.utime(folder)  # when it was last used, so that old ones can be found and deleted
-    return python
-
-
-def _make_environment(folder: Path, label: str, lock: int) -> None:
-    done = _run([sys.executable, "-m", "venv", str(folder)], {**os.environ, "PYTHONSAFEPATH": "1"}, keep=(lock,))
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
-        raise UserError(f"{label!r} cannot be installed: `python -m venv` failed: {said[0].rstrip('.')}.")
-
-
-@contextmanager
-def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
-    """Wait until no other command installs this build. Yields the lock, an open file.
-
-    Processes that inherit the file keep the lock: a killed command's pip works on until it ends.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            note(f"another command installs {label}; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)
-
-
-# --- Processes ----------------------------------------------------------------------------------------------------
-
-
-def _run(
-    command: Sequence[str],
-    variables: dict[str, str],
-    *,
-    timeout_s: float | None = None,
-    keep: tuple[int, ...] = (),
-) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Its children end with it if the time is over or this process is interrupted.
-
-    With a time limit, raises TimeoutExpired if the time is over or the output has over LARGEST bytes.
-    """
-    with (
-        tempfile.TemporaryFile() as out,  # no pipes: a child that outlives the process would keep them open
-        tempfile.TemporaryFile() as err,
-        subprocess.Popen(
-            command,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            pass_fds=keep,
-        ) as process,
-    ):
-        try:
-            _wait(process, (out, err), timeout_s)
-        except BaseException:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-        stdout, stderr = (_end_of(file).decode(errors="replace") for file in (out, err))
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
-
-
-def _wait(process: subprocess.Popen[bytes], outputs: Sequence[IO[bytes]], timeout_s: float | None) -> None:
-    """Wait until a process ends. With a time limit, raises TimeoutExpired beyond it or beyond LARGEST bytes."""
-    ends = None if timeout_s is None else time.monotonic() + timeout_s
-    while True:
-        try:
-            process.wait(None if ends is None else max(0.0, min(LOOK_S, ends - time.monotonic())))
-            return
-        except subprocess.TimeoutExpired:
-            late = ends is None or time.monotonic() >= ends
-            if late or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
-                raise
-
-
-def _end_of(file: IO[bytes]) -> bytes:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - READ))
-    return file.read()
 
 
 def _git(folder: Path, *arguments: str, error: str) -> str:
@@ -425,13 +285,6 @@ def _no_answer(build: Build, done: subprocess.CompletedProcess[str]) -> UserErro
     if said.endswith("No module named 'mtbench'"):
         return UserError(f"{build.env!r} has no mtbench; `{build.python} -m pip install {build_probe.DISTRIBUTION}`.")
     return UserError(f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`.")
-
-
-def _pip_error(stderr: str) -> str:
-    """Return the last line of pip's output that is an error with a reason; without one the last line."""
-    lines = stderr.strip().splitlines() or ["pip gave no reason"]
-    errors = [line for line in lines if re.match(r"error: (?!ResolutionImpossible)", line, re.IGNORECASE)]
-    return re.sub(r"^error: ", "", (errors or lines)[-1], flags=re.IGNORECASE).rstrip(".")
 
 
 def _commit(answer: Answer) -> str | None:

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mtbench import files
+from mtbench import files, launch
 from mtbench.errors import UserError, printable
-from mtbench.gate import launch
 from mtbench.gate.builds import Build, environment_of
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine

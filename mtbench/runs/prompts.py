@@ -93,6 +93,12 @@ def open_plan(run: RunDirectory, data_dir: str | None = None, *, offline: bool =
     return plan.changed(suites=suites)
 
 
+def prompt_texts(suite: Suite, spec: str, checkpoint: Inspected, request: RunRequest) -> list[Prompt]:
+    """Return the suite's prompts as text, as `plan_suite` tokenises them."""
+    with suite_errors(spec):
+        return suite.prompts(_chat_template(checkpoint, request), request.limit)
+
+
 def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run: RunDirectory) -> SuitePlan:
     """Return the suite's plan with the prompts that the stored plan withholds. Raise UserError if they changed."""
     if suite.withheld is None:

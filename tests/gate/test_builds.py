@@ -15,6 +15,7 @@ import pytest
 from planted import environment
 from tiny_wheels import write_wheel
 
+from mtbench import environments
 from mtbench.errors import UserError
 from mtbench.gate import builds
 from mtbench.gate.builds import Build, describe, environment_of, refuse_dirty, resolve, same_build
@@ -506,7 +507,7 @@ def test_versions_that_contradict_each_other_are_told_of(index: Path, tmp_path: 
     """pip's last error only says where to read about it."""
     (tmp_path / "constraints.txt").write_text("torch==8.8\n")
     with pytest.raises(UserError, match=r"'git:v1' cannot be installed: Cannot install torch.* conflicting"):
-        builds.Pip(Path(sys.executable), "git:v1")(
+        environments.Pip(Path(sys.executable), "git:v1")(
             "install", "--dry-run", "--constraint", str(tmp_path / "constraints.txt"), "torch"
         )
 

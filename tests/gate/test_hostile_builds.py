@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from fake_build import build
 from fake_gate import AR, a_gate
+from living import is_alive
 from whole import plan_of
 
+from mtbench import environments
 from mtbench.errors import UserError
-from mtbench.gate import builds
 from mtbench.gate.builds import resolve
 from mtbench.gate.format import Gate
 from mtbench.runs.planner import begin_run
@@ -46,14 +47,6 @@ def within(seconds: float, action: Callable[[], Any]) -> Any:
     thread.join(seconds)
     assert not thread.is_alive(), "it hangs"
     return done[0]
-
-
-def is_alive(process: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("stream", [1, 2])
@@ -215,7 +208,7 @@ def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
 
 
 def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builds, "LARGEST", 1 << 16)
+    monkeypatch.setattr(environments, "LARGEST", 1 << 16)
     python = tmp_path / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nyes\n")

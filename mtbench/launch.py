@@ -1,7 +1,8 @@
-"""Run a command that the kernel kills when the gate dies, even by SIGKILL: `launch.py GATE_PROCESS COMMAND...`.
+"""Run a command that the kernel kills when its caller dies, even by SIGKILL: `launch.py CALLER COMMAND...`.
 
-`processes.py` starts it. A function for the new process (`preexec_fn`) would do the same, but Python then forks with
-hooks, in which an interrupt of the gate is lost. It uses nothing of mtbench, so that it starts in milliseconds.
+The gate and the load start their processes by it. A function for the new process (`preexec_fn`) would do the same, but
+Python then forks with hooks, in which an interrupt of the caller is lost. It uses nothing of mtbench, so that it starts
+in milliseconds.
 """
 
 import ctypes
@@ -12,11 +13,11 @@ import sys
 KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2), Linux only
 
 
-def main(gate: int, command: list[str]) -> None:
+def main(caller: int, command: list[str]) -> None:
     """Become the command. Ends with 127 if it cannot be run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(KILLED_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != gate:  # it died before
+    if os.getppid() != caller:  # it died before
         sys.exit(1)
     try:
         os.execv(command[0], command)

@@ -1,0 +1,169 @@
+"""`mtbench load`: load servers with the prompts of a suite, by a client of others.
+
+Exit codes: 0: every point has ended; 2: a user's mistake, or a server or client that failed; 3: the time budget ended
+the load.
+"""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from mtbench.cli.request_options import (
+    CheckpointOption,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    DtypeOption,
+    FamilyOption,
+    ModelOption,
+    OfflineOption,
+    ResumeOption,
+    UnsandboxedOption,
+    in_panels,
+    seconds,
+    was_given,
+)
+from mtbench.cli.session import INCOMPLETE, out, say
+from mtbench.errors import UserError
+from mtbench.runs.run_request import DEFAULTS
+
+app = typer.Typer()
+
+PER_SESSION = {"directory", "resume", "time_budget", "client_python"}  # options that `--resume` takes
+ArmOption = Annotated[
+    list[str],
+    Option(
+        "--arm",
+        help="Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server adapts to "
+        "its queue, mars:tau=0.95..0.7. Repeatable.",
+    ),
+]
+UrlOption = Annotated[
+    list[str], Option("--url", help="NAME=URL of a server that runs already, ending in /v1. Repeatable.")
+]
+SuiteOption = Annotated[str, Option("--suite", help="Suite as NAME or NAME:REST. See `mtbench ls suites`.")]
+EngineOption = Annotated[str, Option("--engine", help="How forward passes run: graph, eager or invariant.")]
+LimitOption = Annotated[int | None, Option("--limit", help="Most items of the suite; default: as many as are sent.")]
+RatesOption = Annotated[str | None, Option("--rates", help="Requests per second, such as 1,2,4.")]
+ConcurrencyOption = Annotated[
+    str | None, Option("--concurrency", help="Requests at a time, such as 1,4,16; instead of --rates.")
+]
+PoissonOption = Annotated[bool, Option("--poisson", help="Poisson arrivals; default: constant gaps.")]
+DurationOption = Annotated[
+    float, Option("--duration-s", help="Seconds in which a point's requests are sent, with --rates.")
+]
+RequestsOption = Annotated[int | None, Option("--requests", help="Requests of a point; default: rate times duration.")]
+RoundsOption = Annotated[int, Option("--rounds", help="How often every point is run; intervals of times need 5.")]
+SloOption = Annotated[
+    str | None,
+    Option("--slo", help="Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good."),
+]
+RowsOption = Annotated[int, Option("--rows", help="Rows of a served method: requests decoded side by side.")]
+QueueOption = Annotated[int, Option("--max-queue", help="Requests that a served method lets wait.")]
+TokensOption = Annotated[
+    int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
+]
+TimeoutOption = Annotated[float, Option("--request-timeout-s", help="Seconds after which a request has failed.")]
+ClientOption = Annotated[str, Option("--client", help="Program that sends the requests: aiperf or guidellm.")]
+PythonOption = Annotated[
+    Path | None,
+    Option("--client-python", help="A Python that has the client; default: installed once in the cache folder."),
+]
+LoadSeedOption = Annotated[int, Option("--seed", help="Random seed for the order of items, arms and arrivals.")]
+MarginOption = Annotated[
+    float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
+]
+BudgetOption = Annotated[
+    str | None, Option("--time-budget", help="Start no point after 90s, 30m or 2h; continue with --resume.")
+]
+LoadOutOption = Annotated[Path | None, Option("-o", "--out", help="Folder of the load; default: runs/load-<time>.")]
+
+
+@app.command()
+@in_panels
+def load(
+    ctx: typer.Context,
+    arm: ArmOption = [],  # noqa: B006
+    url: UrlOption = [],  # noqa: B006
+    suite: SuiteOption = DEFAULTS.suite[0],
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    engine: EngineOption = DEFAULTS.engine,
+    dtype: DtypeOption = DEFAULTS.dtype,
+    device: DeviceOption = DEFAULTS.device,
+    limit: LimitOption = None,
+    data_dir: DataOption = None,
+    offline: OfflineOption = False,
+    allow_unsandboxed_code: UnsandboxedOption = False,
+    rates: RatesOption = None,
+    concurrency: ConcurrencyOption = None,
+    poisson: PoissonOption = False,
+    duration_s: DurationOption = 30.0,
+    requests: RequestsOption = None,
+    rounds: RoundsOption = 5,
+    slo: SloOption = None,
+    rows: RowsOption = 8,
+    max_queue: QueueOption = 64,
+    max_new_tokens: TokensOption = None,
+    request_timeout_s: TimeoutOption = 300.0,
+    client: ClientOption = "aiperf",
+    client_python: PythonOption = None,
+    seed: LoadSeedOption = 0,
+    accuracy_margin: MarginOption = DEFAULTS.accuracy_margin,
+    time_budget: BudgetOption = None,
+    directory: LoadOutOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.
+
+    Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf or guidellm
+    sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start: --arm ar
+    --arm mars:tau=0.95 --rates 2,8 --duration-s 10 --rounds 1.
+    """
+    _load(ctx, directory, client_python, seconds(time_budget), resume=resume, dry_run=dry_run)
+
+
+def _load(
+    ctx: typer.Context,
+    directory: Path | None,
+    client_python: Path | None,
+    budget_s: float | None,
+    *,
+    resume: bool,
+    dry_run: bool,
+) -> None:
+    from mtbench.cli import loading
+
+    if resume:
+        opened: Any = loading.reopen(_resumed(ctx, directory))
+    else:
+        request = loading.request_of(ctx.params)
+        if dry_run:
+            for renderable in loading.dry_run(request, directory):
+                out.print(renderable)
+            return
+        opened = loading.begin(request, directory or Path("runs") / f"load-{time.strftime('%Y%m%d-%H%M%S')}")
+    found = loading.run(opened, client_python, budget_s)
+    for renderable in loading.terminal(found):
+        out.print(renderable)
+    say(opened.path / loading.PAGE)
+    if not found.complete:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _resumed(ctx: typer.Context, directory: Path | None) -> Path:
+    """Return the folder of a load to go on with. Raises UserError for an option that cannot change."""
+    if directory is None:
+        raise UserError("--resume needs the folder: `mtbench load -o DIR --resume`.")
+    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in PER_SESSION)
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(
+            f"a load goes on as it began, so {named} cannot change; go on with `mtbench load -o {directory} --resume`."
+        )
+    return directory

@@ -1,0 +1,132 @@
+"""What `mtbench load` does with its options, and what it prints."""
+
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from mtbench import records
+from mtbench.cli import session
+from mtbench.cli.request_options import absolute, checkpoints
+from mtbench.cli.session import warn
+from mtbench.errors import UserError, unknown
+from mtbench.hardware import machine
+from mtbench.loadtest import arms, page, planning
+from mtbench.loadtest.format import CLIENTS as CLIENT_NAMES
+from mtbench.loadtest.format import Load, LoadPlan, LoadRequest, Slo
+from mtbench.loadtest.registry import CLIENTS
+from mtbench.loadtest.runner import PLAN, LoadRun
+from mtbench.loadtest.summary import summarise
+from mtbench.records import dump
+from mtbench.runs.directory import LOCK, RunDirectory
+
+PAGE = page.PAGE
+HELP = "see `mtbench load --help`."
+LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
+UNITS = {"ms": 1e-3, "s": 1.0}
+
+
+def request_of(params: Mapping[str, Any]) -> LoadRequest:
+    """Return the request that the options make. Raises UserError for a value that is not allowed."""
+    if params["client"] not in CLIENT_NAMES:
+        raise unknown("client", params["client"], CLIENT_NAMES, "mtbench load --help")
+    fields = {name: params[name] for name in LoadRequest.model_fields} | {
+        "url": arms.parse_urls(params["url"]),
+        "checkpoint": checkpoints(params["checkpoint"]),
+        "rates": numbers(params["rates"], "--rates", float),
+        "concurrency": numbers(params["concurrency"], "--concurrency", int),
+        "slo": limits(params["slo"]),
+        "data_dir": absolute(params["data_dir"]),
+    }
+    return records.validate(fields, LoadRequest, "the options", HELP)
+
+
+def numbers(text: str | None, name: str, kind: type[int] | type[float]) -> list[Any]:
+    """Return the numbers in text such as 1,2,4. Raises UserError unless all are finite and positive."""
+    if text is None:
+        return []
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(math.isfinite(value) and value > 0 for value in values):
+        raise UserError(f"{name} {text!r} is not allowed; give positive numbers, such as 1,2,4.")
+    return values
+
+
+def limits(text: str | None) -> Slo:
+    """Return the limits in text such as `ttft=500ms,itl=50ms`. Raises UserError for another name or value."""
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text is not None else []:
+        name, _, value = part.partition("=")
+        if name not in LIMITS:
+            raise UserError(f"--slo {text!r}: {name!r} is not known; limits: {', '.join(LIMITS)}, such as ttft=500ms.")
+        read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
+        if read is None or float(read[1]) <= 0:
+            raise UserError(f"--slo {text!r}: {value!r} is not a time; write 500ms or 2s.")
+        if LIMITS[name] in found:
+            raise UserError(f"--slo {text!r}: {name} is given twice.")
+        found[LIMITS[name]] = float(read[1]) * UNITS[read[2]]
+    return Slo(**found)
+
+
+def dry_run(request: LoadRequest, directory: Path | None) -> list[RenderableType]:
+    """Return the plan as tables. Nothing is written."""
+    if directory is not None:
+        _refuse_used(directory)
+    return page.plan_tables(planning.plan(request))
+
+
+def begin(request: LoadRequest, directory: Path) -> RunDirectory:
+    """Plan a load in a new directory. Raises UserError if something is in it, or for a request that cannot run."""
+    _refuse_used(directory)
+    planned = planning.plan(request)
+    run = RunDirectory.create(directory)
+    with run.locked():
+        _refuse_used(directory)
+        run.write_json("environment.json", machine.environment(sys.argv))
+        run.write_json(PLAN, dump(planned), indent=None)
+    return run
+
+
+def reopen(directory: Path) -> RunDirectory:
+    """Return the load in a directory. Raises UserError if there is none."""
+    if not os.path.isfile(directory / PLAN):
+        raise UserError(f"{str(directory)!r} holds no load: it has no {PLAN}. Start one without --resume.")
+    return RunDirectory.open(directory)
+
+
+def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None) -> Load:
+    """Run the points that are missing, score the answers, write load.json and the page."""
+    deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
+    planned = opened.read(PLAN, LoadPlan)
+    client = CLIENTS[planned.request.client]
+    session.started.append(opened.path)
+    with opened.locked():
+        load = LoadRun(opened, planned, client, warn)
+        if load.missing():
+            load.send(client.python(client_python, warn, offline=planned.request.offline), deadline)
+        load.score()
+        found = summarise(opened, planned, client)
+        page.write(opened, found)
+    return found
+
+
+def terminal(found: Load) -> Sequence[RenderableType]:
+    """Return what the terminal shows."""
+    return page.terminal(found)
+
+
+def _refuse_used(directory: Path) -> None:
+    """Raise UserError if something is in the directory, beside a lock."""
+    if directory.exists() and (not directory.is_dir() or any(file.name != LOCK for file in directory.iterdir())):
+        raise UserError(
+            f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `mtbench load "
+            f"-o {directory} --resume`."
+        )

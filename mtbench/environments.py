@@ -1,0 +1,163 @@
+"""Virtual environments in the cache folder, which mtbench makes once: builds of the gate, clients of the load.
+
+A marker file is written last, so that an interrupted installation is made again. A lock keeps two commands from making
+the same environment at once.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from mtbench import files
+from mtbench.errors import UserError
+
+Note = Callable[[str], None]
+
+LARGEST = 1 << 26  # bytes that a process may print while it is waited for
+LOOK_S = 0.5  # between two looks at the size of an output
+READ = 1 << 24  # bytes of the end of an output that are read
+LEAKS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # with them an environment would import packages of the caller
+MARKER = "mtbench-build"  # file in an environment that we made and that is whole: its commit, or nothing
+
+
+def variables(python: Path) -> dict[str, str]:
+    """Return the environment variables for a process of another Python. Nothing of the caller's Python is in them.
+
+    PYTHONSAFEPATH: `python -m mtbench` would import a folder `mtbench` of the current directory first.
+    """
+    ours = {name: value for name, value in os.environ.items() if name not in LEAKS}
+    programs = os.pathsep.join(filter(None, (str(python.parent), ours.get("PATH"))))
+    return ours | {"PATH": programs, "PYTHONSAFEPATH": "1"}
+
+
+@dataclass(frozen=True)
+class Pip:
+    """pip of one Python."""
+
+    python: Path
+    env: str  # what is installed, for errors
+    keep: tuple[int, ...] = ()  # open files that pip inherits
+
+    def __call__(self, *arguments: str) -> str:
+        """Run pip and return what it prints. Raises UserError with pip's last error."""
+        command = [str(self.python), "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
+        done = run(command, variables(self.python), keep=self.keep)
+        if done.returncode != 0:
+            raise UserError(f"{self.env!r} cannot be installed: {_pip_error(done.stderr)}.")
+        return done.stdout
+
+
+def installed(folder: Path, label: str, commit: str, install: Callable[[Pip], None], note: Note) -> Path:
+    """Return the Python of the environment in `folder`. Make the environment if it is not there or not whole."""
+    python, marker = folder / "bin" / "python", folder / MARKER
+    with files.write_errors(folder), _locked(folder, label, note) as lock:
+        if not (marker.is_file() and python.exists()):
+            started = time.monotonic()
+            note(f"installing {label} in {folder}; this takes minutes")
+            shutil.rmtree(folder, ignore_errors=True)
+            try:
+                _make_environment(folder, label, lock)
+                install(Pip(python, label, (lock,)))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            files.write_text(marker, commit)
+            note(f"installed {label} in {time.monotonic() - started:.0f} s")
+        os.utime(folder)  # when it was last used, so that old ones can be found and deleted
+    return python
+
+
+def _make_environment(folder: Path, label: str, lock: int) -> None:
+    done = run([sys.executable, "-m", "venv", str(folder)], {**os.environ, "PYTHONSAFEPATH": "1"}, keep=(lock,))
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
+        raise UserError(f"{label!r} cannot be installed: `python -m venv` failed: {said[0].rstrip('.')}.")
+
+
+@contextmanager
+def _locked(folder: Path, label: str, note: Note) -> Iterator[int]:
+    """Wait until no other command makes this environment. Yields the lock, an open file.
+
+    Processes that inherit the file keep the lock: a killed command's pip works on until it ends.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(f"another command installs {label}; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def run(
+    command: Sequence[str],
+    variables: dict[str, str],
+    *,
+    timeout_s: float | None = None,
+    keep: tuple[int, ...] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Its children end with it if the time is over or this process is interrupted.
+
+    With a time limit, raises TimeoutExpired if the time is over or the output has over LARGEST bytes.
+    """
+    with (
+        tempfile.TemporaryFile() as out,  # no pipes: a child that outlives the process would keep them open
+        tempfile.TemporaryFile() as err,
+        subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            pass_fds=keep,
+        ) as process,
+    ):
+        try:
+            _wait(process, (out, err), timeout_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        stdout, stderr = (_end_of(file).decode(errors="replace") for file in (out, err))
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _wait(process: subprocess.Popen[bytes], outputs: Sequence[IO[bytes]], timeout_s: float | None) -> None:
+    """Wait until a process ends. With a time limit, raises TimeoutExpired beyond it or beyond LARGEST bytes."""
+    ends = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        try:
+            process.wait(None if ends is None else max(0.0, min(LOOK_S, ends - time.monotonic())))
+            return
+        except subprocess.TimeoutExpired:
+            late = ends is None or time.monotonic() >= ends
+            if late or any(os.fstat(file.fileno()).st_size > LARGEST for file in outputs):
+                raise
+
+
+def _end_of(file: IO[bytes]) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - READ))
+    return file.read()
+
+
+def _pip_error(stderr: str) -> str:
+    """Return the last line of pip's output that is an error with a reason; without one the last line."""
+    lines = stderr.strip().splitlines() or ["pip gave no reason"]
+    errors = [line for line in lines if re.match(r"error: (?!ResolutionImpossible)", line, re.IGNORECASE)]
+    return re.sub(r"^error: ", "", (errors or lines)[-1], flags=re.IGNORECASE).rstrip(".")

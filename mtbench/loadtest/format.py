@@ -1,0 +1,251 @@
+"""plan.json, points.jsonl and load.json of `mtbench load` as records.
+
+An **arm** is a server: one that this command starts for a method, or a given URL. A **level** is a request rate or a
+number of concurrent requests. A **point** is one arm at one level in one round: one process of the client.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from mtbench.records import Count, NonNegative, Record, Size, StoredSeconds, Text, VersionOne
+from mtbench.runs.formats import Environment
+
+SCHEMA_VERSION: Literal[1] = 1
+
+ClientName = Literal["aiperf", "guidellm"]
+Outcome = Literal["ok", "rejected", "failed"]
+CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+
+
+class Slo(Record):
+    """Limits that a request must keep to count for goodput."""
+
+    ttft_s: Positive | None = Field(None, description="longest time to the first token, in seconds; null: no limit")
+    itl_s: Positive | None = Field(None, description="longest time per later token, in seconds; null: no limit")
+    e2e_s: Positive | None = Field(None, description="longest time of the whole request, in seconds; null: no limit")
+
+
+class LoadRequest(Record):
+    """The options of `mtbench load`."""
+
+    suite: Text = Field(description="suite as name or name:rest")
+    arm: Sequence[str] = Field((), description="methods that this command serves, each with its options")
+    url: Mapping[str, str] = Field(default_factory=dict, description="URL of each given server, by its name")
+    family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
+    model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's")
+    checkpoint: Mapping[str, str] = Field(default_factory=dict, description="path or hub id by role")
+    engine: str = Field("graph", description="engine of the served methods")
+    dtype: str = Field("auto", description="number type of the weights")
+    device: str = Field("auto", description="cpu, cuda or auto")
+    rates: Sequence[Positive] = Field((), description="requests per second; empty: concurrency is given")
+    concurrency: Sequence[Size] = Field((), description="requests at a time; empty: rates are given")
+    poisson: bool = Field(False, description="true: Poisson arrivals; false: constant gaps")
+    duration_s: Positive = Field(30.0, description="seconds in which the requests of a point are sent, with a rate")
+    requests: Size | None = Field(None, description="requests of a point; null: rate times duration")
+    rounds: Size = Field(5, description="how many times every point is run")
+    slo: Slo = Field(default_factory=Slo, description="limits of goodput")
+    client: ClientName = Field("aiperf", description="program that sends the requests")
+    limit: Size | None = Field(None, description="most items of the suite; null: as many as are sent")
+    rows: Size = Field(8, description="rows of a served method")
+    max_queue: Size = Field(64, description="requests that a served method lets wait")
+    max_new_tokens: Size | None = Field(None, description="most tokens of an answer; null: the suite's own number")
+    request_timeout_s: Positive = Field(300.0, description="seconds after which a request has failed")
+    seed: int = Field(0, description="seed of the order of items, arms and arrivals")
+    data_dir: str | None = Field(None, description="directory of the suite's data; null: the usual place")
+    offline: bool = Field(False, description="true: nothing is downloaded")
+    allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
+    accuracy_margin: Annotated[float, Field(gt=0, lt=1)] = Field(0.02, description="margin of `not worse`, as a share")
+
+
+class ArmPlan(Record):
+    """A server that gets load."""
+
+    name: Text = Field(description="name of the arm")
+    method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
+    adaptive: str | None = Field(None, description="option that the server adapts, with its range; null: none")
+    url: str | None = Field(None, description="URL of a given server; null: this command starts it")
+
+
+class LoadItem(Record):
+    """A prompt of the suite."""
+
+    item: Text = Field(description="name of the item: <task>/<doc id>/<turn>")
+    prompt: Text = Field(description="text that the server continues, after the chat template")
+    prompt_tokens: Size = Field(description="its tokens")
+    cut: list[str] = Field(description="strings that cut the answer when it is scored")
+
+
+class PointPlan(Record):
+    """One process of the client."""
+
+    point: Text = Field(description="name of the point")
+    round: Count = Field(description="round, from 1")
+    arm: Text = Field(description="name of the arm")
+    level: Positive = Field(description="requests per second, or requests at a time")
+    seed: int = Field(description="seed of the arrivals; the same for all arms")
+    items: list[Count] = Field(min_length=1, description="items in the order in which they are sent, as indices")
+
+
+class LoadPlan(Record):
+    """plan.json of a load: prompts, arms and points, in the order in which they are run."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    request: LoadRequest = Field(description="what was asked")
+    family: str = Field(description="family of checkpoints")
+    tokenizer: str = Field(description="path or hub id of the checkpoint whose tokenizer and chat template are used")
+    task: dict[str, Any] = Field(description="the suite's own description of its task")
+    metric: str | None = Field(description="metric of the score; null: the suite is not scored")
+    max_new_tokens: Size = Field(description="most tokens of an answer")
+    room: Size = Field(description="positions that every prompt with its answer fits in")
+    stop: list[str] = Field(description="strings that end every answer; empty: none, or they differ by item")
+    arms: list[ArmPlan] = Field(min_length=1, description="the servers, the one to compare with first")
+    items: list[LoadItem] = Field(min_length=1, description="the prompts")
+    points: list[PointPlan] = Field(min_length=1, description="the points")
+
+    def arm(self, name: str) -> ArmPlan:
+        """Return an arm by its name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def levels(self) -> list[float]:
+        """The levels in the order in which they were asked for."""
+        return list(self.request.rates or map(float, self.request.concurrency))
+
+
+class Segment(Record):
+    """Consecutive tokens of an answer that were decoded with the same options."""
+
+    tokens: Count = Field(description="number of tokens")
+    options: dict[str, float] = Field(description="value of each option that may change by request")
+
+
+class RequestLine(Record):
+    """A request as the client saw it, with what the server said about it."""
+
+    position: Count = Field(description="its place in the point's items")
+    item: Text = Field(description="name of the item")
+    outcome: Outcome = Field(description="ok; rejected: the server was full (429 or 503); failed: any other error")
+    error: str | None = Field(description="the client's error; null: none")
+    start_s: StoredSeconds = Field(description="when it was sent, after the first request of the point")
+    e2e_s: StoredSeconds | None = Field(description="time to its last token; null: not answered")
+    ttft_s: StoredSeconds | None = Field(description="time to its first token; null: not answered")
+    itl_s: StoredSeconds | None = Field(description="time per later token, by the client's formula; null: one token")
+    tokens: Count | None = Field(description="tokens of the answer, as the server counts them; null: not told")
+    text: str | None = Field(description="the answer; null: not answered")
+    forwards: Count | None = Field(description="forward passes in which the request had a row; null: not told")
+    queued_s: StoredSeconds | None = Field(description="time that it waited for a row; null: not told")
+    options: list[Segment] = Field(description="options that its tokens were decoded with; empty: not told")
+
+
+class PointLine(Record):
+    """A line of points.jsonl: a point that has ended."""
+
+    point: Text = Field(description="name of the point")
+    round: Count = Field(description="round, from 1")
+    arm: Text = Field(description="name of the arm")
+    level: Positive = Field(description="requests per second, or requests at a time")
+    started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    window_s: StoredSeconds = Field(
+        description="from the first request to the last answer, or requests / rate where that is longer"
+    )
+    energy_j: NonNegative | None = Field(description="energy of the GPU in the client's time; null: not measured")
+    requests: list[RequestLine] = Field(description="its requests in the order of the items")
+
+
+class Estimate(Record):
+    """A value with its 95 % interval."""
+
+    value: float | None = Field(description="the value; null: nothing to measure")
+    ci_low: float | None = Field(description="lower bound; null: too few rounds or items")
+    ci_high: float | None = Field(description="upper bound")
+
+
+class Latency(Record):
+    """Percentiles of a time, each the mean over rounds, in seconds."""
+
+    p50: Estimate = Field(description="median")
+    p95: Estimate = Field(description="95th percentile")
+    p99: Estimate = Field(description="99th percentile")
+
+
+class LoadCell(Record):
+    """One arm at one level: counts over all rounds, and estimates."""
+
+    arm: Text = Field(description="name of the arm")
+    level: Positive = Field(description="requests per second, or requests at a time")
+    rounds: Count = Field(description="rounds that were run")
+    sent: Count = Field(description="requests that were sent")
+    ok: Count = Field(description="requests that were answered")
+    rejected: Count = Field(description="requests that a full server refused")
+    failed: Count = Field(description="requests that ended with another error")
+    good: Count = Field(description="requests that were answered within all limits")
+    good_and_correct: Count | None = Field(description="of these, with a score of at least 0.5; null: not scored")
+    achieved_rate: Estimate = Field(description="answered requests per second")
+    goodput: Estimate = Field(description="requests per second that were answered within all limits")
+    correct_goodput: Estimate | None = Field(description="of these, those answered correctly; null: not scored")
+    tokens_per_s: Estimate = Field(description="tokens of the answers per second")
+    ttft: Latency = Field(description="time to the first token")
+    itl: Latency = Field(description="time per later token, by the client's formula")
+    e2e: Latency = Field(description="time to the last token")
+    queued_s: Estimate | None = Field(description="mean wait for a row; null: the server does not tell it")
+    accuracy: Estimate | None = Field(description="mean score of the answered items; null: not scored")
+    items: Count = Field(description="different items that were answered; one answered again counts once")
+    tokens_per_forward: Estimate | None = Field(
+        description="tokens per forward pass of a row; null: the server does not tell it"
+    )
+    options: dict[str, Estimate] = Field(description="mean over tokens of each option that may change by request")
+    j_per_token: Estimate | None = Field(description="energy per token of an answer; null: not measured")
+    flags: list[str] = Field(description="remarks")
+
+
+class Comparison(Record):
+    """An arm against an earlier one at a level. Ratios over 1 favour the arm."""
+
+    level: Positive = Field(description="requests per second, or requests at a time")
+    baseline: Text = Field(description="arm that is compared with")
+    arm: Text = Field(description="arm that is compared")
+    speedup: Estimate = Field(
+        description="the baseline's time to the last token over the arm's, on the requests that both answered"
+    )
+    speed_verdict: str = Field(description="verdict on it")
+    goodput_ratio: Estimate = Field(description="the arm's goodput over the baseline's")
+    goodput_verdict: str = Field(description="verdict on it")
+    accuracy_difference: Estimate | None = Field(description="on the items that both answered; null: not scored")
+    accuracy_verdict: str | None = Field(description="verdict on it; null: not scored")
+    items: Count = Field(description="items that both answered")
+
+
+class ServerFacts(Record):
+    """What answered for an arm."""
+
+    name: Text = Field(description="name of the arm")
+    model: str = Field(description="name of the model that it serves")
+    command: list[str] | None = Field(description="arguments of mtbench that started it; null: a given URL")
+    url: str | None = Field(description="URL; null: this command started it, on a free port")
+
+
+class ClientFacts(Record):
+    """The program that sent the requests."""
+
+    name: ClientName = Field(description="its name")
+    version: str = Field(description="its version")
+    formulas: dict[str, str] = Field(description="how it computes each time")
+
+
+class Load(Record):
+    """load.json: quality and speed of each arm at each level, from the same requests."""
+
+    schema_version: VersionOne = Field(description="version of this format")
+    started: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
+    complete: bool = Field(description="false: points are missing; `mtbench load --resume` runs them")
+    environment: Environment = Field(description="machine, versions and command")
+    request: LoadRequest = Field(description="what was asked")
+    metric: str | None = Field(description="metric of the score; null: the suite is not scored")
+    max_new_tokens: Size = Field(description="most tokens of an answer")
+    client: ClientFacts = Field(description="the program that sent the requests")
+    arms: list[ServerFacts] = Field(description="what answered")
+    cells: list[LoadCell] = Field(description="figures by arm and level")
+    comparisons: list[Comparison] = Field(description="every pair of arms at every level")

@@ -1,0 +1,90 @@
+"""`mtbench load` on the command line: the plan, files, mistakes in one line, `--resume`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_loads import CLIENT, PYTHON, answering
+from typer.testing import CliRunner, Result
+
+from mtbench.cli import loading, main
+from mtbench.errors import UserError
+from mtbench.loadtest import registry
+
+URL = ["--url", "one=http://127.0.0.1:9/v1"]
+
+
+def load(*words: Any) -> Result:
+    return CliRunner().invoke(main.app, ["load", *map(str, words)])
+
+
+def mistake(*words: Any) -> str:
+    result = load(*words)
+    assert isinstance(result.exception, UserError), result.output
+    assert "\n" not in str(result.exception)
+    return str(result.exception)
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    result = load("--arm", "ar", "--arm", "mars:tau=1..0.7", "--rates", "1,4", "--dry-run", "-o", tmp_path / "load")
+    assert result.exit_code == 0, result.exception
+    shown = " ".join(result.output.split())
+    assert "20 points in 5 rounds. 1 per second: 30 requests, 4 per second: 120 requests." in shown
+    assert "1,500 requests over 600 items of arithmetic. Sending alone takes 600 s." in shown
+    assert not (tmp_path / "load").exists()
+
+
+def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first command runs out of time; the second one does the rest, and a third one only reports."""
+    monkeypatch.setitem(registry.CLIENTS, "aiperf", CLIENT)
+    monkeypatch.setattr(type(CLIENT), "python", lambda *_, **__: PYTHON)
+    folder = tmp_path / "load"
+    with answering(lambda prompt: (200, "The answer is 1.")) as server:
+        options = ["--url", f"one={server.url}", "--rates", "8", "--requests", 2, "--rounds", 1, "-o", folder]
+        first = load(*options, "--time-budget", "0s")
+        assert first.exit_code == 3, first.exception
+        assert "go on with --resume" in first.output
+        assert "exists and is never overwritten" in mistake(*options)
+        assert "so --rates cannot change" in mistake("-o", folder, "--resume", "--rates", "9")
+        assert load("-o", folder, "--resume").exit_code == 0
+        asked = len(server.asked)
+        last = load("-o", folder, "--resume")
+        assert len(server.asked) == asked
+    assert last.exit_code == 0
+    assert str(folder / "load.html") in last.output.replace("\n", "")
+    stored = json.loads((folder / "load.json").read_text())
+    assert stored["complete"]
+    assert stored["cells"][0]["ok"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([*URL], "either --rates"),
+        (["--rates", "1"], "no arm is given"),
+        ([*URL, "--rates", "0,1"], "--rates '0,1' is not allowed; give positive numbers"),
+        ([*URL, "--rates", "nan"], "--rates 'nan' is not allowed"),
+        ([*URL, "--rates", "fast"], "--rates 'fast' is not allowed"),
+        ([*URL, "--concurrency", "1.5", "--requests", "3"], "--concurrency '1.5' is not allowed"),
+        ([*URL, "--rates", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, itl, e2e"),
+        ([*URL, "--rates", "1", "--slo", "ttft=3"], "'3' is not a time; write 500ms or 2s"),
+        ([*URL, "--rates", "1", "--slo", "ttft=0s"], "'0s' is not a time"),
+        ([*URL, "--rates", "1", "--slo", "ttft=1s,ttft=2s"], "ttft is given twice"),
+        ([*URL, "--rates", "1", "--client", "locust"], "unknown client 'locust'"),
+        ([*URL, "--rates", "1", "--rounds", "0"], "rounds is 0"),
+        (["--url", "one", "--rates", "1"], "is not NAME=URL"),
+        (["--resume"], "--resume needs the folder"),
+    ],
+)
+def test_mistakes(words: list[str], reason: str) -> None:
+    assert reason in mistake(*words)
+
+
+def test_resuming_nothing(tmp_path: Path) -> None:
+    assert "holds no load" in mistake("-o", tmp_path, "--resume")
+
+
+def test_limits() -> None:
+    found = loading.limits("ttft=500ms,itl=50ms,e2e=5s")
+    assert (found.ttft_s, found.itl_s, found.e2e_s) == (0.5, 0.05, 5.0)
