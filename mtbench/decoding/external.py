@@ -126,7 +126,9 @@ def run_outside(
     wall_s = stopwatch.now() - started_at
     after = method.counters()
     if answers.speculation is None:
-        told = {name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count}
+        told: dict[str, Any] = {
+            name: after[name] - count for name, count in before.items() if after.get(name, -1) >= count
+        }
     else:
         told = answers.speculation._asdict()
     generations = [
