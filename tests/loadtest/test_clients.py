@@ -84,7 +84,7 @@ def test_guidellm(of_guidellm: Path) -> None:
     assert min(line.start_s for line in lines) == 0
 
 
-@pytest.mark.parametrize("client", CLIENTS.values(), ids=str)
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
 def test_an_export_without_all_requests_is_refused(client: Any, of_aiperf: Path, of_guidellm: Path) -> None:
     more = sending(prompts=[*PROMPTS, "one more"], items=[*ITEMS, "x"])
     with pytest.raises(UserError, match="6 of 7 requests"):
