@@ -25,17 +25,17 @@ _static_caches: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, int], StaticC
 
 
 class Speculation(NamedTuple):
-    """What an engine says of its own speculation, over the requests of a batch."""
+    """What an engine reports of its speculation, over the requests of a batch."""
 
     drafts: int  # verified drafts
     drafted: int  # tokens of these drafts
     accepted: int  # tokens of these that were accepted
-    histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not told
-    told_by: str  # who tells it, and how
+    histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not reported
+    told_by: str  # who reports it, and how
 
     @staticmethod
     def total(told: Sequence["Speculation | None"]) -> "Speculation | None":
-        """Return the sums over requests; None unless it was told of each."""
+        """Return the sums over the requests; None if the engine reported nothing of one of them."""
         known = [speculation for speculation in told if speculation is not None]
         if not known or len(known) < len(told):
             return None
