@@ -5,10 +5,11 @@ is the argmax, or if its logit is within ε of the largest. So one flipped near-
 The judge is always transformers' modules (the engine `eager`), whichever engine the arm ran on: no engine judges
 itself.
 
-ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of emitted tokens on the same prefixes, between the
-judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an external
-engine, whose logits are not known, it covers the width alone. It is at most 0.5, so that an engine that computes
-something else cannot excuse itself. In float32 and float64 it is a constant.
+ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
+between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
+external engine, whose logits are not known, it covers the width alone. It is at most 0.5, so that an engine that
+computes something else cannot excuse itself. In float32 and float64 it is a constant. The logits of the reference arm's
+tokens are computed once for each engine and width, and serve all cells that are held to it.
 
 - `exact`: the tokens of the reference arm, on every item.
 - `near-tie`: other tokens, and each is within ε of the argmax: the arithmetic chose, not the method.
@@ -18,7 +19,8 @@ something else cannot excuse itself. In float32 and float64 it is a constant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import GenerationLine, Grade, RescoringRecord
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, SuitePlan
+from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.requests import item_seed
 from mtbench.statistics import EPSILON_CAP, EPSILON_POSITIONS_NEEDED, EXACT_EPSILON, near_tie_epsilon
 
@@ -46,36 +48,76 @@ class Answer(NamedTuple):
     temperature: float = 0.0
 
 
-def check(run: RunDirectory, cell: Cell, suite: SuitePlan, pool: ModelPool, note: Callable[[str], None]) -> None:
-    """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
+@dataclass(frozen=True)
+class Rescoring:
+    """Rescores the cells of a run on the models of `pool`."""
 
-    The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
-    """
-    name = f"lossless/{cell.cell}.json"
-    lines = run.lines(f"generations/{cell.cell}.jsonl")
-    if cell.claims != "lossless" or cell.held_to is None or not lines:
-        return
-    if run.has(name) and len(run.read_json(name)["items"]) == len(lines):
-        return
-    source = cell.checkpoints[cell.on]
-    judge = pool.runner(cell.on, source, None)
-    number = {item.item: i for i, item in enumerate(suite.items)}
-    prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
-    answers = [
-        Answer(prompt, g["token_ids"], item_seed(pool.seed, number[g["item"]]), pool.temperature)
-        for prompt, g in zip(prompts, lines, strict=True)
-    ]
-    try:
-        if pool.dtype in EXACT_EPSILON:
-            width, noise = JUDGED_AT_ONCE, []
-        else:
+    run: RunDirectory
+    plan: Plan
+    pool: ModelPool
+    note: Callable[[str], None]
+    _logits: dict[tuple[str, str, str | None, int], list[float]] = field(default_factory=dict)
+
+    def check(self, cell: Cell) -> None:
+        """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
+
+        The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
+        """
+        name = f"lossless/{cell.cell}.json"
+        lines = self.run.lines(f"generations/{cell.cell}.jsonl")
+        if cell.claims != "lossless" or cell.held_to is None or not lines:
+            return
+        if self.run.has(name) and len(self.run.read_json(name)["items"]) == len(lines):
+            return
+        width = JUDGED_AT_ONCE
+        if self.pool.dtype not in EXACT_EPSILON:
             width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
-            noise = logit_noise(judge, pool.runner(cell.on, source, cell.engine), answers, width)
-        short = {g["item"]: shortfalls(judge, answer, width) for g, answer in zip(lines, answers, strict=True)}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
-        return
-    run.write_json(name, {"epsilon": near_tie_epsilon(noise, pool.dtype), "items": short})
+        try:
+            epsilon = self._epsilon(cell, width)
+            judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
+            answers = self._answers(cell, lines)
+            short = {g["item"]: shortfalls(judge, answer, width) for g, answer in zip(lines, answers, strict=True)}
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            self.note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
+            return
+        self.run.write_json(name, {"epsilon": epsilon, "items": short})
+
+    def _epsilon(self, cell: Cell, width: int) -> float | None:
+        """Return ε of the cell's engine at `width`."""
+        if self.pool.dtype in EXACT_EPSILON:
+            return near_tie_epsilon((), self.pool.dtype)
+        plain, own = self._reference_logits(cell, None, 1), self._reference_logits(cell, cell.engine, width)
+        return near_tie_epsilon([a - b for a, b in zip(plain, own, strict=True)], self.pool.dtype)
+
+    def _reference_logits(self, cell: Cell, engine: str | None, width: int) -> list[float]:
+        """Return the logits of tokens that the cell's reference arm emitted, on `engine` at `width`; None: the judge.
+
+        Its answers at the batch size with most of them, as many as ε needs.
+        """
+        assert cell.held_to is not None
+        key = (cell.suite, cell.held_to, engine, width)
+        if key not in self._logits:
+            held_to = [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.held_to)]
+            most = max(held_to, key=lambda c: len(self.run.lines(f"generations/{c.cell}.jsonl")))
+            runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
+            logits: list[float] = []
+            for answer in self._answers(most, self.run.lines(f"generations/{most.cell}.jsonl")):
+                if len(logits) >= EPSILON_POSITIONS_NEEDED:
+                    break
+                with torch.inference_mode():
+                    logits += forced_logits(runner, answer, width)[0].tolist()
+            self._logits[key] = logits
+        return self._logits[key]
+
+    def _answers(self, cell: Cell, lines: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """Return the answers of a cell's generation lines."""
+        suite, pool = self.plan.suite(cell.suite), self.pool
+        number = {item.item: i for i, item in enumerate(suite.items)}
+        prompts = [g["prompt_ids"] or suite.prompt(number[g["item"]]) for g in lines]
+        return [
+            Answer(prompt, g["token_ids"], item_seed(pool.seed, number[g["item"]]), pool.temperature)
+            for prompt, g in zip(prompts, lines, strict=True)
+        ]
 
 
 @torch.inference_mode()
@@ -83,18 +125,6 @@ def shortfalls(runner: ModelRunner, answer: Answer, width: int) -> dict[str, flo
     """Return, for each token that is not the argmax: its index -> the largest logit minus its own."""
     emitted, largest = forced_logits(runner, answer, width)
     return {str(i): round(value, 9) for i, value in enumerate((largest - emitted).tolist()) if value > 0}
-
-
-@torch.inference_mode()
-def logit_noise(judge: ModelRunner, own: ModelRunner, answers: Sequence[Answer], width: int) -> list[float]:
-    """Return how engine and width change the logits of emitted tokens: `judge` at width 1 minus `own` at `width`."""
-    differences: list[float] = []
-    for answer in answers:
-        plain, ours = (forced_logits(runner, answer, w)[0] for runner, w in ((judge, 1), (own, width)))
-        differences += (plain - ours).tolist()
-        if len(differences) >= EPSILON_POSITIONS_NEEDED:
-            break
-    return differences
 
 
 def forced_logits(runner: ModelRunner, answer: Answer, width: int) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from mtbench.runs import energy, lossless_check, peak_memory
+from mtbench.runs import energy, peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
+from mtbench.runs.lossless_check import Rescoring
 from mtbench.runs.model_pool import ModelPool, resolve_device
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.workers import interrupts_blocked
@@ -27,9 +28,10 @@ class UntimedPasses:
     def execute(self, pool: ModelPool, note: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows."""
         run, plan, failed = self.run, self.plan, set(self.failed)
+        rescoring = Rescoring(run, plan, pool, note)
         for cell in plan.cells:
             if cell.cell not in failed:
-                lossless_check.check(run, cell, plan.suite(cell.suite), pool, note)
+                rescoring.check(cell)
         energy.measure(run, plan, pool, failed, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:
             peak_memory.measure(run, plan, pool, failed, note, self.deadline)

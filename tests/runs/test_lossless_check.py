@@ -26,7 +26,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import RescoringRecord
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import Cell, RunRequest, SuitePlan
+from mtbench.runs.plan import Cell, Plan, RunRequest
 
 PROMPTS = [[3], [5, 9, 1], [30, 31, 2, 7]]
 BUDGET = 12
@@ -105,8 +105,8 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In half precision: between the judge at width 1 and the arm's engine at its width; the judge's own is the eager
-    one, and an outside engine is measured by it.
+    """In half precision: between the judge at width 1 and the arm's engine at its width, on the answers of the arm that
+    it is held to. The judge's engine is the eager one; an outside engine is measured by it.
     """
     for module in (lossless_check, statistics):
         monkeypatch.setattr(module, "EPSILON_POSITIONS_NEEDED", len(PROMPTS) * BUDGET)
@@ -122,9 +122,19 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         return forced(runner, *args)
 
     monkeypatch.setattr(lossless_check, "forced_logits", listen)
-    cell = SimpleNamespace(
-        cell="c", claims="lossless", held_to="ar", on="ar", engine=engine, checkpoints={"ar": "model"}
-    )
+    cells = [
+        SimpleNamespace(
+            cell=name,
+            suite="s",
+            arm=arm,
+            claims="lossless",
+            held_to="ar" if arm != "ar" else None,
+            on="ar",
+            engine=engine,
+            checkpoints={"ar": "model"},
+        )
+        for name, arm in (("r.b1", "ar"), ("r.b8", "ar"), ("c", "drafting"), ("d", "other"))
+    ]
     run = RunDirectory.create(tmp_path / "run")
     counts = (
         {"positions_fed": 5 * BUDGET, "forwards": BUDGET} if engine else dict.fromkeys(("positions_fed", "forwards"))
@@ -133,9 +143,12 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         dump(generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts))
         for i, (p, t) in enumerate(answers)
     ]
-    run.append("generations/c.jsonl", lines)
-    suite = cast("SuitePlan", SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines]))
-    lossless_check.check(run, cast("Cell", cell), suite, pool, pytest.fail)
+    for name, written in (("r.b1", lines[:1]), ("r.b8", lines), ("c", lines), ("d", lines)):
+        run.append(f"generations/{name}.jsonl", written)
+    suite = SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines])
+    plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite))
+    rescoring = lossless_check.Rescoring(run, plan, pool, pytest.fail)
+    rescoring.check(cast("Cell", cells[2]))
 
     found = run.read_json("lossless/c.json")
     judge, own, width = ModelRunner(checkpoint), pool.runner("ar", "model", engine), 5 if engine else 2
@@ -144,7 +157,12 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     assert found["items"] == {"0": {}, "1": {}, "2": {}}
     plain = pool.runner("ar", "model", "eager")
     assert plain.decoder is None
-    assert fed == [(plain, 1), (own, width)] * 3 + [(plain, width)] * 3
+    assert fed == [(plain, 1)] * 3 + [(own, width)] * 3 + [(plain, width)] * 3
+
+    fed.clear()
+    rescoring.check(cast("Cell", cells[3]))  # the reference arm's logits are known by now
+    assert run.read_json("lossless/d.json") == found
+    assert fed == [(plain, width)] * 3
 
 
 @pytest.mark.parametrize(
