@@ -7,7 +7,8 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "architecture or those_of_ar or assisted or static_cache"
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# One process more than cores: many tests wait for processes and timers.
+PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
 .PHONY: run real test unit lint slow faults mutants schemas clean
 
