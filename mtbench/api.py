@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.errors import UserError, unknown
 from mtbench.report import pipeline
 from mtbench.report.console import Terminal
@@ -72,6 +72,7 @@ def run(
     ray: str | None = None,
     peak_memory: bool = False,
     server: Collection[str] = (),
+    plugin: str | Path | Collection[str | Path] = (),
     progress: bool = False,
     **options: Any,
 ) -> Results:
@@ -81,10 +82,13 @@ def run(
     value may stand for a list; `checkpoint` maps roles to paths; the time budget is `time_budget_s`, in seconds.
     `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run. `server`
     names servers that the stored plan may ask, as URL or URL=VARIABLE; those of `method` need no naming.
+    `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
     `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """
+    for file in (plugin,) if isinstance(plugin, str | Path) else plugin:
+        plugins.load_file(file)
     request = _request(options)
     servers = {*server, *lifecycle.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)

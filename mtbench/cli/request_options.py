@@ -10,11 +10,29 @@ from typing import Annotated, Any, get_args
 
 from typer import Context, Option
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.errors import UserError
 from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
 
+
+
+def _load_plugins(paths: Sequence[str]) -> list[str]:
+    """Import the files of `--plugin` as soon as the option is read. Raises UserError for one that cannot be used."""
+    if paths:
+        import mtbench.decoding.arms  # its check of default arms holds for them, too; imports torch
+    return [plugins.load_file(path).path for path in paths]
+
+
 # Options that several commands take.
+PluginOption = Annotated[
+    list[str],
+    Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=_load_plugins,
+        help="Import a file that registers methods or suites. It is code: name only files you trust. Repeatable.",
+    ),
+]
 DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
 OfflineOption = Annotated[bool, Option("--offline", help="Never use the network.")]
 FamilyOption = Annotated[
@@ -60,7 +78,7 @@ JsonOption = Annotated[
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "allow_torch", "allow_dirty"),
     "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
-    "What to compare": ("method", "arm", "url", "engine", "family", "model", "checkpoint", "weights", "accept"),
+    "What to compare": ("method", "plugin", "arm", "url", "engine", "family", "model", "checkpoint", "weights", "accept"),
     "Benchmark": (
         "suite",
         "subtask",
@@ -167,8 +185,9 @@ def options(
     accuracy_margin: Annotated[
         float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
     ] = DEFAULTS.accuracy_margin,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
-    """Never called. Its signature declares the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
+    """Never called. Its signature declares the options: the fields of `RunRequest`, and three that others read."""
 
 
 def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:

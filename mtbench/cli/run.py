@@ -16,6 +16,7 @@ from mtbench.cli.request_options import (
     JsonOption,
     OutOption,
     PeakMemoryOption,
+    PluginOption,
     RayOption,
     ResumeOption,
     ServerOption,
@@ -92,6 +93,7 @@ def generate(
             "take turns.",
         ),
     ] = False,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """Decode the missing batches of a plan.
 
@@ -115,7 +117,10 @@ def generate(
 
 @app.command()
 def score(
-    directory: DirectoryArgument, data_dir: DataOption = None, allow_unsandboxed_code: UnsandboxedOption = False
+    directory: DirectoryArgument,
+    data_dir: DataOption = None,
+    allow_unsandboxed_code: UnsandboxedOption = False,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.cli import stages
@@ -125,7 +130,11 @@ def score(
 
 
 @app.command("report")
-def rebuild(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
+def rebuild(
+    directory: DirectoryArgument,
+    json_to: JsonOption = None,
+    plugin: PluginOption = [],  # noqa: B006
+) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     from mtbench.cli import report
 

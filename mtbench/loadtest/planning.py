@@ -56,6 +56,7 @@ def plan(request: LoadRequest) -> LoadPlan:
             for i in suite_plan.items
         ],
         points=_points(request, chosen, sizes, len(suite_plan.items)),
+        plugins=planned.plugins,
     )
 
 

@@ -19,7 +19,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
-from mtbench.records import CellName, Record, Share, StoredCount, TokenId, VersionOne
+from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
 from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.runs.run_request import RunRequest as RunRequest
@@ -182,6 +182,9 @@ class Plan(Record):
     suites: list[SuitePlan] = Field(description="suites with their prompts")
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")
+    plugins: dict[str, Sha256] = Field(
+        default_factory=dict, description="SHA-256 of each file that registered a method or a suite of this plan, by path"
+    )
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtbench import plugins
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
@@ -86,7 +87,15 @@ def make_plan(request: RunRequest) -> Plan:
             "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
     _refuse_twins(cells)
-    return Plan(schema_version=SCHEMA_VERSION, request=request, suites=suites, cells=cells, groups=groups)
+    used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in contestants]
+    return Plan(
+        schema_version=SCHEMA_VERSION,
+        request=request,
+        suites=suites,
+        cells=cells,
+        groups=groups,
+        plugins=plugins.files_of(used),
+    )
 
 
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
