@@ -83,6 +83,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
         "suite",
         "subtask",
         "limit",
+        "metric",
         "data_dir",
         "bundle",
         "offline",
@@ -144,6 +145,10 @@ def options(
     subtask: Annotated[
         list[str], Option("--subtask", help="Only this subtask of the suite. Repeatable; default: all.")
     ] = list(DEFAULTS.subtask),  # noqa: B006
+    metric: Annotated[
+        str | None,
+        Option("--metric", help="How `prompts:FILE` scores its answers: exact (default), contains, number or none."),
+    ] = DEFAULTS.metric,
     rounds: Annotated[int, Option("--rounds", help="How often the first blocks are timed.")] = DEFAULTS.rounds,
     time_budget: Annotated[
         str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")

@@ -113,11 +113,12 @@ def _enough(planned: Plan, need: AccuracyNeed) -> str:
     """Return whether a group has enough items, and if not, why or what to do."""
     if need.enough:
         return "enough"
-    if need.planned < len(planned.suite(need.group.suite).items):
+    suite = planned.suite(need.group.suite)
+    if need.planned < len(suite.scored_items):
         return "too few; only the largest batch size has all items"
-    if planned.request.limit is not None:
+    if not suite.is_whole(planned.request.limit):
         return "too few; raise `--limit`"
-    return "too few, and the suite has no more"
+    return "too few, and the suite has no more; add prompts, or take a larger suite"
 
 
 def _duration(seconds: float) -> str:

@@ -76,6 +76,7 @@ class LoadItem(Record):
     prompt: Text = Field(description="text that the server continues, after the chat template")
     prompt_tokens: Size = Field(description="its tokens")
     cut: list[str] = Field(description="strings that cut the answer when it is scored")
+    scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
 
 
 class PointPlan(Record):

@@ -42,7 +42,7 @@ from mtbench.runs.plan import (
     SuitePlan,
 )
 from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
-from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
+from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_metric, refuse_unknown_subtasks
 from mtbench.runs.simulation import (
     Acceptance,
     flags_of,
@@ -60,6 +60,7 @@ def make_plan(request: RunRequest) -> Plan:
     """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request."""
     _refuse_bad_values(request)
     refuse_unknown_subtasks(request)
+    refuse_unknown_metric(request)
     acceptance = None if request.accept is None else Acceptance(request.accept)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     inspected: dict[str, Inspected] = {}

@@ -25,6 +25,7 @@ class RunRequest(Record):
     batch_size: Sequence[int] = Field((1, 8), description="batch sizes, in requests")
     batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
     limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
+    metric: str | None = Field(None, description="metric of the suites that have several; null: their own")
     subtask: Sequence[str] = Field((), description="subtasks to ask; empty: all subtasks")
     rounds: int = Field(3, description="how many times the first blocks are timed")
     time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
