@@ -237,7 +237,7 @@ def test_every_class_of_ours_passes_what_strangers_must() -> None:
                 check(registry[name])
 
 
-# --- A file named on the command line: `--plugin FILE.py` ----------------------------------------------------------------
+# --- A file named on the command line: `--plugin FILE.py` -------------------------------------------------------------
 
 METHOD_FILE = """
 from dataclasses import dataclass
@@ -275,7 +275,7 @@ class Echoed(Suite):
         self.task = {"name": "echoed"}
 
     def prompts(self, template, limit):
-        return [Prompt(item=f"echoed/{n}/0", text=f"{n} + 1 =") for n in range(4)][:limit]
+        return [Prompt(item=f"echoed/{n}/0", text="a b c") for n in range(4)][:limit]
 
     def score(self, answers):
         return {item: 1.0 for item in answers}

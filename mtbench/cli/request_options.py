@@ -1,6 +1,7 @@
 """The options of a run, declared once for `mtbench run` and `mtbench plan`. The defaults are `RunRequest`'s."""
 
 import copy
+import importlib
 import inspect
 import math
 import re
@@ -12,14 +13,13 @@ from typer import Context, Option
 
 from mtbench import plugins, records
 from mtbench.errors import UserError
-from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
-
+from mtbench.runs.run_request import ALL, DEFAULTS, OPTIONS, TIMED_BLOCKS, RunRequest, default_limit
 
 
 def _load_plugins(paths: Sequence[str]) -> list[str]:
     """Import the files of `--plugin` as soon as the option is read. Raises UserError for one that cannot be used."""
     if paths:
-        import mtbench.decoding.arms  # its check of default arms holds for them, too; imports torch
+        importlib.import_module("mtbench.decoding.arms")  # its check of default arms holds for them, too
     return [plugins.load_file(path).path for path in paths]
 
 
@@ -78,7 +78,18 @@ JsonOption = Annotated[
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "allow_torch", "allow_dirty"),
     "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
-    "What to compare": ("method", "plugin", "arm", "url", "engine", "family", "model", "checkpoint", "weights", "accept"),
+    "What to compare": (
+        "method",
+        "plugin",
+        "arm",
+        "url",
+        "engine",
+        "family",
+        "model",
+        "checkpoint",
+        "weights",
+        "accept",
+    ),
     "Benchmark": (
         "suite",
         "subtask",
@@ -140,8 +151,14 @@ def options(
         str, Option("--batching", help="static, refill (a finished row takes the next prompt), or static,refill.")
     ] = ",".join(DEFAULTS.batching),
     limit: Annotated[
-        int | None, Option("--limit", help="Items per suite, or per subtask of a suite with subtasks; default: all.")
-    ] = DEFAULTS.limit,
+        str | None,
+        Option(
+            "--limit",
+            metavar="INTEGER|all",
+            help="Items per suite, or per subtask of a suite with subtasks; default: "
+            f"{TIMED_BLOCKS} blocks of the largest batch size.",
+        ),
+    ] = None,
     subtask: Annotated[
         list[str], Option("--subtask", help="Only this subtask of the suite. Repeatable; default: all.")
     ] = list(DEFAULTS.subtask),  # noqa: B006
@@ -266,6 +283,7 @@ def request_of(params: Mapping[str, Any]) -> RunRequest:
         "time_budget_s": seconds(params["time_budget"]),
         "data_dir": absolute(params["data_dir"]),
     }
+    fields["limit"] = item_limit(params["limit"], fields["batch_size"], fields["batching"])
     if params["bundle"] is not None:
         fields = _from_bundle(params["bundle"], fields)
     return records.validate(fields, RunRequest, "the options", "see `mtbench run --help`.")
@@ -338,6 +356,22 @@ def whole_numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--batch-size {text!r} is not allowed; give whole numbers, such as 1,8.") from None
+
+
+def item_limit(text: str | None, batch_size: Sequence[int], batching: Sequence[str]) -> int | None:
+    """Return the items per suite or subtask, by default those of a few blocks; None: all. Raises UserError.
+
+    >>> item_limit("100", [8], ["static"]), item_limit("all", [8], ["static"]), item_limit(None, [1, 8], ["static"])
+    (100, None, 128)
+    """
+    if text is None:
+        return default_limit(batch_size, batching)
+    if text == ALL:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--limit {text!r} is not allowed; give a whole number of items, or {ALL}.") from None
 
 
 def absolute(path: Path | None) -> str | None:

@@ -57,10 +57,11 @@ def run(
     servers = {*server, *stages.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
     stages.check(settings, request.device)
+    given = given_fields(ctx)
     if dry_run:
-        stages.dry_run(request, None if resume else directory)
+        stages.dry_run(request, None if resume else directory, given)
         return
-    opened = stages.resume(request, directory, given_fields(ctx)) if resume else stages.start(request, directory)
+    opened = stages.resume(request, directory, given) if resume else stages.start(request, directory, given)
     if code := report.finish(opened, settings, json_to, failing):
         raise typer.Exit(code)
 
@@ -71,7 +72,7 @@ def plan(ctx: typer.Context, directory: OutOption = None, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
     from mtbench.cli import stages
 
-    stages.plan(request_of(ctx.params), directory)
+    stages.plan(request_of(ctx.params), directory, given_fields(ctx))
 
 
 @app.command()

@@ -52,9 +52,7 @@ def plan(request: LoadRequest) -> LoadPlan:
         stop=list(next(iter(stops))) if len(stops) == 1 else [],
         arms=chosen,
         items=[
-            LoadItem(
-                item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored
-            )
+            LoadItem(item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
             for i in suite_plan.items
         ],
         points=_points(request, chosen, sizes, len(suite_plan.items)),

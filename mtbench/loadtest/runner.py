@@ -168,7 +168,8 @@ class LoadRun:
                 found = suite.score(texts)
             known |= {(item, text): float(found[item]) for item, text in texts.items()}
         scores = {
-            point: [None if answer is None else known.get(answer) for answer in given] for point, given in answers.items()
+            point: [None if answer is None else known.get(answer) for answer in given]
+            for point, given in answers.items()
         }
         self.run.write_json(SCORES, scores, indent=None)
 

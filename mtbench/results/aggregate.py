@@ -50,7 +50,7 @@ from mtbench.runs.formats import (
     RescoringRecord,
     SessionRecord,
 )
-from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes

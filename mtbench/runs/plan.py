@@ -22,7 +22,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
-from mtbench.runs.run_request import CHECKPOINTS
+from mtbench.runs.run_request import CHECKPOINTS, REFILLS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
 Batching = Literal["static", "refill"]
@@ -36,7 +36,6 @@ MIN_BLOCKS = 6  # blocks that an interval needs
 MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
-REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 
 CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
 
@@ -195,7 +194,8 @@ class Plan(Record):
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")
     plugins: dict[str, Sha256] = Field(
-        default_factory=dict, description="SHA-256 of each file that registered a method or a suite of this plan, by path"
+        default_factory=dict,
+        description="SHA-256 of each file that registered a method or a suite of this plan, by path",
     )
 
     def cell(self, name: str) -> Cell:
@@ -232,10 +232,10 @@ class Plan(Record):
         suite, needed = self.suite(group.suite), f"{_items_needed(group)} items"
         remedy = f"which takes {needed}; raise `--limit`"
         if suite.is_whole(self.request.limit):
-            remedy = f"which takes {needed}, and the suite has {len(suite.items)}; add prompts, or lower `--batch-size`"
+            remedy = f"which takes {needed}, and there are {len(suite.items)}; add prompts, or lower `--batch-size`"
         return (
-            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed for "
-            f"an interval, {remedy}"
+            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
+            f"for an interval, {remedy}"
         )
 
 

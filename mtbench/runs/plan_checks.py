@@ -28,8 +28,8 @@ ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 def read_plan(run: RunDirectory) -> Plan:
     """Read the plan of a run.
 
-    Raises UserError if it is missing or malformed, if `refuse_faulty` refuses it, or if it needs a plugin file that this
-    process has not imported.
+    Raises UserError if it is missing or malformed, if `refuse_faulty` refuses it, or if it needs a plugin file that
+    this process has not imported.
     """
     file = run.path / "plan.json"
     plan = records.read_json(file, Plan, ADVICE)

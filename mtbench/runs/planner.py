@@ -29,7 +29,6 @@ from mtbench.runs.plan import (
     MOST_NEW_TOKENS,
     MOST_ROWS,
     PROTOCOLS,
-    REFILLS,
     SCHEMA_VERSION,
     Batching,
     Cell,
@@ -43,6 +42,7 @@ from mtbench.runs.plan import (
 )
 from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
 from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_metric, refuse_unknown_subtasks
+from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
     Acceptance,
     flags_of,
@@ -52,7 +52,6 @@ from mtbench.runs.simulation import (
     simulated_parts,
 )
 
-TIMED_BLOCKS = 16  # blocks that later rounds repeat
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 

@@ -54,8 +54,8 @@ def refuse_unknown_metric(request: RunRequest) -> None:
     if not known:
         several = [name for name in SUITES if SUITES[name].metrics]
         raise UserError(
-            f"--metric {request.metric!r}: {', '.join(request.suite)} has one metric; leave it out. Suites with several: "
-            f"{', '.join(several)}."
+            f"--metric {request.metric!r}: {', '.join(request.suite)} has one metric; leave it out. Suites with "
+            f"several: {', '.join(several)}."
         )
     if request.metric not in known:
         raise unknown("metric", request.metric, known, "mtbench run --help")

@@ -10,6 +10,9 @@ from pydantic import Field
 
 from mtbench.records import Record
 
+ALL = "all"  # of `--limit`
+TIMED_BLOCKS = 16  # blocks that later rounds repeat
+REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
@@ -48,6 +51,17 @@ class RunRequest(Record):
     protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
     fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
     accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+
+
+def default_limit(batch_size: Sequence[int], batching: Sequence[str]) -> int:
+    """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
+
+    They fill as many blocks of the largest batch size as every round times: more items would make the accuracy more
+    precise and no time, since later rounds repeat these blocks. A verdict on accuracy takes more; a dry run says how
+    many.
+    """
+    prompts_per_row = REFILLS if "refill" in batching else 1
+    return TIMED_BLOCKS * max(batch_size, default=1) * prompts_per_row
 
 
 DEFAULTS = RunRequest()

@@ -156,7 +156,9 @@ class Process:
     def revive(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=plugins.InChild(_serve), args=(theirs, *self.arguments), daemon=True, name=self.name)
+        self.process = context.Process(
+            target=plugins.InChild(_serve), args=(theirs, *self.arguments), daemon=True, name=self.name
+        )
         with interrupts_blocked():
             self.process.start()
         theirs.close()
