@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.errors import UserError, unknown
 from mtbench.report import pipeline
 from mtbench.report.console import Terminal
@@ -24,7 +24,7 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import DEFAULTS, OPTIONS, Execution, RunRequest
+from mtbench.runs.run_request import ALL, DEFAULTS, OPTIONS, Execution, RunRequest, default_limit
 
 SEQUENCES = tuple(name for name in OPTIONS if isinstance(getattr(DEFAULTS, name), tuple))
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
@@ -72,6 +72,7 @@ def run(
     ray: str | None = None,
     peak_memory: bool = False,
     server: Collection[str] = (),
+    plugin: str | Path | Collection[str | Path] = (),
     progress: bool = False,
     **options: Any,
 ) -> Results:
@@ -79,12 +80,16 @@ def run(
 
     `options` are the options of the command, with underscores: `method`, `suite`, `limit`, `batch_size`, … A single
     value may stand for a list; `checkpoint` maps roles to paths; the time budget is `time_budget_s`, in seconds.
+    Without `limit`, a suite or subtask has the items of a few blocks, as for the command; `limit=None` runs all.
     `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run. `server`
     names servers that the stored plan may ask, as URL or URL=VARIABLE; those of `method` need no naming.
+    `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
     `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """
+    for file in (plugin,) if isinstance(plugin, str | Path) else plugin:
+        plugins.load_file(file)
     request = _request(options)
     servers = {*server, *lifecycle.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
@@ -124,7 +129,12 @@ def _request(options: Mapping[str, Any]) -> RunRequest:
         if isinstance(value, Path):
             value = str(value)
         values[name] = value
-    return records.validate(values, RunRequest, "mtbench.run", "see help(mtbench.run).")
+    if values.get("limit") == ALL:
+        values["limit"] = None
+    request = records.validate(values, RunRequest, "mtbench.run", "see help(mtbench.run).")
+    if "limit" in values:
+        return request
+    return request.changed(limit=default_limit(request.batch_size, request.batching))
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:

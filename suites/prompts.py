@@ -1,12 +1,17 @@
-"""The user's own prompts: `prompts:FILE.jsonl`. Speed and agreement only; the answers are not scored.
+"""The user's own prompts: `prompts:FILE.jsonl`. Speed, agreement, and accuracy where the file has answers.
 
 Each line of FILE is one prompt, rendered by the checkpoint's chat template. `id` is optional (default: the line
 number). Other keys are ignored, so the files of other benchmarks work unchanged.
 
     {"prompt": "Why is the sky blue?"}
     {"id": "sky-2", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}
+    {"prompt": "What is the capital of France? Answer with its name only.", "answer": "Paris"}
+    {"prompt": "How many continents are there?", "reference": [7, "seven"]}
 
-    mtbench run --suite prompts:mine.jsonl
+A line with `answer`, or else `reference`, is scored: a text, a number, or a list of which one must match. `--metric`
+says how (mtbench/evaluation/answer_match.py): `exact` (default), `contains`, `number`, or `none` for no scores.
+
+    mtbench run --suite prompts:mine.jsonl --metric contains
 """
 
 import hashlib
@@ -19,22 +24,28 @@ from jinja2 import TemplateError
 
 from mtbench import files
 from mtbench.errors import UserError
+from mtbench.evaluation.answer_match import METRICS
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
 FOLDER = "prompts"  # of a bundle's data, for the user's files
+ANSWER_KEYS = ("answer", "reference")  # the first one that a line has
+NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "user", "assistant")
 
 
 @SUITES.register("prompts")
 class Prompts(Suite):
-    metric = None
+    metric = None  # of a file without answers
+    metrics = (*METRICS, NONE)
 
     def __init__(self, variant: str, source: Source) -> None:
         self.file, self._data = _read_file(variant)
         sha256 = _digest(self._data)
         self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
+        self._chosen = source.metric or next(iter(METRICS))
+        self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
         try:
             for number, entry in read_json_lines(io.BytesIO(self._data)):
@@ -43,6 +54,13 @@ class Prompts(Suite):
             raise self._line_error(error.number, error.reason) from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
+        if self._references:
+            self.metric = "exact_match" if self._chosen == "exact" else self._chosen
+        elif source.metric not in (None, NONE):
+            raise UserError(
+                f"suite 'prompts': {self.file} has no answers, so `--metric {source.metric}` has nothing to compare "
+                'with; leave it out, or add "answer" to its lines'
+            )
 
     @classmethod
     def cell_prefix(cls, variant: str) -> str:
@@ -67,9 +85,19 @@ class Prompts(Suite):
 
     def prompts(self, template: Template, limit: int | None) -> list[Prompt]:
         return [
-            Prompt(item=f"prompts/{name}/0", text=self._render(template, number, messages))
+            Prompt(item=_item(name), text=self._render(template, number, messages), scored=self._is_scored(name))
             for name, (number, messages) in list(self._conversations.items())[:limit]
         ]
+
+    def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        matches = METRICS[self._chosen]
+        return {
+            item: float(any(matches(text, reference) for reference in self._references[item]))
+            for item, text in answers.items()
+        }
+
+    def _is_scored(self, name: str) -> bool:
+        return not self._references or _item(name) in self._references
 
     def _add(self, number: int, entry: Any) -> None:
         """Add the conversation in a line of the file. Raise UserError if there is none."""
@@ -83,6 +111,8 @@ class Prompts(Suite):
             raise self._line_error(number, f"id {name!r} is already that of line {first}")
         try:
             self._conversations[str(name)] = number, conversation(entry)
+            if self._chosen != NONE and (found := references(entry)):
+                self._references[_item(str(name))] = found
         except ValueError as error:
             raise self._line_error(number, str(error)) from error
 
@@ -109,8 +139,27 @@ def _read_file(variant: str) -> tuple[Path, bytes]:
         raise UserError(f"suite 'prompts': {error}") from None
 
 
+def _item(name: str) -> str:
+    return f"prompts/{name}/0"
+
+
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def references(entry: Mapping[str, Any]) -> list[str]:
+    """Return the answers in one line of the file, of which one must match; [] if it has none.
+
+    Raise ValueError if they are not valid.
+    """
+    key = next((key for key in ANSWER_KEYS if entry.get(key) is not None), None)
+    if key is None:
+        return []
+    given = entry[key] if isinstance(entry[key], list) else [entry[key]]
+    for answer in given:
+        if type(answer) not in (str, int, float) or not str(answer).strip():
+            raise ValueError(f"{key!r} is not a text, a number or a list of them; `--metric none` ignores it")
+    return [str(answer) for answer in given]
 
 
 def conversation(entry: Mapping[str, Any]) -> Messages:

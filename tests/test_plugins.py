@@ -1,12 +1,13 @@
 """What other packages add: the example installs and runs; whatever breaks in one costs its own cells and says why."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.console import Console
 from small import END, VOCABULARY, save_small
 from whole import finish, start
 
+from mtbench import plugins
 from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
@@ -25,6 +27,7 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
 from mtbench.options import option
 from mtbench.runs.plan import RunRequest
+from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,6 +235,176 @@ def test_every_class_of_ours_passes_what_strangers_must() -> None:
         for name in registry:
             for check in registry.checks:
                 check(registry[name])
+
+
+# --- A file named on the command line: `--plugin FILE.py` -------------------------------------------------------------
+
+METHOD_FILE = """
+from dataclasses import dataclass
+
+import torch
+
+from mtbench import METHODS, Commit, Method, Window
+
+
+@METHODS.register("mine")
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    \"\"\"One token per forward, as `ar`.\"\"\"
+
+    roles = ("ar",)
+    claims = "lossless"
+
+    def window(self):
+        return Window(pending=1, guesses=0, commits=1)
+
+    def accept(self, state, rows, output):
+        return Commit(output.choice, count=torch.ones_like(rows.known), kept=torch.zeros_like(rows.known))
+"""
+SUITE_FILE = """
+from mtbench import SUITES, Prompt, Suite
+
+
+@SUITES.register("echoed")
+class Echoed(Suite):
+    metric = "exact_match"
+    family = "tiny"
+    max_new_tokens = 4
+
+    def __init__(self, variant, source):
+        self.task = {"name": "echoed"}
+
+    def prompts(self, template, limit):
+        return [Prompt(item=f"echoed/{n}/0", text="a b c") for n in range(4)][:limit]
+
+    def score(self, answers):
+        return {item: 1.0 for item in answers}
+"""
+BROKEN_FILES = {
+    "syntax": ("x = 1\ndef", "line 2: SyntaxError: invalid syntax"),
+    "import": ("\n\nimport no_such_module", "line 3: ModuleNotFoundError: No module named 'no_such_module'"),
+    "raises": ("def f():\n    raise ValueError('odd')\nf()", "line 2: ValueError: odd"),
+    "exits": ("raise SystemExit(3)", "line 1: SystemExit: 3"),
+    "nothing": ("x = 1", "registers no method and no suite"),
+    "taken": (METHOD_FILE.replace('"mine"', '"ar"'), "line 9: ValueError: method 'ar' is registered twice"),
+    "no dataclass": (
+        METHOD_FILE.replace("@dataclass(frozen=True, kw_only=True)\n", ""),
+        "line 9: TypeError: Mine is not a @dataclass",
+    ),
+    "bare field": (
+        METHOD_FILE.replace("    claims", "    width: int = 3\n    claims"),
+        "line 9: TypeError: Mine.width is a field without mtbench.options.option",
+    ),
+    "default arms": (
+        METHOD_FILE.replace("    claims", '    default_arms = ("mine:k=3",)\n    claims'),
+        "line 9: unknown option of mine 'k'",
+    ),
+}
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Write a plugin file and return its path. What is imported in the test is forgotten after it."""
+
+    def write(source: str, name: str = "mine.py") -> str:
+        (tmp_path / name).write_text(source)
+        return str(tmp_path / name)
+
+    yield write
+    for file in plugins.loaded():
+        plugins._forget(file)
+
+
+@pytest.mark.parametrize("case", BROKEN_FILES)
+def test_a_broken_file_is_one_line_with_file_and_line(case: str, plugin: Callable[..., str]) -> None:
+    """And nothing of it is registered."""
+    source, reason = BROKEN_FILES[case]
+    path, before = plugin(source), list(METHODS)
+    with pytest.raises(UserError, match=re.escape(reason)) as caught:
+        plugins.load_file(path)
+
+    assert str(caught.value).startswith("--plugin ")
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(METHODS) == before
+    assert not plugins.loaded()
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    """Neither is a folder a plugin."""
+    with pytest.raises(UserError, match=r"--plugin '.*none\.py' cannot be read: No such file"):
+        plugins.load_file(tmp_path / "none.py")
+    with pytest.raises(UserError, match="it is not a plain file"):
+        plugins.load_file(tmp_path)
+
+
+def test_a_file_that_changed_replaces_what_it_registered(plugin: Callable[..., str]) -> None:
+    """As one edits a method between two runs of a notebook. The same content twice is one plugin."""
+    plugins.load_file(plugin(METHOD_FILE))
+    plugins.load_file(plugin(METHOD_FILE, "copy.py"))
+    plugins.load_file(plugin(METHOD_FILE.replace('"mine"', '"yours"')))
+
+    assert "yours" in list(METHODS)
+    assert "mine" not in list(METHODS)
+    assert len(plugins.loaded()) == 1
+
+
+def test_the_command_line_finds_what_a_file_registers(
+    plugin: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ls` lists and describes it."""
+    path = plugin(METHOD_FILE)
+    _, listed, _ = say(capsys, monkeypatch, "ls", "methods", "--plugin", path)
+    assert "mine" in listed
+    code, _, error = say(capsys, monkeypatch, "ls", "suites", "--plugin", plugin("def", "bad.py"))
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "bad.py, line 1: SyntaxError" in error
+
+
+def test_a_plan_holds_the_files_that_it_needs(plugin: Callable[..., str], checkpoint: str, tmp_path: Path) -> None:
+    """By SHA-256: a file that is not named, or that changed, is refused in one line; the same file elsewhere is not."""
+    path = plugin(METHOD_FILE)
+    file = plugins.load_file(path)
+    plugins.load_file(plugin(SUITE_FILE, "unused.py"))
+    run = start(tmp_path / "run", asked(checkpoint, method=["ar", "mine"]))
+
+    assert json.loads((run.path / "plan.json").read_text())["plugins"] == {path: file.sha256}
+    for loaded_file in plugins.loaded():
+        plugins._forget(loaded_file)
+    with pytest.raises(UserError, match=rf"needs the plugin '{path}', .* add `--plugin {path}`\."):
+        read_plan(run)
+    plugins.load_file(plugin(METHOD_FILE + "# edited"))
+    with pytest.raises(UserError, match=r"mine\.py' changed since the plan was made .*; restore it, or"):
+        read_plan(run)
+    plugins._forget(plugins.loaded()[0])
+    plugins.load_file(plugin(METHOD_FILE, "elsewhere.py"))
+    assert read_plan(run).plugins == {path: file.sha256}
+
+
+@pytest.mark.whole
+def test_a_run_with_files_uses_workers_and_resumes(
+    plugin: Callable[..., str], checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Two spawned workers import the file as it was read; a stage that is a command of its own must name it."""
+    named = ["--plugin", plugin(METHOD_FILE), "--plugin", plugin(SUITE_FILE, "suite.py")]
+    models = ["--checkpoint", f"ar={checkpoint}", "--device", "cpu"]
+    what = ["--suite", "echoed", "--method", "ar", "--method", "mine", "--batch-size", "1", "--rounds", "1"]
+    path = str(tmp_path / "run")
+    code, _, error = say(capsys, monkeypatch, "plan", *named, *models, *what, "-o", path)
+    assert code in (0, None), error
+    for file in plugins.loaded():
+        plugins._forget(file)
+
+    code, _, error = say(capsys, monkeypatch, "generate", path)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "add `--plugin" in error
+    code, _, error = say(capsys, monkeypatch, "run", "-o", path, "--resume", "--workers", "2", *named)
+    assert code in (0, None), error
+    cells = json.loads((tmp_path / "run" / "results.json").read_text())["cells"]
+    assert [(c["method"], c["status"], c["accuracy"]["value"]) for c in cells] == [("ar", "ok", 1), ("mine", "ok", 1)]
+    assert cells[1]["lossless"]["grade"] == "exact"
 
 
 # --- What breaks when it is planned or run --------------------------------------------------------------------------

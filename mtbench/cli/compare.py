@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from mtbench.cli.request_options import PluginOption
+
 app = typer.Typer()
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Finished run directories; the first one is compared with.")]
@@ -14,7 +16,11 @@ ComparisonOption = Annotated[
 
 
 @app.command()
-def compare(runs: RunsArgument, json_to: ComparisonOption = None) -> None:
+def compare(
+    runs: RunsArgument,
+    json_to: ComparisonOption = None,
+    plugin: PluginOption = [],  # noqa: B006
+) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
     from mtbench.cli import comparison
 

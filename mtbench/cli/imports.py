@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from mtbench.cli.request_options import PluginOption
+
 app = typer.Typer()
 
 FilesArgument = Annotated[list[Path], typer.Argument(help="Result files of other tools; recognised by content.")]
@@ -24,7 +26,11 @@ OutOption = Annotated[
 
 @app.command("import")
 def import_files(
-    files: FilesArgument, beside: BesideOption = None, json_to: JsonOption = None, out: OutOption = None
+    files: FilesArgument,
+    beside: BesideOption = None,
+    json_to: JsonOption = None,
+    out: OutOption = None,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """Lay results of other tools side by side, each figure under its owner's definition.
 

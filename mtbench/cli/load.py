@@ -20,6 +20,7 @@ from mtbench.cli.request_options import (
     FamilyOption,
     ModelOption,
     OfflineOption,
+    PluginOption,
     ResumeOption,
     UnsandboxedOption,
     in_panels,
@@ -32,7 +33,7 @@ from mtbench.runs.run_request import DEFAULTS
 
 app = typer.Typer()
 
-PER_SESSION = {"directory", "resume", "time_budget", "client_python"}  # options that `--resume` takes
+PER_SESSION = {"directory", "resume", "time_budget", "client_python", "plugin"}  # options that `--resume` takes
 ArmOption = Annotated[
     list[str],
     Option(
@@ -87,6 +88,7 @@ LoadOutOption = Annotated[Path | None, Option("-o", "--out", help="Folder of the
 def load(
     ctx: typer.Context,
     arm: ArmOption = [],  # noqa: B006
+    plugin: PluginOption = [],  # noqa: B006
     url: UrlOption = [],  # noqa: B006
     suite: SuiteOption = DEFAULTS.suite[0],
     family: FamilyOption = None,

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.cli import session
 from mtbench.cli.request_options import absolute, checkpoints
 from mtbench.cli.session import warn
@@ -106,6 +106,7 @@ def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None
     """Run the points that are missing, score the answers, write load.json and the page."""
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     planned = opened.read(PLAN, LoadPlan)
+    plugins.refuse_missing(planned.plugins)
     client = CLIENTS[planned.request.client]
     session.started.append(opened.path)
     with opened.locked():

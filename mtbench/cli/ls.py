@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.cli.request_options import PluginOption
 from mtbench.cli.session import out, say
 from mtbench.errors import unknown
 from mtbench.evaluation.lm_eval import HarnessSuite
@@ -31,6 +32,7 @@ NONE = "–"
 def ls(
     kind: Annotated[str, typer.Argument(help="methods, suites or families.")] = "methods",
     name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """List methods, suites or families, or describe one of them."""
     listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}

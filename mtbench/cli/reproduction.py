@@ -14,7 +14,7 @@ from mtbench.cli.request_options import absolute, checkpoints, whole_numbers
 from mtbench.cli.session import err, out, say, warn
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.report.progress import RunProgress, clock
+from mtbench.report.progress import MeasuringProgress, RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.reproduce import page, rerun
 from mtbench.reproduce.compare import compare
@@ -23,7 +23,7 @@ from mtbench.reproduce.rerun import Part
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
-from mtbench.runs.time_estimate import estimate_s
+from mtbench.runs.time_estimate import all_blocks, estimate
 
 PER_EXECUTION = {"offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
 
@@ -52,8 +52,9 @@ def dry_run(params: Mapping[str, Any]) -> None:
         if part.plan is not None:
             say(f"{table.name}, {part.family}")
             out.print(plan_table(part.plan))
-            estimate = clock(estimate_s(part.plan))
-            say(f"{part.family}: about {estimate} (h:min:s), if every answer takes its whole token budget")
+            with MeasuringProgress(err) as progress:
+                expected = estimate(part.plan, progress.show)
+            say(f"{part.family}: {expected.described(all_blocks(part.plan))}")
     _print_skipped(parts)
 
 

@@ -1,6 +1,7 @@
 """The options of a run, declared once for `mtbench run` and `mtbench plan`. The defaults are `RunRequest`'s."""
 
 import copy
+import importlib
 import inspect
 import math
 import re
@@ -10,11 +11,28 @@ from typing import Annotated, Any, get_args
 
 from typer import Context, Option
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.errors import UserError
-from mtbench.runs.run_request import DEFAULTS, OPTIONS, RunRequest
+from mtbench.runs.run_request import ALL, DEFAULTS, OPTIONS, TIMED_BLOCKS, RunRequest, default_limit
+
+
+def _load_plugins(paths: Sequence[str]) -> list[str]:
+    """Import the files of `--plugin` as soon as the option is read. Raises UserError for one that cannot be used."""
+    if paths:
+        importlib.import_module("mtbench.decoding.arms")  # its check of default arms holds for them, too
+    return [plugins.load_file(path).path for path in paths]
+
 
 # Options that several commands take.
+PluginOption = Annotated[
+    list[str],
+    Option(
+        "--plugin",
+        metavar="FILE.py",
+        callback=_load_plugins,
+        help="Import a file that registers methods or suites. It is code: name only files you trust. Repeatable.",
+    ),
+]
 DataOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
 OfflineOption = Annotated[bool, Option("--offline", help="Never use the network.")]
 FamilyOption = Annotated[
@@ -60,11 +78,23 @@ JsonOption = Annotated[
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "allow_torch", "allow_dirty"),
     "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
-    "What to compare": ("method", "arm", "url", "engine", "family", "model", "checkpoint", "weights", "accept"),
+    "What to compare": (
+        "method",
+        "plugin",
+        "arm",
+        "url",
+        "engine",
+        "family",
+        "model",
+        "checkpoint",
+        "weights",
+        "accept",
+    ),
     "Benchmark": (
         "suite",
         "subtask",
         "limit",
+        "metric",
         "data_dir",
         "bundle",
         "offline",
@@ -121,11 +151,21 @@ def options(
         str, Option("--batching", help="static, refill (a finished row takes the next prompt), or static,refill.")
     ] = ",".join(DEFAULTS.batching),
     limit: Annotated[
-        int | None, Option("--limit", help="Items per suite, or per subtask of a suite with subtasks; default: all.")
-    ] = DEFAULTS.limit,
+        str | None,
+        Option(
+            "--limit",
+            metavar="INTEGER|all",
+            help="Items per suite, or per subtask of a suite with subtasks; default: "
+            f"{TIMED_BLOCKS} blocks of the largest batch size.",
+        ),
+    ] = None,
     subtask: Annotated[
         list[str], Option("--subtask", help="Only this subtask of the suite. Repeatable; default: all.")
     ] = list(DEFAULTS.subtask),  # noqa: B006
+    metric: Annotated[
+        str | None,
+        Option("--metric", help="How `prompts:FILE` scores its answers: exact (default), contains, number or none."),
+    ] = DEFAULTS.metric,
     rounds: Annotated[int, Option("--rounds", help="How often the first blocks are timed.")] = DEFAULTS.rounds,
     time_budget: Annotated[
         str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
@@ -167,8 +207,9 @@ def options(
     accuracy_margin: Annotated[
         float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
     ] = DEFAULTS.accuracy_margin,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
-    """Never called. Its signature declares the options: the fields of `RunRequest`, `time_budget` and `bundle`."""
+    """Never called. Its signature declares the options: the fields of `RunRequest`, and three that others read."""
 
 
 def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
@@ -242,6 +283,7 @@ def request_of(params: Mapping[str, Any]) -> RunRequest:
         "time_budget_s": seconds(params["time_budget"]),
         "data_dir": absolute(params["data_dir"]),
     }
+    fields["limit"] = item_limit(params["limit"], fields["batch_size"], fields["batching"])
     if params["bundle"] is not None:
         fields = _from_bundle(params["bundle"], fields)
     return records.validate(fields, RunRequest, "the options", "see `mtbench run --help`.")
@@ -314,6 +356,22 @@ def whole_numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--batch-size {text!r} is not allowed; give whole numbers, such as 1,8.") from None
+
+
+def item_limit(text: str | None, batch_size: Sequence[int], batching: Sequence[str]) -> int | None:
+    """Return the items per suite or subtask, by default those of a few blocks; None: all. Raises UserError.
+
+    >>> item_limit("100", [8], ["static"]), item_limit("all", [8], ["static"]), item_limit(None, [1, 8], ["static"])
+    (100, None, 128)
+    """
+    if text is None:
+        return default_limit(batch_size, batching)
+    if text == ALL:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"--limit {text!r} is not allowed; give a whole number of items, or {ALL}.") from None
 
 
 def absolute(path: Path | None) -> str | None:

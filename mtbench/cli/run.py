@@ -16,6 +16,7 @@ from mtbench.cli.request_options import (
     JsonOption,
     OutOption,
     PeakMemoryOption,
+    PluginOption,
     RayOption,
     ResumeOption,
     ServerOption,
@@ -56,10 +57,11 @@ def run(
     servers = {*server, *stages.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
     stages.check(settings, request.device)
+    given = given_fields(ctx)
     if dry_run:
-        stages.dry_run(request, None if resume else directory)
+        stages.dry_run(request, None if resume else directory, given)
         return
-    opened = stages.resume(request, directory, given_fields(ctx)) if resume else stages.start(request, directory)
+    opened = stages.resume(request, directory, given) if resume else stages.start(request, directory, given)
     if code := report.finish(opened, settings, json_to, failing):
         raise typer.Exit(code)
 
@@ -70,7 +72,7 @@ def plan(ctx: typer.Context, directory: OutOption = None, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
     from mtbench.cli import stages
 
-    stages.plan(request_of(ctx.params), directory)
+    stages.plan(request_of(ctx.params), directory, given_fields(ctx))
 
 
 @app.command()
@@ -92,6 +94,7 @@ def generate(
             "take turns.",
         ),
     ] = False,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """Decode the missing batches of a plan.
 
@@ -115,7 +118,10 @@ def generate(
 
 @app.command()
 def score(
-    directory: DirectoryArgument, data_dir: DataOption = None, allow_unsandboxed_code: UnsandboxedOption = False
+    directory: DirectoryArgument,
+    data_dir: DataOption = None,
+    allow_unsandboxed_code: UnsandboxedOption = False,
+    plugin: PluginOption = [],  # noqa: B006
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
     from mtbench.cli import stages
@@ -125,7 +131,11 @@ def score(
 
 
 @app.command("report")
-def rebuild(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
+def rebuild(
+    directory: DirectoryArgument,
+    json_to: JsonOption = None,
+    plugin: PluginOption = [],  # noqa: B006
+) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     from mtbench.cli import report
 

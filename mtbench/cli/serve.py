@@ -15,6 +15,7 @@ from mtbench.cli.request_options import (
     FamilyOption,
     ModelOption,
     OfflineOption,
+    PluginOption,
     checkpoints,
 )
 from mtbench.cli.session import say
@@ -28,6 +29,7 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 @app.command()
 def serve(
     method: Annotated[str, Option("--method", help="Method as NAME[:option=value,…]. See `mtbench ls methods`.")],
+    plugin: PluginOption = [],  # noqa: B006
     engine: Annotated[str, Option("--engine", help="graph, eager or invariant.")] = "graph",
     family: FamilyOption = None,
     model: ModelOption = None,

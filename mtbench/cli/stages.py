@@ -6,11 +6,10 @@ from pathlib import Path
 
 from mtbench.cli import session
 from mtbench.cli.session import err, out, say, warn
-from mtbench.decoding.openai_client import ServerError
 from mtbench.errors import UserError
 from mtbench.report.formatting import counted
-from mtbench.report.phrases import batches
-from mtbench.report.progress import RunProgress
+from mtbench.report.phrases import batches, suite_name
+from mtbench.report.progress import MeasuringProgress, RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
 from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
@@ -20,15 +19,16 @@ from mtbench.runs.lifecycle import check as check
 from mtbench.runs.lifecycle import servers_of as servers_of
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
-from mtbench.runs.run_request import Execution, RunRequest
-from mtbench.runs.time_estimate import estimate_blocks_s, modelled_gpu
+from mtbench.runs.run_request import ALL, Execution, RunRequest
+from mtbench.runs.time_estimate import all_blocks, duration, estimate
 
 
-def start(request: RunRequest, directory: Path | None) -> RunDirectory:
-    """Plan a run. Nothing is written if the request is wrong."""
+def start(request: RunRequest, directory: Path | None, given: Collection[str]) -> RunDirectory:
+    """Plan a run, and say what it holds. Nothing is written if the request is wrong. `given`: fields of options."""
     path = directory or lifecycle.default_directory(request)
     run, planned = lifecycle.start(path, request, sys.argv)
     session.started.append(path)
+    warn(plan_line(planned, given))
     for warning in planned.warnings():
         warn(warning)
     return run
@@ -39,15 +39,28 @@ def resume(request: RunRequest, directory: Path | None, given: Collection[str]) 
     if directory is None:
         raise UserError("--resume needs the run directory: `mtbench run -o DIR --resume`.")
     if lifecycle.clear_unplanned(directory, given):
-        return start(request, directory)
+        return start(request, directory, given)
     run = lifecycle.reopen(directory, request, given)
     session.started.append(directory)
     return run
 
 
-def plan(request: RunRequest, directory: Path | None) -> None:
+def plan(request: RunRequest, directory: Path | None, given: Collection[str]) -> None:
     """Write a plan and print its directory."""
-    say(start(request, directory).path)
+    say(start(request, directory, given).path)
+
+
+def plan_line(planned: Plan, given: Collection[str]) -> str:
+    """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""
+    limit = planned.request.limit
+    items = ", ".join(f"{len(suite.items):,} items of {suite_name(suite.suite)}" for suite in planned.suites)
+    if "limit" not in given and not all(suite.is_whole(limit) for suite in planned.suites):
+        items += f" (default `--limit {limit}`; `--limit {ALL}` runs all)"
+    arms = counted(len({cell.arm for cell in planned.cells}), "arm")
+    rounds = counted(planned.request.rounds, "round")
+    timed = sum(sum(group.rounds) * len(group.cells) for group in planned.groups)
+    sizes = " and ".join(map(str, sorted(set(planned.request.batch_size))))
+    return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
 
 
 def generate(directory: Path, settings: Execution) -> bool:
@@ -71,32 +84,26 @@ def score(directory: Path, settings: Execution) -> None:
     lifecycle.score(RunDirectory.open(directory), settings)
 
 
-def dry_run(request: RunRequest, directory: Path | None) -> None:
+def dry_run(request: RunRequest, directory: Path | None, given: Collection[str] = ()) -> None:
     """Print the plan, a time estimate, and what a verdict on accuracy will take."""
     if directory is not None:
         lifecycle.refuse_existing(directory)
     planned = make_plan(request)
+    say(plan_line(planned, given))
     out.print(plan_table(planned))
     for warning in planned.warnings():
         say(warning)
-    try:
-        blocks_s = estimate_blocks_s(planned)
-    except ServerError as error:
-        raise UserError(f"{error}; the time estimate needs the server.") from None
-    total_s = sum(sum(group.rounds) * block_s for group, block_s in zip(planned.groups, blocks_s, strict=True))
-    say(f"about {_duration(total_s)}, if every answer takes its whole token budget{_basis(planned)}")
+    with MeasuringProgress(err) as progress:
+        expected = estimate(planned, progress.show)
+    for cell, error in expected.failed.items():
+        say(f"{cell} fails: {error}")
+    say(expected.described(all_blocks(planned)))
     needs = accuracy_needs(planned)
     if needs:
         assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
         say(f"items for a verdict on accuracy (assumed: {assumed}):")
     for need in needs:
-        say(_need(planned, need, need.time_s(blocks_s[need.place])))
-
-
-def _basis(planned: Plan) -> str:
-    """Return what else the time estimate assumes."""
-    gpu = modelled_gpu(planned)
-    return "" if gpu is None else f" and every forward pass gives one token; computed for an {gpu.name}, not measured"
+        say(_need(planned, need, need.time_s(expected.blocks_s[need.place])))
 
 
 def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
@@ -105,7 +112,7 @@ def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
     place = f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(need.arms, 'arm')}"
     if need.needed is None or time_s is None:
         return f"{place}: no number of items shows `not worse` within {within:g} points"
-    takes = f"`not worse` within {within:g} points takes about {need.needed:,} items, {_duration(time_s)}"
+    takes = f"`not worse` within {within:g} points takes about {need.needed:,} items, {duration(time_s)}"
     return f"{place}: {takes}; planned: {need.planned:,}, {_enough(planned, need)}"
 
 
@@ -113,12 +120,9 @@ def _enough(planned: Plan, need: AccuracyNeed) -> str:
     """Return whether a group has enough items, and if not, why or what to do."""
     if need.enough:
         return "enough"
-    if need.planned < len(planned.suite(need.group.suite).items):
+    suite = planned.suite(need.group.suite)
+    if need.planned < len(suite.scored_items):
         return "too few; only the largest batch size has all items"
-    if planned.request.limit is not None:
+    if not suite.is_whole(planned.request.limit):
         return "too few; raise `--limit`"
-    return "too few, and the suite has no more"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    return "too few, and the suite has no more; add prompts, or take a larger suite"

@@ -31,7 +31,7 @@ class Speculation(NamedTuple):
     drafted: int  # tokens of these drafts
     accepted: int  # tokens of these that were accepted
     histogram: list[int] | None  # entry n: drafts of which n tokens were accepted; None: not reported
-    told_by: str  # who reports it, and how
+    reported_by: str  # who reports it, and how
 
     @staticmethod
     def total(told: Sequence["Speculation | None"]) -> "Speculation | None":
@@ -46,7 +46,7 @@ class Speculation(NamedTuple):
             drafted=sum(speculation.drafted for speculation in known),
             accepted=sum(speculation.accepted for speculation in known),
             histogram=histogram if len(histograms) == len(known) else None,
-            told_by=known[0].told_by,
+            reported_by=known[0].reported_by,
         )
 
 

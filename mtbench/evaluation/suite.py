@@ -58,6 +58,7 @@ class Source:
     subtasks: tuple[str, ...] = ()  # requested subtasks of this suite; (): all
     skip_unscorable: bool = False  # leave out items that this machine cannot score, instead of raising UserError
     unsandboxed: bool = False  # run generated programs without a sandbox
+    metric: str | None = None  # requested metric, one of `Suite.metrics`; None: the suite's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ class Prompt:
     stop: tuple[str, ...] = ()  # strings that end the answer, besides the checkpoint's end tokens
     tokens: int | None = None  # cut the prompt to this many tokens; None: keep all
     follows: str | None = None  # the item of the previous turn; None: this is a first turn
+    scored: bool = True  # False: the item has no answer to compare with, so `score` does not get it
 
 
 class Suite:
@@ -85,6 +87,7 @@ class Suite:
     family: ClassVar[str] = "qwen2.5-0.5b"  # checkpoints to use if the user names none
     max_new_tokens: int = 256  # token budget of an answer, unless the user gives another
     metric: str | None = None  # name of the score; None: the suite measures speed and agreement only
+    metrics: ClassVar[tuple[str, ...]] = ()  # names that `--metric` may choose from
     task: Mapping[str, Any] = {}  # describes the task in results.json: name, num_fewshot, chat_template, filter, …
     subtasks: ClassVar[tuple[str, ...]] = ()  # names of the parts, if any; each is the `<task>` of its items
     private: ClassVar[bool] = False  # the authors ask not to publish the text: run directories do not store prompts

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
-from mtbench.records import Count, NonNegative, Record, Size, StoredSeconds, Text, VersionOne
+from mtbench.records import Count, NonNegative, Record, Sha256, Size, StoredSeconds, Text, VersionOne
 from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -76,6 +76,7 @@ class LoadItem(Record):
     prompt: Text = Field(description="text that the server continues, after the chat template")
     prompt_tokens: Size = Field(description="its tokens")
     cut: list[str] = Field(description="strings that cut the answer when it is scored")
+    scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
 
 
 class PointPlan(Record):
@@ -104,6 +105,9 @@ class LoadPlan(Record):
     arms: list[ArmPlan] = Field(min_length=1, description="the servers, the one to compare with first")
     items: list[LoadItem] = Field(min_length=1, description="the prompts")
     points: list[PointPlan] = Field(min_length=1, description="the points")
+    plugins: dict[str, Sha256] = Field(
+        default_factory=dict, description="SHA-256 of each file that registered a method or the suite, by path"
+    )
 
     def arm(self, name: str) -> ArmPlan:
         """Return an arm by its name."""

@@ -52,10 +52,11 @@ def plan(request: LoadRequest) -> LoadPlan:
         stop=list(next(iter(stops))) if len(stops) == 1 else [],
         arms=chosen,
         items=[
-            LoadItem(item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop)
+            LoadItem(item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
             for i in suite_plan.items
         ],
         points=_points(request, chosen, sizes, len(suite_plan.items)),
+        plugins=planned.plugins,
     )
 
 

@@ -158,15 +158,18 @@ class LoadRun:
         spec = self.planned.request.suite
         suite = open_suite(spec, run_request(self.planned))
         cuts = {item.item: item.cut for item in self.planned.items}
+        scored = {item.item for item in self.planned.items if item.scored}
         points = read_points(self.run, self.planned)
         answers = {point.point: [_answer(line, cuts[line.item]) for line in point.requests] for point in points}
         known: dict[tuple[str, str], float] = {}  # by item and text
-        for texts in passes(answer for point in answers.values() for answer in point if answer is not None):
+        told = (answer for point in answers.values() for answer in point if answer is not None)
+        for texts in passes(answer for answer in told if answer[0] in scored):
             with suite_errors(spec):
                 found = suite.score(texts)
             known |= {(item, text): float(found[item]) for item, text in texts.items()}
         scores = {
-            point: [None if answer is None else known[answer] for answer in given] for point, given in answers.items()
+            point: [None if answer is None else known.get(answer) for answer in given]
+            for point, given in answers.items()
         }
         self.run.write_json(SCORES, scores, indent=None)
 

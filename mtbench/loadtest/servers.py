@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from mtbench import files
+from mtbench import files, plugins
 from mtbench.errors import UserError, first_line
 from mtbench.loadtest import processes
 from mtbench.loadtest.format import ArmPlan, LoadPlan
@@ -44,6 +44,7 @@ def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
         *("--request-timeout-s", f"{request.request_timeout_s:g}"),
         *("--port", "0", "--ready-file", str((folder / "ready.json").resolve())),
         *(("--offline",) if request.offline else ()),
+        *(word for file in plugins.loaded() for word in ("--plugin", file.path)),
     ]
 
 

@@ -73,6 +73,31 @@ class RunProgress:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class MeasuringProgress:
+    """Shows which cell of how many is measured for a time estimate: a line that changes, else one now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.status = console.status("")
+        self.printed_at = float("-inf")
+
+    def __enter__(self) -> "MeasuringProgress":
+        if self.console.is_terminal:
+            self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()
+
+    def show(self, done: int, cells: int, what: str) -> None:
+        text = f"time estimate: {done} of {cells} cells measured; {what}"
+        if self.console.is_terminal:
+            self.status.update(escape(text))
+        elif time.monotonic() - self.printed_at > PLAIN_LINE_EVERY_S:
+            self.printed_at = time.monotonic()
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class TrainingProgress:
     """Shows step n/m of a training, the loss and its parts, tokens/s and time left: a bar in a terminal, else lines.
 

@@ -334,7 +334,7 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
     ]
 
     def notes(cell: ResultCell) -> list[tuple[str, str]]:
-        who = figures[cell.arm].told_by
+        who = figures[cell.arm].reported_by
         return _failure(cell) + ([("flag", f"Counted by {who}.")] if who else [])
 
     return _table(columns, [cell for cell in cells if cell.arm in figures], numbers, notes)

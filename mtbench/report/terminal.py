@@ -34,13 +34,13 @@ def plan_table(plan: Plan) -> Table:
     table = Table(title="Plan")
     table.add_column("suite")
     table.add_column("arm")
-    for column in ("batch", "items", "blocks", "rounds"):
+    for column in ("batch", "items", "blocks in each round"):
         table.add_column(column, justify="right")
     for group in plan.groups:
         batch = str(group.batch_size) if group.batching == "static" else f"{group.batch_size} {group.batching}"
-        items, rounds = str(sum(map(len, group.blocks))), "+".join(map(str, group.rounds))
+        items, blocks = str(sum(map(len, group.blocks))), "+".join(map(str, group.rounds))
         for name in group.cells:
-            row = (group.suite, plan.cell(name).arm, batch, items, str(len(group.blocks)), rounds)
+            row = (group.suite, plan.cell(name).arm, batch, items, blocks)
             table.add_row(*map(escape, row))
     return table
 

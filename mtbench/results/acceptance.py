@@ -66,7 +66,7 @@ def reported(timings: Sequence[TimingLine]) -> AcceptanceFigures | None:
         rate=accepted / drafted if drafted else None,
         per_position=_at_least([t.histogram for t in first]),
         offered=drafted,
-        told_by=first[0].told_by or TOTALS,
+        reported_by=first[0].reported_by or TOTALS,
         derived=DerivedAcceptance(**{**hidden, "vllm": per_draft, "aiperf_token_weighted": per_draft}),
     )
 

@@ -50,7 +50,7 @@ from mtbench.runs.formats import (
     RescoringRecord,
     SessionRecord,
 )
-from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
@@ -214,7 +214,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         flags=[
             *cell.flags,
             *_measurement_flags(data, stored.sessions),
-            *_scoring_flags(data, suite.metric),
+            *_scoring_flags(data, suite),
             *_result_flags(cell, summary, counts, judged.comparisons),
             *degenerate.flags(loops, summary.tokens_per_forward),
         ],
@@ -426,11 +426,13 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
     return [f"shared processor: computed in {share:.0%} of the time"] if share < PROCESSOR_SHARE else []
 
 
-def _scoring_flags(data: CellData, metric: str | None) -> list[str]:
-    """Return a flag if the scores are not those of the stored answers. Without any score there is no accuracy."""
-    if metric is None or not data.scores or data.scores.keys() == data.lines.keys():
+def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
+    """Return a flag if some answers have no score. Without any score there is no accuracy."""
+    if suite.metric is None or not data.scores or data.scores.keys() == data.lines.keys():
         return []
     scored = len(data.scores.keys() & data.lines.keys())
+    if data.scores.keys() == data.lines.keys() & suite.scored_items:
+        return [f"{scored} of {len(data.lines)} answers are scored; the other items have no answer to compare with"]
     return [f"{scored} of {len(data.lines)} answers are scored; score them all with `mtbench score`"]
 
 

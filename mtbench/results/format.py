@@ -23,7 +23,7 @@ from mtbench.records import (
     Sparse,
     VersionOne,
 )
-from mtbench.runs.formats import Environment, Grade
+from mtbench.runs.formats import REPORTED_BY, Environment, Grade
 from mtbench.runs.plan import CELL_ID, Batching, Length, Simulated
 from mtbench.runs.run_request import CHECKPOINTS
 
@@ -262,7 +262,11 @@ class AcceptanceFigures(Sparse):
         "that committed any"
     )
     offered: Count | None = Field(description="guesses offered; null: not stored")
-    told_by: str | None = Field(None, description="who counted; null: mtbench, from the commits of each forward")
+    reported_by: str | None = Field(
+        None,
+        validation_alias=REPORTED_BY,
+        description="who counted; null: mtbench, from the commits of each forward",
+    )
     derived: DerivedAcceptance = Field(description="acceptance as other projects compute it, by owner")
 
 

@@ -41,11 +41,12 @@ def accuracy_needs(plan: Plan) -> list[AccuracyNeed]:
     for place, group in enumerate(plan.groups):
         cells = [plan.cell(name) for name in group.cells]
         arms = _tested_arms(cells)
-        if plan.suite(group.suite).metric is None or not arms or any(cell.length == "fixed" for cell in cells):
+        suite = plan.suite(group.suite)
+        if suite.metric is None or not arms or any(cell.length == "fixed" for cell in cells):
             continue
         one_way = round(1000 * DIFFERING / 2)
         needed = statistics.n_needed(one_way, one_way, 1000, plan.request.accuracy_margin, arms=arms)
-        items = sum(map(len, group.blocks))
+        items = sum(suite.items[place].scored for block in group.blocks for place in block)
         found.append(AccuracyNeed(group, place, arms, None if needed is None else needed.n, items))
     return found
 

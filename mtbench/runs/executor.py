@@ -30,12 +30,14 @@ from mtbench.runs.prompts import open_plan
 from mtbench.runs.requests import requests_of
 from mtbench.runs.run_request import Execution
 from mtbench.runs.stored_lines import generation_line, timing_line
+from mtbench.runs.time_estimate import estimate
 from mtbench.runs.untimed import UntimedPasses
 from mtbench.runs.workers import Died, Done, Failed, Task, Worker, start_workers
 
 WARM_UP_TOKENS = 16
 WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes another arm prepare again
 HERE = Execution()  # in this process, as the plan says
+LONG_RUN = 200  # batches; a shorter run shows the time that is left before an estimate would be made
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 
 
@@ -80,6 +82,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages))
+            if in_this_process and execution.wait is None and sum(stage.work for stage in stages) >= LONG_RUN:
+                _tell_time(plan, stages, sessions[0], progress)
             if not all(stage.run_blocks(sessions, deadline, execution.wait) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
@@ -89,6 +93,14 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
         passes.execute(pool, progress.note)
     else:
         passes.execute_in_child(progress.note)
+
+
+def _tell_time(plan: Plan, stages: "Sequence[Stage]", session: "WorkerSession", progress: Progress) -> None:
+    """Say how long the run will take. The first calls of the cells are then those of the estimate."""
+    expected = estimate(plan, worker=session.worker)
+    progress.note(expected.described([len(stage.todo) for stage in stages]))
+    for stage in stages:
+        stage.first_calls_s = expected.first_calls_s
 
 
 def _failed_cells(run: RunDirectory, plan: Plan) -> tuple[set[str], set[str]]:
@@ -208,6 +220,7 @@ class Stage:
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
+        self.first_calls_s: Mapping[str, float] = {}  # by cell, beyond a warm call, before its warm-up here
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
@@ -306,7 +319,8 @@ class Stage:
                 break
         for cell in self.live():
             calls = [walls for (name, _), walls in wall_s.items() if name == cell.cell]
-            prepared_s = sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
+            prepared_s = self.first_calls_s.get(cell.cell, 0.0)
+            prepared_s += sum(max(0.0, sum(walls) - len(walls) * walls[-1]) for walls in calls)
             line = {"session": session.session, "cell": cell.cell, "preparation_s": prepared_s}
             with self.writing:
                 self.run.append("preparation.jsonl", [line])

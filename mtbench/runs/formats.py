@@ -5,7 +5,7 @@ The plan is in mtbench/runs/plan.py.
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, RootModel
+from pydantic import AliasChoices, Field, RootModel
 
 from mtbench.decoding.output import FinishReason
 from mtbench.records import (
@@ -26,6 +26,7 @@ Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
 GRADES: tuple[Grade, ...] = get_args(Grade)
 
 Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
+REPORTED_BY = AliasChoices("reported_by", "told_by")  # its name in runs until November 2026
 MOST_COMMITTED = 1 << 16  # tokens of one forward
 Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
 
@@ -104,8 +105,10 @@ class TimingLine(Record):
     histogram: list[StoredCount] | None = Field(
         None, description="entry n: those drafts of which n tokens were accepted, by the engine's own count"
     )
-    told_by: str | None = Field(
-        None, description="who told drafts, drafted and accepted of each request; null: counters of the whole engine"
+    reported_by: str | None = Field(
+        None,
+        validation_alias=REPORTED_BY,
+        description="who reported drafts, drafted and accepted of each request; null: counters of the whole engine",
     )
     cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")

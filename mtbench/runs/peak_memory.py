@@ -21,6 +21,7 @@ import torch
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.models.loading import Checkpoint
+from mtbench.plugins import InChild
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.model_pool import ModelPool
 from mtbench.runs.plan import Cell, Plan
@@ -90,7 +91,8 @@ def _resident(run: RunDirectory, plan: Plan, cell: Cell, pool: ModelPool) -> int
     context.set_forkserver_preload(["mtbench.runs.peak_memory"])
     receive, send = context.Pipe(duplex=False)
     child = context.Process(
-        target=_in_child, args=(str(run.path), cell.cell, pool.device, pool.dtype, first_block(plan, cell), send)
+        target=InChild(_in_child),
+        args=(str(run.path), cell.cell, pool.device, pool.dtype, first_block(plan, cell), send),
     )
     child.start()
     send.close()

@@ -10,6 +10,7 @@ and yields the generations that are scored. Later rounds repeat the first blocks
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -19,9 +20,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from mtbench.decoding.method import Claims
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
-from mtbench.records import CellName, Record, Share, StoredCount, TokenId, VersionOne
+from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
-from mtbench.runs.run_request import CHECKPOINTS
+from mtbench.runs.run_request import CHECKPOINTS, REFILLS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
 Batching = Literal["static", "refill"]
@@ -35,7 +36,6 @@ MIN_BLOCKS = 6  # blocks that an interval needs
 MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
-REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 
 CELL_ID = "name of the cell: suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN"
 
@@ -53,6 +53,7 @@ class Item(Record):
     follows: StoredCount | None = Field(
         None, description="of a later turn, the index of the item whose answer comes before; null: first turn"
     )
+    scored: bool = Field(True, description="false: the item has no answer to compare with, so it has no score")
 
 
 class SuitePlan(Record):
@@ -94,6 +95,16 @@ class SuitePlan(Record):
     def room(self) -> int:
         """Positions that any item fits in: batches that have as many have one shape."""
         return max(map(self.positions, range(len(self.items))))
+
+    @property
+    def scored_items(self) -> set[str]:
+        """The items that get a score, if the suite has a metric."""
+        return {item.item for item in self.items if item.scored}
+
+    def is_whole(self, limit: int | None) -> bool:
+        """Return whether no larger limit could give more items."""
+        tasks = Counter(item.item.partition("/")[0] for item in self.items if item.follows is None)
+        return limit is None or max(tasks.values()) < limit
 
     def digest(self) -> str:
         """SHA-256 of all prompts."""
@@ -182,6 +193,10 @@ class Plan(Record):
     suites: list[SuitePlan] = Field(description="suites with their prompts")
     cells: list[Cell] = Field(description="cells, group by group")
     groups: list[Group] = Field(description="groups of cells that share blocks")
+    plugins: dict[str, Sha256] = Field(
+        default_factory=dict,
+        description="SHA-256 of each file that registered a method or a suite of this plan, by path",
+    )
 
     def cell(self, name: str) -> Cell:
         return next(c for c in self.cells if c.cell == name)
@@ -191,12 +206,12 @@ class Plan(Record):
 
     def warnings(self) -> list[str]:
         """What is known beforehand to end without a verdict."""
-        said = [
-            f"{g.suite} at batch size {g.batch_size}{'' if g.batching == 'static' else f', {g.batching}'}: "
-            f"inconclusive: {len(g.blocks)} block{'' if len(g.blocks) == 1 else 's'}, {MIN_BLOCKS} needed "
-            f"for an interval, which takes {_items_needed(g)} items; raise `--limit`"
-            for g in self.groups
-            if len(g.blocks) < MIN_BLOCKS
+        said = [self._too_few_blocks(group) for group in self.groups if len(group.blocks) < MIN_BLOCKS]
+        said += [
+            f"{suite.suite}: {without} of {len(suite.items)} items have no answer to compare with: they are timed, and "
+            "accuracy is that of the others"
+            for suite in self.suites
+            if suite.metric is not None and (without := len(suite.items) - len(suite.scored_items))
         ]
         if asked := set(self.request.subtask):
             whole = [s.suite for s in self.suites if asked.isdisjoint(SUITES[s.suite.partition(":")[0]].subtasks)]
@@ -209,6 +224,19 @@ class Plan(Record):
         if static_only := sorted(name for name in named if METHODS[name].outside):
             said.append(f"{', '.join(static_only)}: static batches only, since the loop is not ours; no refill")
         return said
+
+    def _too_few_blocks(self, group: Group) -> str:
+        """Return that a group has too few blocks for an interval, and what to do."""
+        batching = "" if group.batching == "static" else f", {group.batching}"
+        blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
+        suite, needed = self.suite(group.suite), f"{_items_needed(group)} items"
+        remedy = f"which takes {needed}; raise `--limit`"
+        if suite.is_whole(self.request.limit):
+            remedy = f"which takes {needed}, and there are {len(suite.items)}; add prompts, or lower `--batch-size`"
+        return (
+            f"{group.suite} at batch size {group.batch_size}{batching}: inconclusive: {blocks}, {MIN_BLOCKS} needed "
+            f"for an interval, {remedy}"
+        )
 
 
 def _items_needed(group: Group) -> int:

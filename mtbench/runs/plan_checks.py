@@ -5,7 +5,7 @@ A plan may come from a stranger. Every finding is a UserError that names the fie
 
 from collections.abc import Hashable, Iterable
 
-from mtbench import records
+from mtbench import plugins, records
 from mtbench.decoding.arms import ENGINES, check_options
 from mtbench.decoding.method import Method
 from mtbench.decoding.method_checks import refuse_too_wide
@@ -26,9 +26,14 @@ ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
 
 def read_plan(run: RunDirectory) -> Plan:
-    """Read the plan of a run. Raises UserError if it is missing or malformed, or if `refuse_faulty` refuses it."""
+    """Read the plan of a run.
+
+    Raises UserError if it is missing or malformed, if `refuse_faulty` refuses it, or if it needs a plugin file that
+    this process has not imported.
+    """
     file = run.path / "plan.json"
     plan = records.read_json(file, Plan, ADVICE)
+    plugins.refuse_missing(plan.plugins)
     try:
         refuse_faulty(plan)
     except UserError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mtbench import plugins
 from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
@@ -28,7 +29,6 @@ from mtbench.runs.plan import (
     MOST_NEW_TOKENS,
     MOST_ROWS,
     PROTOCOLS,
-    REFILLS,
     SCHEMA_VERSION,
     Batching,
     Cell,
@@ -41,7 +41,8 @@ from mtbench.runs.plan import (
     SuitePlan,
 )
 from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
-from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_subtasks
+from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_metric, refuse_unknown_subtasks
+from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
     Acceptance,
     flags_of,
@@ -51,7 +52,6 @@ from mtbench.runs.simulation import (
     simulated_parts,
 )
 
-TIMED_BLOCKS = 16  # blocks that later rounds repeat
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
@@ -59,6 +59,7 @@ def make_plan(request: RunRequest) -> Plan:
     """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request."""
     _refuse_bad_values(request)
     refuse_unknown_subtasks(request)
+    refuse_unknown_metric(request)
     acceptance = None if request.accept is None else Acceptance(request.accept)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     inspected: dict[str, Inspected] = {}
@@ -86,7 +87,15 @@ def make_plan(request: RunRequest) -> Plan:
             "mtbench's loop; add `--batching static,refill` or `--batch-size 8`."
         )
     _refuse_twins(cells)
-    return Plan(schema_version=SCHEMA_VERSION, request=request, suites=suites, cells=cells, groups=groups)
+    used = [METHODS[cell.method] for cell in cells] + [SUITES[spec.partition(":")[0]] for spec in contestants]
+    return Plan(
+        schema_version=SCHEMA_VERSION,
+        request=request,
+        suites=suites,
+        cells=cells,
+        groups=groups,
+        plugins=plugins.files_of(used),
+    )
 
 
 def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:

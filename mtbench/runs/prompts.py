@@ -29,6 +29,7 @@ def open_suite(spec: str, request: RunRequest) -> Suite:
         subtasks=tuple(subtask for subtask in SUITES[name].subtasks if subtask in request.subtask),
         skip_unscorable=request.skip_unscorable,
         unsandboxed=request.allow_unsandboxed_code,
+        metric=request.metric if SUITES[name].metrics else None,
     )
     with suite_errors(spec):
         suite: Suite = SUITES[name](variant, source)
@@ -43,6 +44,21 @@ def refuse_unknown_subtasks(request: RunRequest) -> None:
             raise UserError(f"--subtask {subtask!r}: {', '.join(request.suite)} has no subtasks; leave it out.")
         if subtask not in known:
             raise unknown("subtask", subtask, known, "mtbench ls suites")
+
+
+def refuse_unknown_metric(request: RunRequest) -> None:
+    """Raise UserError for a `--metric` that none of the suites can choose. Suites with one metric keep it."""
+    if request.metric is None:
+        return
+    known = dict.fromkeys(metric for spec in request.suite for metric in SUITES[spec.partition(":")[0]].metrics)
+    if not known:
+        several = [name for name in SUITES if SUITES[name].metrics]
+        raise UserError(
+            f"--metric {request.metric!r}: {', '.join(request.suite)} has one metric; leave it out. Suites with "
+            f"several: {', '.join(several)}."
+        )
+    if request.metric not in known:
+        raise unknown("metric", request.metric, known, "mtbench run --help")
 
 
 def plan_suite(
@@ -207,6 +223,7 @@ def _tokenise(prompts: Sequence[Prompt], checkpoint: Inspected, protocol: str) -
             stop=[] if cut_when_scored else list(prompt.stop),
             cut=list(prompt.stop) if cut_when_scored else [],
             follows=None if prompt.follows is None else index[prompt.follows],
+            scored=prompt.scored,
         )
         for prompt, ids in zip(prompts, _token_ids(prompts, checkpoint), strict=True)
     ]

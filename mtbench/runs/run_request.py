@@ -10,6 +10,9 @@ from pydantic import Field
 
 from mtbench.records import Record
 
+ALL = "all"  # of `--limit`
+TIMED_BLOCKS = 16  # blocks that later rounds repeat
+REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
@@ -25,6 +28,7 @@ class RunRequest(Record):
     batch_size: Sequence[int] = Field((1, 8), description="batch sizes, in requests")
     batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
     limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
+    metric: str | None = Field(None, description="metric of the suites that have several; null: their own")
     subtask: Sequence[str] = Field((), description="subtasks to ask; empty: all subtasks")
     rounds: int = Field(3, description="how many times the first blocks are timed")
     time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
@@ -47,6 +51,17 @@ class RunRequest(Record):
     protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
     fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
     accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+
+
+def default_limit(batch_size: Sequence[int], batching: Sequence[str]) -> int:
+    """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
+
+    They fill as many blocks of the largest batch size as every round times: more items would make the accuracy more
+    precise and no time, since later rounds repeat these blocks. A verdict on accuracy takes more; a dry run says how
+    many.
+    """
+    prompts_per_row = REFILLS if "refill" in batching else 1
+    return TIMED_BLOCKS * max(batch_size, default=1) * prompts_per_row
 
 
 DEFAULTS = RunRequest()

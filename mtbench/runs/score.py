@@ -38,7 +38,11 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
         cuts = {item.item: item.cut for item in suite_plan.items if item.cut}
         for cell in _scored_cells(plan, suite_plan):
             lines = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
-            answers = {line.item: before(line.text, cuts.get(line.item, ())) for line in lines}
+            answers = {
+                line.item: before(line.text, cuts.get(line.item, ()))
+                for line in lines
+                if line.item in suite_plan.scored_items
+            }
             if not answers:
                 continue
             try:
@@ -64,7 +68,7 @@ def due(run: RunDirectory) -> bool:
         return True
     plan, scores = read_plan(run), run.read("scores.json", Scores).root
     return any(
-        {line.item for line in run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)}
+        {line.item for line in run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)} & suite.scored_items
         != scores.get(cell.cell, {}).keys()
         for suite in plan.suites
         for cell in _scored_cells(plan, suite)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from mtbench.plugins import InChild
 from mtbench.runs import energy, peak_memory
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
@@ -48,7 +49,7 @@ class UntimedPasses:
         request = self.plan.request.changed(device=device)
         context = multiprocessing.get_context("spawn")
         receive, send = context.Pipe(duplex=False)
-        child = context.Process(target=_execute_in_child, args=(self, request, send))
+        child = context.Process(target=InChild(_execute_in_child), args=(self, request, send))
         with interrupts_blocked():
             child.start()
         send.close()

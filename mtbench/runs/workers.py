@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from mtbench import plugins
 from mtbench.decoding.adaptive_width import set_even
 from mtbench.decoding.loop import NoProgressError
 from mtbench.decoding.method_checks import MethodContractError, whereabouts
@@ -155,7 +156,9 @@ class Process:
     def revive(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, *self.arguments), daemon=True, name=self.name)
+        self.process = context.Process(
+            target=plugins.InChild(_serve), args=(theirs, *self.arguments), daemon=True, name=self.name
+        )
         with interrupts_blocked():
             self.process.start()
         theirs.close()
@@ -239,7 +242,7 @@ class Actor:
         import ray
 
         remote = ray.remote(num_gpus=self.gpus, num_cpus=1, max_restarts=0)(_Remote)
-        self.actor = remote.remote(self.request, list(self.cells))
+        self.actor = remote.remote(plugins.loaded(), self.request, list(self.cells))
 
     def describe(self) -> JsonObject:
         return self._get(self.actor.describe.remote())  # type: ignore[no-any-return]
@@ -268,7 +271,8 @@ class Actor:
 class _Remote:
     """The actor's side. A UserError is returned, since Ray would wrap a raised one."""
 
-    def __init__(self, request: RunRequest, cells: Sequence[Cell]) -> None:
+    def __init__(self, files: Sequence[plugins.PluginFile], request: RunRequest, cells: Sequence[Cell]) -> None:
+        plugins.load(files)
         self.worker = LocalWorker(ModelPool(request), cells)
 
     def describe(self) -> JsonObject | UserError:

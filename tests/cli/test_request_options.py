@@ -14,16 +14,40 @@ DEFAULTS: dict[str, Any] = {name: p.default for name, p in inspect.signature(opt
 
 
 def test_every_field_of_a_request_has_its_option() -> None:
-    """No field lacks an option, and no option lacks a field; a bundle sets several fields."""
-    assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == {*OPTIONS, "bundle"}
+    """No field lacks an option, and no option lacks a field; a bundle sets several, a plugin none."""
+    assert {name.replace("time_budget", "time_budget_s") for name in DEFAULTS} == {*OPTIONS, "bundle", "plugin"}
 
 
 def test_without_options_a_request_has_its_own_defaults() -> None:
-    """The command line and the library start from the same run."""
+    """The command line and the library start from the same run. Only a command has a default limit."""
     request = RunRequest()
-    for name in OPTIONS:
+    for name in set(OPTIONS) - {"limit"}:
         value, default = getattr(request_of(DEFAULTS), name), getattr(request, name)
         assert (tuple(value) if isinstance(default, tuple) else value) == default, name
+
+
+@pytest.mark.parametrize(
+    ("text", "batch_size", "batching", "limit"),
+    [
+        (None, "1,8", "static", 128),
+        (None, "1", "static", 16),
+        (None, "4,2", "static,refill", 512),
+        ("all", "8", "static", None),
+        ("7", "8", "static", 7),
+    ],
+)
+def test_the_default_limit_fills_the_blocks_that_every_round_times(
+    text: str | None, batch_size: str, batching: str, limit: int | None
+) -> None:
+    """16 blocks of the largest batch size, refilled ones with eight prompts per row; `all` takes every item."""
+    asked = DEFAULTS | {"limit": text, "batch_size": batch_size, "batching": batching}
+    assert request_of(asked).limit == limit
+
+
+def test_a_limit_that_is_no_number_is_refused() -> None:
+    """The error says what is allowed."""
+    with pytest.raises(UserError, match="--limit 'most' is not allowed; give a whole number of items, or all"):
+        request_of(DEFAULTS | {"limit": "most"})
 
 
 def test_run_and_plan_take_the_same_options() -> None:

@@ -185,7 +185,7 @@ def test_what_it_says_of_each_request_comes_before_its_counters(
     assert (timing.drafts, timing.drafted, timing.accepted) == (4 * asked, 12 * asked, 3 * asked)
     assert timing.histogram is not None
     assert timing.histogram[:3] == [2 * asked, asked, asked]
-    assert timing.told_by == f"{engine}'s per-request metrics"
+    assert timing.reported_by == f"{engine}'s per-request metrics"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_what_it_says_of_each_request_comes_before_its_counters(
 def test_metrics_of_another_form_are_left_unread(service: Service, words: Inspected, said: dict[str, Any]) -> None:
     service.beside_usage = said
     timing = ask(service, words)[1]
-    assert (timing.drafts, timing.histogram, timing.told_by) == (None, None, None)
+    assert (timing.drafts, timing.histogram, timing.reported_by) == (None, None, None)
 
 
 def test_counters_are_differences_over_the_batch(service: Service, words: Inspected) -> None:

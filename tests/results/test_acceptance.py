@@ -133,7 +133,7 @@ def test_the_acceptance_that_an_engine_reports_is_used() -> None:
     assert found is not None
     assert (found.length, found.rate, found.offered) == (1 + 36 / 24, 36 / 96, 96)
     assert found.per_position is None
-    assert found.told_by == TOTALS
+    assert found.reported_by == TOTALS
     known = {owner for owner, figure in dump(found.derived).items() if figure is not None}
     assert known == {"vllm", "aiperf_token_weighted"}
 
@@ -141,12 +141,12 @@ def test_the_acceptance_that_an_engine_reports_is_used() -> None:
 def test_the_share_of_each_position_follows_from_a_histogram() -> None:
     """Entry n counts the drafts of which exactly n tokens were accepted. One block without one is enough for null."""
     told = [
-        timing_line(round=1, block=0, accepted=4, drafted=9, drafts=3, histogram=[1, 0, 2], told_by="a server"),
-        timing_line(round=1, block=1, accepted=1, drafted=3, drafts=1, histogram=[0, 1], told_by="a server"),
+        timing_line(round=1, block=0, accepted=4, drafted=9, drafts=3, histogram=[1, 0, 2], reported_by="a server"),
+        timing_line(round=1, block=1, accepted=1, drafted=3, drafts=1, histogram=[0, 1], reported_by="a server"),
     ]
     found = acceptance.reported(told)
     assert found is not None
-    assert (found.per_position, found.told_by) == ([3 / 4, 2 / 4], "a server")
+    assert (found.per_position, found.reported_by) == ([3 / 4, 2 / 4], "a server")
     assert found.length == 1 + sum(found.per_position or ())
     hidden = acceptance.reported([told[0], told[1].changed(histogram=None)])
     assert hidden is not None
@@ -164,6 +164,6 @@ def test_an_engine_that_hides_its_acceptance_has_none() -> None:
         rate=None,
         per_position=None,
         offered=0,
-        told_by=TOTALS,
+        reported_by=TOTALS,
         derived=DerivedAcceptance(**dict.fromkeys(DerivedAcceptance.model_fields)),
     )

@@ -1,5 +1,6 @@
 """What a plan says beforehand of a verdict on accuracy: how many items it takes, how long, and whether it has them."""
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from mtbench.runs.accuracy_needs import accuracy_needs
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
+from mtbench.runs.time_estimate import Estimate
 from mtbench.statistics import n_needed
 
 AR, LOSSY, OTHER = "arithmetic.ar.ar.graph.b2", "arithmetic.ar.mars.graph.b2", "arithmetic.ar.draft.graph.b2"
@@ -84,10 +86,10 @@ def test_a_dry_run_says_whether_the_items_suffice(
     blocks = small.blocks[: min(24, limit // 2)]
     plan = plan.changed(groups=[small.changed(blocks=blocks, rounds=[len(blocks)]), plan.groups[1]])
     monkeypatch.setattr(stages, "make_plan", lambda request: plan)
-    monkeypatch.setattr(stages, "estimate_blocks_s", lambda plan: [60.0, 1.0])
+    monkeypatch.setattr(stages, "estimate", lambda plan, show: Estimate([60.0, 1.0], "if so"))
     stages.dry_run(plan.request, None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].startswith("items for a verdict on accuracy (assumed: true difference 0, 5% of the items")
     assert [line.endswith(end) for line, end in zip(lines[-2:], endings, strict=True)] == [True, True], lines[-2:]
     assert lines[-2].startswith("arithmetic, batch size 1, 1 arm: `not worse` within ")
-    assert " min; planned" in lines[-2]
+    assert re.search(r"items, [\d.]+ (min|h); planned", lines[-2])

@@ -6,7 +6,7 @@ import torch
 from mtbench.runs import time_estimate
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.time_estimate import estimate_blocks_s, estimate_s, modelled_gpu
+from mtbench.runs.time_estimate import all_blocks, estimate, modelled_gpu
 
 
 def planned(method: str = "ar", size: int = 1, device: str = "cuda") -> Plan:
@@ -36,25 +36,25 @@ def h200(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_a_known_gpu_the_time_is_computed(h200: None) -> None:
     """128 steps of 3.8 ms and a prefill; 16 rows take little longer than one; every block of every round counts."""
-    [one], [sixteen] = estimate_blocks_s(planned()), estimate_blocks_s(planned(size=16))
+    [one], [sixteen] = estimate(planned()).blocks_s, estimate(planned(size=16)).blocks_s
     assert one == pytest.approx(128 * 3.8e-3, rel=0.1)
     assert one < sixteen < 2 * one
     plan = planned()
-    assert estimate_s(plan) == pytest.approx(sum(plan.groups[0].rounds) * one)
+    assert estimate(plan).timed_s(all_blocks(plan)) == pytest.approx(sum(plan.groups[0].rounds) * one)
 
 
 def test_embedded_checkpoints_are_counted(h200: None) -> None:
     """Their names are no folders and no hub ids."""
     plan = make_plan(RunRequest(method=("ar", "mars"), batch_size=(8,), limit=8, device="cuda"))
-    assert all(0 < block_s < 1 for block_s in estimate_blocks_s(plan))
+    assert all(0 < block_s < 1 for block_s in estimate(plan).blocks_s)
 
 
 def test_a_window_costs_its_positions_and_a_draft_model_its_forwards(h200: None) -> None:
     """Every forward pass is taken to give one token."""
-    [ar], [mars], [speculative] = (estimate_blocks_s(planned(name)) for name in ("ar", "mars:tau=0.8", "speculative"))
+    [ar], [mars], [speculative] = (estimate(planned(name)).blocks_s for name in ("ar", "mars:tau=0.8", "speculative"))
     assert ar < mars < 1.3 * ar
     assert speculative > 1.1 * ar
-    [adaptive] = estimate_blocks_s(planned("speculative:ahead=auto"))
+    [adaptive] = estimate(planned("speculative:ahead=auto")).blocks_s
     assert adaptive > speculative  # as if it always took the widest window
 
 

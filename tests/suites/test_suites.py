@@ -453,9 +453,65 @@ def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
     assert suite.metric is None
 
 
+ANSWERS = {  # file -> metric of --metric, generated text, score of `prompts/1/0`
+    '{"prompt": "1+1?", "answer": 2}': [
+        (None, " 2. ", 1.0),
+        (None, "It is 2", 0.0),
+        ("exact", "2.5", 0.0),
+        ("contains", "It is 2, I think", 1.0),
+        ("contains", "It is 12", 0.0),
+        ("number", "1 + 1 = 2.0", 1.0),
+        ("number", "2 or 3", 0.0),
+        ("number", "two", 0.0),
+    ],
+    '{"prompt": "Capital?", "reference": ["Paris", "The city of\\nParis"]}': [
+        ("exact", '"PARIS".', 1.0),
+        ("exact", "the city  of Paris", 1.0),
+        ("exact", "Lyon", 0.0),
+        ("contains", "Well: paris!", 1.0),
+        ("contains", "Parisian", 0.0),
+    ],
+    '{"prompt": "How much?", "answer": "It takes 500 + 542 = 1,042.\\n#### 1042"}': [("number", "$1,042", 1.0)],
+    '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0), ("number", "about -5.0 degrees", 1.0)],
+}
+
+
+@pytest.mark.parametrize(("line", "metric", "text", "score"), [(f, *case) for f in ANSWERS for case in ANSWERS[f]])
+def test_own_prompts_with_answers_are_scored(
+    line: str, metric: str | None, text: str, score: float, tmp_path: Path
+) -> None:
+    """By exact match without case and punctuation around the text, or as --metric says; one of several suffices."""
+    file = tmp_path / "mine.jsonl"
+    file.write_text(line + "\n")
+    suite = SUITES["prompts"](str(file), Source(metric=metric))
+
+    assert suite.metric == {None: "exact_match", "exact": "exact_match"}.get(metric, metric)
+    assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
+
+
+def test_own_prompts_without_an_answer_are_marked(tmp_path: Path) -> None:
+    """They have no score; with --metric none, no prompt has."""
+    lines = [{"prompt": "1+1?", "answer": 2}, {"prompt": "Why?", "answer": None}]
+    file = write_lines(tmp_path / "mine.jsonl", lines)
+    suite = SUITES["prompts"](str(file), Source())
+
+    assert [prompt.scored for prompt in suite.prompts(chat, None)] == [True, False]
+    assert SUITES["prompts"](str(file), Source(metric="none")).metric is None
+
+
+def test_a_metric_without_answers_is_refused(tmp_path: Path) -> None:
+    """Else the user would wait for an accuracy that never comes."""
+    file = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
+    with pytest.raises(UserError, match="has no answers, so `--metric contains` has nothing to compare with"):
+        SUITES["prompts"](str(file), Source(metric="contains"))
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
+        ('{"prompt": "Why?", "answer": {"a": 1}}', "'answer' is not a text, a number or a list of them"),
+        ('{"prompt": "Why?", "reference": [true]}', "'reference' is not a text, a number or a list of them"),
+        ('{"prompt": "Why?", "answer": " "}', "'answer' is not a text, a number or a list of them"),
         ('{"prompt": "Why?"', "not JSON"),
         ('"Why?"', "not an object"),
         ('{"promt": "Why?"}', "either 'prompt' or 'messages'"),
