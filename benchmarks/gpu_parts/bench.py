@@ -20,8 +20,9 @@ from mtbench.hardware import probe
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import BATCHINGS, REFILLS, Plan, RunRequest
+from mtbench.runs.plan import BATCHINGS, Plan, RunRequest
 from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import REFILLS
 from mtbench.statistics import INCONCLUSIVE, Ratio
 
 SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded:tiny/ar"

@@ -24,8 +24,9 @@ from whole import finish, start
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
-from mtbench.runs.plan import REFILLS, Item, RunRequest
+from mtbench.runs.plan import Item, RunRequest
 from mtbench.runs.planner import _blocks, make_plan
+from mtbench.runs.run_request import REFILLS
 
 KINDS = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
 SUBJECTS = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
