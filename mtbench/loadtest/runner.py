@@ -111,6 +111,7 @@ class LoadRun:
             stop=self.planned.stop,
             timeout_s=request.request_timeout_s,
             tokenizer=self.run.path / TOKENIZER,
+            key_env=server.key_env,
         )
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,9 @@
 """What real clients wrote is read as it was: texts, times, refusals, and what the server says about a request."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from tool_files import RECORDED
 from mtbench import environments
 from mtbench.errors import UserError
 from mtbench.loadtest import aiperf, guidellm
-from mtbench.loadtest.clients import Sending, outcome_of, server_metrics
+from mtbench.loadtest.clients import Sending, outcome_of, server_metrics, with_key
 from mtbench.loadtest.format import Segment
 from mtbench.loadtest.registry import CLIENTS
 
@@ -134,6 +136,22 @@ def test_a_client_that_fails_says_why(tmp_path: Path) -> None:
     """Its last words are in the error, and its log is kept."""
     with pytest.raises(UserError, match=r"aiperf 0.13.0 ended with exit code 1: .*Connection refused.*client.log"):
         CLIENT.send(PYTHON, sending(url="http://127.0.0.1:9/v1"), tmp_path / "point")
+
+
+@pytest.mark.parametrize("client", [aiperf, guidellm])
+def test_a_key_is_in_no_command_line(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's process puts it in after its start; without a key nothing is sent."""
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
+    assert "key" not in json.dumps(client.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
+    command = client.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
+    assert "sk-secret" not in json.dumps(command)
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert "sk-secret" in told.stdout
+    assert "<key>" not in told.stdout
 
 
 def test_a_python_without_the_client_is_refused(tmp_path: Path) -> None:

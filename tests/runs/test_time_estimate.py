@@ -108,8 +108,8 @@ def test_a_measured_estimate_counts_every_pass() -> None:
     assert found.warm_up_s == pytest.approx(2 * (1 + 8) + 2 * 2 * (4 + 8))  # blocks of 4 and of 2 items are two shapes
     assert found.first_calls_s[plan.cells[0].cell] == 3.0
     assert found.described(all_blocks(plan)) == (
-        "about 9 min (timed rounds 8 min, warm-up 66 s, loading 7 s), if answers are as long as those of ar@ar/graph in "
-        "one block"
+        "about 9 min (timed rounds 8 min, warm-up 66 s, loading 7 s), if answers are as long as those of ar@ar/graph "
+        "in one block"
     )
 
 
@@ -137,6 +137,6 @@ def test_fixed_lengths_take_the_whole_budget() -> None:
     plan, worker = measured_plan(batch_size=(1,), fixed_length=True), Slow()
     found = measured(plan, worker)  # type: ignore[arg-type]
 
-    assert found.blocks_s == [pytest.approx(1 + 0.5 * 64)]
+    assert found.blocks_s == pytest.approx([1 + 0.5 * 64])
     assert [budget for _, budget in worker.asked] == [16, 16]
     assert found.assumes == "if every answer takes its whole token budget"
