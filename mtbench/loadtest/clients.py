@@ -15,11 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtbench import environments, files
+from mtbench import environments, files, processes
 from mtbench.cache import cache_home
 from mtbench.environments import Note, Pip, installed
 from mtbench.errors import UserError
-from mtbench.loadtest import processes
 from mtbench.loadtest.format import ClientFacts, ClientName, RequestLine
 
 ANSWER_S = 60.0  # time in which a Python must say which version it has

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from mtbench import files, plugins
+from mtbench import files, plugins, processes
 from mtbench.errors import UserError, first_line
-from mtbench.loadtest import processes
 from mtbench.loadtest.format import ArmPlan, LoadPlan
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled

@@ -18,6 +18,7 @@ from mtbench.loadtest import aiperf, guidellm
 from mtbench.loadtest.clients import Sending, outcome_of, server_metrics, with_key
 from mtbench.loadtest.format import Segment
 from mtbench.loadtest.registry import CLIENTS
+from mtbench.results import acceptance
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -70,6 +71,31 @@ def test_aiperf(of_aiperf: Path) -> None:
     assert lines[2].error is not None
     assert "queue_full" in lines[2].error
     assert lines[2].text is None
+
+
+def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
+    """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
+    lines = {line.position: line for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
+    told = {
+        int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
+        for raw in stored
+        for message in aiperf._messages(raw.get("responses") or ())
+        if message.get("metrics")
+    }
+    records = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RECORDS).read_text().splitlines()]
+    theirs = {int(record["metadata"]["conversation_id"]): record["metrics"] for record in records if record["metrics"]}
+
+    assert lines.keys() == told.keys() == theirs.keys() == {0, 1}
+    for position, line in lines.items():
+        commits = [1 + accepted for accepted in told[position]["per_step_accepted"]]
+        figures = {name: metric["value"] for name, metric in theirs[position].items()}
+        assert (sum(commits), len(commits)) == (line.tokens, line.forwards)
+        assert figures["spec_decode_steps"] == line.forwards
+        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.aiperf([commits]))
+        offered = figures["spec_decode_draft_tokens"]
+        assert figures["spec_decode_draft_acceptance_rate"] / 100 == pytest.approx(acceptance.rate([commits], offered))
+        assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
 
 
 def test_guidellm(of_guidellm: Path) -> None:
