@@ -44,17 +44,20 @@ class Estimate:
         """Return the seconds of the timed rounds. `blocks`: per group, over all rounds."""
         return sum(number * block_s for number, block_s in zip(blocks, self.blocks_s, strict=True))
 
-    def described(self, blocks: Sequence[int]) -> str:
-        """Return the estimate in words, with the passes that it counts."""
-        timed_s = self.timed_s(blocks)
-        parts = {
-            "timed rounds": timed_s,
+    def passes_s(self, blocks: Sequence[int]) -> dict[str, float]:
+        """Return the seconds of each pass, by its name."""
+        return {
+            "timed rounds": self.timed_s(blocks),
             "warm-up": self.warm_up_s,
             "re-scoring": self.rescoring_s,
             "loading": self.loading_s,
         }
-        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
-        return f"about {duration(sum(parts.values()))} ({named}), {self.assumes}"
+
+    def described(self, blocks: Sequence[int]) -> str:
+        """Return the estimate in words, with the passes that it counts."""
+        passes = self.passes_s(blocks)
+        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in passes.items() if seconds)
+        return f"about {duration(sum(passes.values()))} ({named}), {self.assumes}"
 
 
 def all_blocks(plan: Plan) -> list[int]:
@@ -73,6 +76,11 @@ def duration(seconds: float) -> str:
     if seconds > 90:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def estimate_s(plan: Plan) -> float:
+    """Return the seconds that the plan takes, all passes together."""
+    return sum(estimate(plan).passes_s(all_blocks(plan)).values())
 
 
 def estimate(plan: Plan, show: Show = lambda *_: None, worker: Worker | None = None) -> Estimate:
