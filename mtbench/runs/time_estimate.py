@@ -211,7 +211,7 @@ class _Measurement:
         self.warm_up_s += WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
         lengths = self._lengths(suite, cell)
         decoded = steps([len(g.token_ids) for g in last.generations], cell, len(last.generations))
-        block_s = before_s + (wall_s - before_s) * steps(lengths, cell, len(last.generations)) / decoded
+        block_s = before_s + (wall_s - before_s) * steps(lengths, cell, len(last.generations)) / max(decoded, 1)
         prompt = last.timing.prompt_tokens / len(last.generations)
         each_s = self.prefill_s.setdefault((suite.suite, cell.arm), before_s / len(last.generations))
         if cell.claims == "lossless" and cell.held_to is not None:
@@ -224,9 +224,10 @@ class _Measurement:
         if cell.length == "fixed" or cell.accept is not None:
             return [suite.max_new_tokens]
         if suite.suite not in self.lengths:
-            group = max((g for g in self.plan.groups if g.suite == suite.suite), key=lambda group: group.batch_size)
-            twin = next(c for c in self.plan.cells if c.cell in group.cells and c.arm == cell.arm)
-            whole = self._decoded(twin, suite, group.blocks[0], suite.max_new_tokens)
+            twins = {c.cell: c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.arm)}
+            largest = max((g for g in self.plan.groups if twins.keys() & g.cells), key=lambda group: group.batch_size)
+            twin = next(twins[name] for name in largest.cells if name in twins)
+            whole = self._decoded(twin, suite, largest.blocks[0], suite.max_new_tokens)
             if whole is None:
                 return [suite.max_new_tokens]
             self.lengths[suite.suite] = [len(g.token_ids) for g in whole.generations]
