@@ -27,7 +27,9 @@ class MarsSpeculative(Method):
     """Verified drafts, and confident predictions after them."""
 
     ahead: int = option(4, "K: tokens drafted for each forward", low=1)
-    tau: float = option(1.0, "threshold of the confidence after the drafts; 1 = none is accepted", low=0.0, high=1.0)
+    tau: float = option(
+        1.0, "threshold of the confidence after the drafts; 1 = none is accepted", low=0.0, high=1.0, per_request=True
+    )
     block_size: int = option(4, "B: after each outcome, the next token and B-1 masks", low=2, trained=True)
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
@@ -69,12 +71,20 @@ class MarsSpeculative(Method):
         group = self.ahead + 1 + accepted[:, None] * self.masks + column.clamp(0, self.masks - 1)
         verified = torch.arange(column.shape[1], device=column.device).clamp(max=self.ahead)
         source = torch.where(column < 0, verified, group)  # drafts and next token, then the group's predictions
-        sure = (column < 0) | (self._sure(output).gather(1, source) & (column < self.masks))
-        offered = torch.full_like(accepted, self.ahead + self.masks * (self.tau < 1))
+        sure = (column < 0) | (self._sure(rows, output).gather(1, source) & (column < self.masks))
+        offered = self.ahead + self.masks * self._several(rows)
         return Commit(output.choice.gather(1, source), sampling.prefix_length(sure), kept=accepted, offered=offered)
 
-    def _sure(self, output: TargetOutput) -> Tensor:
+    def _several(self, rows: Rows) -> Tensor:
+        """Return whether predictions after the drafts may be accepted, (R,) long: 0 or 1."""
+        several = rows.option(self, "tau") < 1
+        return several[:, 0].long() if isinstance(several, Tensor) else torch.full_like(rows.known, several)
+
+    def _sure(self, rows: Rows, output: TargetOutput) -> Tensor:
         """Return which predictions are confident, (R, G+1) bool; at tau = 1 none."""
-        if self.tau == 1:
+        tau = rows.option(self, "tau")
+        if isinstance(tau, Tensor):
+            return output.sure("probability", tau) & (tau < 1)
+        if tau == 1:
             return torch.zeros_like(output.choice, dtype=torch.bool)
-        return output.sure("probability", self.tau)
+        return output.sure("probability", tau)

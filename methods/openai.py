@@ -10,7 +10,9 @@ Decoding is greedy, without the checkpoint's penalties. As in our arms, requests
 Token ids are the server's if it returns them (vLLM: `return_token_ids`), else those of its text. If their number is not
 that of the server's own `usage`, the cell is flagged. Forwards and commits are null. Acceptance is what the server says
 of each request (vLLM with `--per-request-spec-decode-metrics summary`; SGLang), else what its counters say of all its
-clients, so it should serve no others. A busy server (HTTP 429, 503) is asked again; that batch's time is not used.
+clients, so it should serve no others. A server that refuses the fields of vLLM and SGLang (`transformers serve`) is
+asked with OpenAI's own fields, and gets its prompts as text. A busy server (HTTP 429, 503) is asked again; that batch's
+time is not used.
 """
 
 import time
@@ -18,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +39,7 @@ COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens_total": "accepted",
     "sglang:spec_verify_calls_total": "drafts",
 }
+REFUSALS = (400, 422)  # statuses for fields that a server does not know
 GREEDY = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 REPLY = {
     "stream_options": {"include_usage": True},
@@ -94,12 +98,18 @@ class OpenAI(Outside):
         self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
     ) -> Answers:
         server, checkpoint = self.server, target_of(checkpoints)
-        model = self.served
-
+        model, refused = self.served, None
         bodies = [body_of(request, model, fixed_length=fixed_length) for request in requests]
+        if not fixed_length and self._forms.plain:
+            bodies = [plain_body_of(request, model, checkpoint) for request in requests]
         started_at = time.perf_counter()
-        with ThreadPoolExecutor(len(requests)) as threads:
-            replies: list[Reply] = list(threads.map(server.complete, bodies))
+        try:
+            replies = self._complete(bodies)
+        except ServerError as error:
+            if error.status not in REFUSALS or fixed_length or self._forms.plain:
+                raise
+            replies = self._complete_plainly(requests, model, checkpoint, error)
+            refused = "the server refused fields, and was asked again without them"
         if fixed_length and any(reply.finish != "length" for reply in replies):
             raise ServerError(f"{server.url} does not support ignore_eos; leave out --fixed-length or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
@@ -111,8 +121,28 @@ class OpenAI(Outside):
             ttft_s=max(reply.first_s or started_at for reply in replies) - started_at,
             counted=sum(counts) if len(counts) == len(replies) else None,
             speculation=Speculation.total([reply.speculation for reply in replies]),
-            dropped=next((reply.waited for reply in replies if reply.waited), None),
+            dropped=refused or next((reply.waited for reply in replies if reply.waited), None),
         )
+
+    @cached_property
+    def _forms(self) -> SimpleNamespace:
+        """What this arm has learnt of its server. `plain`: it takes OpenAI's own fields only."""
+        return SimpleNamespace(plain=False)
+
+    def _complete(self, bodies: Sequence[Mapping[str, Any]]) -> list[Reply]:
+        with ThreadPoolExecutor(len(bodies)) as threads:
+            return list(threads.map(self.server.complete, bodies))
+
+    def _complete_plainly(
+        self, requests: Sequence[Request], model: str, checkpoint: Inspected, error: ServerError
+    ) -> list[Reply]:
+        """Ask with OpenAI's own fields only. Raises the first `error` if the server refuses these, too."""
+        try:
+            replies = self._complete([plain_body_of(request, model, checkpoint) for request in requests])
+        except ServerError as second:
+            raise (error if second.status in REFUSALS else second) from None
+        self._forms.plain = True
+        return replies
 
 
 def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, Any]:
@@ -122,6 +152,25 @@ def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, An
     if request.stop:
         body["stop"] = list(request.stop)
     return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
+
+
+def plain_body_of(request: Request, model: str, checkpoint: Inspected) -> dict[str, Any]:
+    """Return the body with OpenAI's own fields only, and the prompt as text. Raises ServerError if text will not do."""
+    body: dict[str, Any] = {"model": model, "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+    if request.stop:
+        body["stop"] = list(request.stop)
+    body |= {"prompt": text_for(request.prompt_ids, checkpoint), "max_tokens": request.max_new_tokens}
+    return body | {"stream_options": {"include_usage": True}}
+
+
+def text_for(ids: Sequence[int], checkpoint: Inspected) -> str:
+    """Return a text of which the tokenizer, as a server calls it, makes these tokens. Raises ServerError if none."""
+    tokenizer = checkpoint.tokenizer
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # the server adds the first token again
+        if tokenizer(candidate)["input_ids"] == list(ids):
+            return candidate
+    raise ServerError("the server takes prompts as text only, and no text has the tokens of this prompt")
 
 
 def check(ids: Sequence[int], server: Server, checkpoint: Inspected) -> None:

@@ -26,6 +26,7 @@ class Service(ThreadingHTTPServer):
         self.together: threading.Barrier | None = None  # nobody is answered before so many have asked
         self.counted_besides = 0  # tokens that its usage has and its text has not
         self.fault: str | None = None
+        self.knows: set[str] | None = None  # fields of a request; others, and prompts of ids, are refused. None: all
         self.beside_usage: dict[str, Any] = {}  # members of the event with the usage
         self.counters: dict[str, float] | None = {}  # None: no /metrics
         self.seen: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []  # path, headers, body
@@ -71,6 +72,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, "<html>hello</html>")
         if service.fault == "nonsense":
             return self.reply(200, "data: <html>\n\n")
+        if service.knows is not None and (unknown := sorted(set(body) - service.knows)):
+            return self.reply(422, json.dumps({"detail": f"Unexpected fields in the request: {unknown}"}))
+        if service.knows is not None and not isinstance(body["prompt"], str):
+            return self.reply(400, json.dumps({"detail": "prompt must be a string."}))
         if body["model"] not in service.names:
             return self.reply(
                 404, json.dumps({"object": "error", "message": f"The model `{body['model']}` does not exist."})
@@ -99,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(service.delay_s)
             text = shown[len(service.word(ids[:i])) : len(service.word(ids[: i + 1]))]
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": None}
-            if service.tells_ids and body["return_token_ids"]:
+            if service.tells_ids and body.get("return_token_ids"):
                 choice["token_ids"] = [token]
             if i == len(ids) // 2 and service.fault is not None:
                 if service.fault == "stalls":

@@ -33,7 +33,7 @@ from mtbench.runs.run_request import DEFAULTS
 
 app = typer.Typer()
 
-PER_SESSION = {"directory", "resume", "time_budget", "client_python", "plugin"}  # options that `--resume` takes
+PER_SESSION = {"directory", "resume", "time_budget", "client_python", "plugin", "url"}  # options that `--resume` takes
 ArmOption = Annotated[
     list[str],
     Option(
@@ -43,7 +43,12 @@ ArmOption = Annotated[
     ),
 ]
 UrlOption = Annotated[
-    list[str], Option("--url", help="NAME=URL of a server that runs already, ending in /v1. Repeatable.")
+    list[str],
+    Option(
+        "--url",
+        help="NAME=URL of a server that runs already, ending in /v1; NAME=URL=VARIABLE if the environment variable has "
+        "its key. Repeatable.",
+    ),
 ]
 SuiteOption = Annotated[str, Option("--suite", help="Suite as NAME or NAME:REST. See `mtbench ls suites`.")]
 EngineOption = Annotated[str, Option("--engine", help="How forward passes run: graph, eager or invariant.")]
@@ -150,7 +155,7 @@ def _load(
                 out.print(renderable)
             return
         opened = loading.begin(request, directory or Path("runs") / f"load-{time.strftime('%Y%m%d-%H%M%S')}")
-    found = loading.run(opened, client_python, budget_s)
+    found = loading.run(opened, client_python, budget_s, ctx.params["url"])
     for renderable in loading.terminal(found):
         out.print(renderable)
     say(opened.path / loading.PAGE)

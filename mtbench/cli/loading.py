@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,8 +37,10 @@ def request_of(params: Mapping[str, Any]) -> LoadRequest:
     """Return the request that the options make. Raises UserError for a value that is not allowed."""
     if params["client"] not in CLIENT_NAMES:
         raise unknown("client", params["client"], CLIENT_NAMES, "mtbench load --help")
-    fields = {name: params[name] for name in LoadRequest.model_fields} | {
-        "url": arms.parse_urls(params["url"]),
+    urls, keys = arms.parse_urls(params["url"])
+    fields = {name: params[name] for name in LoadRequest.model_fields if name in params} | {
+        "url": urls,
+        "key_env": keys,
         "checkpoint": checkpoints(params["checkpoint"]),
         "rates": numbers(params["rates"], "--rates", float),
         "concurrency": numbers(params["concurrency"], "--concurrency", int),
@@ -102,11 +105,15 @@ def reopen(directory: Path) -> RunDirectory:
     return RunDirectory.open(directory)
 
 
-def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None) -> Load:
-    """Run the points that are missing, score the answers, write load.json and the page."""
+def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None, urls: Sequence[str]) -> Load:
+    """Run the points that are missing, score the answers, write load.json and the page.
+
+    `urls`: servers that this command names. A key is sent to no other server: the plan may come from a stranger.
+    """
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     planned = opened.read(PLAN, LoadPlan)
     plugins.refuse_missing(planned.plugins)
+    _refuse_other_keys(planned, urls)
     client = CLIENTS[planned.request.client]
     session.started.append(opened.path)
     with opened.locked():
@@ -117,6 +124,20 @@ def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None
         found = summarise(opened, planned, client)
         page.write(opened, found)
     return found
+
+
+def _refuse_other_keys(planned: LoadPlan, urls: Sequence[str]) -> None:
+    named, keys = arms.parse_urls(urls)
+    for name, url in named.items():
+        if planned.request.url.get(name) != url:
+            raise UserError(f"a load goes on as it began, and --url {name}={url} is no server of it; leave it out.")
+    for arm in planned.arms:
+        if arm.key_env is not None and (named.get(arm.name), keys.get(arm.name)) != (arm.url, arm.key_env):
+            given = shlex.quote(f"{arm.name}={arm.url}={arm.key_env}")
+            raise UserError(
+                f"the plan sends the key in {arm.key_env!r} to {arm.url}, which this command does not name; if you "
+                f"trust it, add `--url {given}`."
+            )
 
 
 def terminal(found: Load) -> Sequence[RenderableType]:

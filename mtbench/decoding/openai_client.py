@@ -55,9 +55,10 @@ COMPATIBLE = "check that it is OpenAI-compatible"
 class ServerError(RuntimeError):
     """A failed request: one line with the server's address, the cause and what to do. `again`: it may pass."""
 
-    def __init__(self, message: str, *, again: bool = False) -> None:
+    def __init__(self, message: str, *, again: bool = False, status: int | None = None) -> None:
         super().__init__(printable(message))
         self.again = again
+        self.status = status  # of HTTP, if that is what failed
 
 
 class Received(BaseModel):
@@ -327,6 +328,7 @@ class Server:
             raise ServerError(
                 f"{self.url} answers {response.status} to {path}: {message}; check url= and model=",
                 again=response.status == 429 or response.status >= 500,
+                status=response.status,
             )
         encoding = response.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":

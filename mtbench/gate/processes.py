@@ -7,21 +7,20 @@ beside the next one, whose times it would spoil.
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mtbench import files, launch
-from mtbench.errors import UserError, printable
+from mtbench import files
+from mtbench.errors import UserError
 from mtbench.gate.builds import Build, environment_of
+from mtbench.processes import kill_group, last_line, launched
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 
 READY = b"ready"  # that `mtbench generate --turns` prints before every block
 LONGEST_LINE = 1000  # bytes of standard output that are read at once
-LONGEST_ERROR = 300  # characters of a build's message that are repeated
 
 
 class BuildFailed(Exception):
@@ -43,7 +42,7 @@ class Process(subprocess.Popen[bytes]):
 
         def end() -> None:
             self.overdue = True
-            _kill(self)
+            kill_group(self)
 
         timer = threading.Timer(limit_s, end)
         timer.daemon = True
@@ -132,14 +131,13 @@ def _started(
     `failing`: a run whose failed cells explain exit code 1. `turns`: its standard input and output are pipes. Raises
     BuildFailed if it ends wrongly, or not within `limit_s` after the end of the block.
     """
-    launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
     pipe = subprocess.PIPE if turns else subprocess.DEVNULL
     with files.write_errors(log):
         errors = log.open("wb")
     with errors:
         try:
             process = Process(
-                [*launcher, *build.command(*arguments)],
+                launched(build.command(*arguments)),
                 env=environment_of(build),
                 stdin=pipe,
                 stdout=pipe,
@@ -155,7 +153,7 @@ def _started(
             with process.limited(limit_s):
                 watch.join()
         finally:
-            _kill(process)
+            kill_group(process)
             watch.join()
             code = process.wait()
             for stream in (process.stdin, process.stdout):
@@ -164,7 +162,7 @@ def _started(
                         stream.close()
     explained = code == 1 and failing is not None and failing.read_lines("failures.jsonl", FailureLine)
     if code and not explained:
-        said = _last_line(log)
+        said = last_line(log)
         ended = f"did not go on within {limit_s:,.0f} s" if process.overdue else _ended(code)
         raise BuildFailed(build, f"{what} of {build.label} {ended}" + (f": {said}" if said else ""))
 
@@ -176,13 +174,7 @@ def _ended(code: int) -> str:
 def _end_children(process: Process) -> None:
     """Wait until a process has ended, then kill what it left alive. It is not reaped: its id stays its own."""
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    _kill(process)
-
-
-def _kill(process: Process) -> None:
-    """Kill the group of a process that is not reaped."""
-    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS says so of a group of zombies
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process)
 
 
 def _is_ready(process: Process, limit_s: float) -> bool:
@@ -205,14 +197,6 @@ def _log(directory: Path) -> Path:
     with files.write_errors(directory.parent):
         directory.parent.mkdir(parents=True, exist_ok=True)
     return directory.parent / f"{directory.name}.log"
-
-
-def _last_line(log: Path) -> str:
-    """Return the last line that a process wrote to standard error."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return printable(lines[-1].strip())[:LONGEST_ERROR].rstrip(".") if lines else ""
 
 
 def _signal(number: int) -> str:

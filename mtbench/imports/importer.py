@@ -5,6 +5,7 @@ type: what is wrong becomes one UserError, which names the file and the field.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
@@ -15,6 +16,7 @@ from mtbench.imports.format import ImportedFigure
 LONGEST_TEXT = 200  # characters of a text of a stranger that are kept
 LARGEST_NUMBER = 1e30
 MOST_FIGURES = 5000  # of a result
+STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
 
 
 class Meaning(NamedTuple):
@@ -120,6 +122,24 @@ def taken(document: Mapping[str, Any], meanings: Mapping[str, Meaning], where: s
         for name, meaning in meanings.items()
         if document.get(name) is not None
     ]
+
+
+def latencies(document: Mapping[str, Any], tool: str, meanings: Mapping[str, str], where: str) -> list[ImportedFigure]:
+    """Return the statistics of latencies that a file has, named as in `p99_ttft_ms`: so do vLLM and SGLang.
+
+    `meanings`: what is measured, by the name of the latency.
+    """
+    known = re.compile(rf"(mean|median|std|max|p\d{{1,2}}(?:\.\d{{1,4}})?)_({'|'.join(meanings)})_ms")
+    found = []
+    for name, value in document.items():
+        matched = known.fullmatch(name)
+        if matched and value is not None:
+            statistic, what = matched.groups()
+            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
+            found.append(
+                figure(Meaning(f"{tool}: {name}", "ms", f"{of_what} of: {meanings[what]}."), name, value, where)
+            )
+    return found
 
 
 def settings(document: Any, names: Iterable[str]) -> dict[str, str]:

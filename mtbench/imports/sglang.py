@@ -4,19 +4,17 @@ Without a request rate the tool writes `Infinity`, which is no JSON. The file re
 was SGLang, but not that of the client.
 """
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtbench.imports.format import ImportedFigure
 from mtbench.imports.importer import (
     Content,
     Found,
     Importer,
     Meaning,
     each_benchmark,
-    figure,
     has,
+    latencies,
     number,
     optional_text,
     settings,
@@ -63,7 +61,6 @@ SETTINGS = (
     "random_output_len",
     "random_range_ratio",
 )
-LATENCY = re.compile(r"(mean|median|std|max|p\d{1,2})_(ttft|tpot|itl|e2e_latency)_ms")
 LATENCIES = {
     "ttft": "time from sending a request to its first message with text",
     "tpot": TIME_PER_TOKEN,
@@ -71,7 +68,6 @@ LATENCIES = {
     "interface",
     "e2e_latency": "time from sending a request to the end of its stream",
 }
-STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
 
 
 def _recognises(documents: Sequence[Any]) -> bool:
@@ -89,20 +85,11 @@ def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
     server = server if isinstance(server, dict) else {}
     versions = {"server version": text(server["version"])} if server.get("version") else {}
     return Found(
-        figures=[*taken(document, FIGURES, where), *_latencies(document, where)],
+        figures=[*taken(document, FIGURES, where), *latencies(document, "sglang", LATENCIES, where)],
         model=optional_text(server.get("served_model_name") or server.get("model_path")),
         part=part,
         settings=versions | settings(document, SETTINGS),
     )
-
-
-def _latencies(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
-    for name, value in document.items():
-        matched = LATENCY.fullmatch(name)
-        if matched and value is not None:
-            statistic, what = matched.groups()
-            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
-            yield figure(Meaning(f"sglang: {name}", "ms", f"{of_what} of: {LATENCIES[what]}."), name, value, where)
 
 
 IMPORTER = Importer("SGLang bench_serving JSONL", "SGLang", _recognises, _read)

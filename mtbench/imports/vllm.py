@@ -4,7 +4,6 @@
 models have no output throughput and are refused.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from mtbench.imports.importer import (
     each_benchmark,
     figure,
     has,
+    latencies,
     number,
     numbers,
     optional_text,
@@ -58,14 +58,12 @@ FIGURES = {
 }
 REQUIRED = ("duration", "completed", "request_throughput", "output_throughput", "total_token_throughput")
 SETTINGS = ("backend", "label", "date", "tokenizer_id", "num_prompts", "request_rate", "burstiness", "max_concurrency")
-LATENCY = re.compile(r"(mean|median|std|p\d{1,2}(?:\.\d{1,4})?)_(ttft|tpot|itl|e2el)_ms")
 LATENCIES = {
     "ttft": "time from sending a request to its first streamed message",
     "tpot": TIME_PER_TOKEN,
     "itl": "gap between two streamed messages, over all gaps of all requests: a message of several tokens is one gap",
     "e2el": "time from sending a request to its last streamed message",
 }
-STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation"}
 
 
 def _recognises(documents: Sequence[Any]) -> bool:
@@ -80,7 +78,11 @@ def _result(document: Mapping[str, Any], where: str, part: str | None) -> Found:
     for name in REQUIRED:
         number(document.get(name), name, where)
     return Found(
-        figures=[*taken(document, FIGURES, where), *_positions(document, where), *_latencies(document, where)],
+        figures=[
+            *taken(document, FIGURES, where),
+            *_positions(document, where),
+            *latencies(document, "vllm", LATENCIES, where),
+        ],
         model=optional_text(document.get("model_id")),
         part=part,
         settings=settings(document, SETTINGS),
@@ -97,15 +99,6 @@ def _positions(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigu
             "spec_decode_acceptance_rate is in percent.",
         )
         yield figure(meaning, f"{name}[{place}]", rate, where)
-
-
-def _latencies(document: Mapping[str, Any], where: str) -> Iterator[ImportedFigure]:
-    for name, value in document.items():
-        matched = LATENCY.fullmatch(name)
-        if matched and value is not None:
-            statistic, what = matched.groups()
-            of_what = STATISTICS.get(statistic, f"{statistic[1:]}th percentile")
-            yield figure(Meaning(f"vllm: {name}", "ms", f"{of_what} of: {LATENCIES[what]}."), name, value, where)
 
 
 IMPORTER = Importer("vLLM `bench serve` JSON", "vLLM", _recognises, _read)

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.loadtest.clients import Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.loadtest.clients import KEY, Client, Sending, outcome_of, server_metrics, write_lines
 from mtbench.loadtest.format import RequestLine
 
 VERSION = "0.13.0"
@@ -44,6 +44,7 @@ def command(python: Path, sending: Sending, folder: Path) -> list[str]:
         *("--request-count", str(len(sending.prompts)), *load, "--random-seed", str(sending.seed)),
         *("--extra-inputs", json.dumps(sending.body), "--request-timeout-seconds", f"{sending.timeout_s:g}"),
         *("--tokenizer", str(sending.tokenizer.resolve()), "--use-server-token-count"),
+        *(("--api-key", KEY) if sending.key_env else ()),
         *("--export-level", "raw", "--artifact-dir", EXPORT, "--ui-type", "none"),
         *("--no-gpu-telemetry", "--no-server-metrics"),
     ]

@@ -4,6 +4,7 @@ mars:tau=0.95            a fixed option, written as in `mtbench run --method`
 mars:tau=1|0.95|0.8      three arms
 mars:tau=0.95..0.7       one arm whose server adapts tau between 0.95 (idle) and 0.7 (full)
 vllm=http://HOST:8000/v1 a server that runs already
+vllm=http://HOST:8000/v1=KEY   the same, and the environment variable KEY has the key that it wants
 """
 
 import itertools
@@ -30,11 +31,21 @@ def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
     return arms
 
 
-def parse_urls(texts: Sequence[str]) -> dict[str, str]:
-    """Return name -> URL of every NAME=URL. Raises UserError for other text, or a URL with a user or password."""
+def parse_urls(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return name -> URL, and name -> environment variable of its key, of every NAME=URL or NAME=URL=VARIABLE.
+
+    Raises UserError for other text, or a URL with a user or password.
+    """
     found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for text in texts:
-        name, _, url = text.partition("=")
+        name, _, rest = text.partition("=")
+        url, equals, variable = rest.partition("=")
+        if equals and not variable.isidentifier():
+            raise UserError(
+                f"--url {name}: {variable!r} is no name of an environment variable; write NAME=URL=VARIABLE, such as "
+                "`--url vllm=http://127.0.0.1:8000/v1=VLLM_KEY`."
+            )
         parts = urlsplit(url) if _is_url(url) else None
         if not name or parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
             raise UserError(f"--url {text!r} is not NAME=URL, such as `--url vllm=http://127.0.0.1:8000/v1`.")
@@ -43,7 +54,9 @@ def parse_urls(texts: Sequence[str]) -> dict[str, str]:
         if name in found:
             raise UserError(f"--url {name!r} is given twice; give each server a name of its own.")
         found[name] = url.rstrip("/")
-    return found
+        if equals:
+            keys[name] = variable
+    return found, keys
 
 
 def refuse_twins(names: Sequence[str]) -> None:

@@ -15,15 +15,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mtbench import environments, files
+from mtbench import environments, files, processes
 from mtbench.cache import cache_home
 from mtbench.environments import Note, Pip, installed
 from mtbench.errors import UserError
-from mtbench.loadtest import processes
 from mtbench.loadtest.format import ClientFacts, ClientName, RequestLine
 
 ANSWER_S = 60.0  # time in which a Python must say which version it has
 BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
+KEY = "<key>"  # stands for the server's key in a command
+# The key is put in after the start: other users of the machine see the command line of a process.
+WITH_KEY = f"""
+import os, runpy, sys
+variable, module, *arguments = sys.argv[1:]
+sys.argv = [module, *(argument.replace({KEY!r}, os.environ[variable]) for argument in arguments)]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
 ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 
 
@@ -42,6 +49,7 @@ class Sending(NamedTuple):
     stop: Sequence[str]
     timeout_s: float
     tokenizer: Path
+    key_env: str | None = None  # environment variable with the server's key
 
     @property
     def duration_s(self) -> float:
@@ -127,6 +135,8 @@ class Client:
             folder.mkdir(parents=True, exist_ok=True)
         log = folder / "client.log"
         command = self.command(python, sending, folder)
+        if sending.key_env is not None:
+            command = with_key(command, sending.key_env)
         variables = environments.variables(python) | dict(self.variables)
         limit_s = sending.duration_s + sending.timeout_s * (1 + len(sending.prompts) / 8) + BEYOND_S
         with processes.started(command, variables, log, folder, grace_s=5.0) as process:
@@ -140,6 +150,12 @@ class Client:
             code = process.returncode
             reason = f"ended with exit code {code}: {said}" if code else f"{error}".rstrip(".")
             raise UserError(f"{self.label} {reason}. See {log}.") from None
+
+
+def with_key(command: Sequence[str], variable: str) -> list[str]:
+    """Return a command `python -m MODULE …` in which the process itself puts a variable's value in place of KEY."""
+    python, _, module, *arguments = command
+    return [python, "-c", WITH_KEY, variable, module, *arguments]
 
 
 def outcome_of(code: Any, message: str | None) -> str:

@@ -34,6 +34,9 @@ class LoadRequest(Record):
     suite: Text = Field(description="suite as name or name:rest")
     arm: Sequence[str] = Field((), description="methods that this command serves, each with its options")
     url: Mapping[str, str] = Field(default_factory=dict, description="URL of each given server, by its name")
+    key_env: Mapping[str, str] = Field(
+        default_factory=dict, description="environment variable with the key of a given server, by the server's name"
+    )
     family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
     model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's")
     checkpoint: Mapping[str, str] = Field(default_factory=dict, description="path or hub id by role")
@@ -67,6 +70,7 @@ class ArmPlan(Record):
     method: str | None = Field(None, description="method with its options, as `mtbench serve` gets it; null: a URL")
     adaptive: str | None = Field(None, description="option that the server adapts, with its range; null: none")
     url: str | None = Field(None, description="URL of a given server; null: this command starts it")
+    key_env: str | None = Field(None, description="environment variable with the server's key; null: it wants none")
 
 
 class LoadItem(Record):

@@ -12,7 +12,7 @@ from typing import Any
 
 from mtbench import files
 from mtbench.errors import UserError, first_line
-from mtbench.loadtest.clients import Client, Sending, outcome_of, server_metrics, write_lines
+from mtbench.loadtest.clients import KEY, Client, Sending, outcome_of, server_metrics, write_lines
 from mtbench.loadtest.format import RequestLine
 
 VERSION = "0.8.1"
@@ -39,6 +39,8 @@ def command(python: Path, sending: Sending, folder: Path) -> list[str]:
         "timeout": sending.timeout_s,
         "validate_backend": False,
     }
+    if sending.key_env:
+        backend["api_key"] = KEY
     profile: dict[str, Any] = {"kind": "concurrent", "streams": [sending.concurrency]}
     if sending.rate is not None:
         profile = {"kind": "poisson" if sending.poisson else "constant", "rate": [sending.rate]}

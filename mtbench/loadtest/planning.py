@@ -25,7 +25,10 @@ MOST_REQUESTS = 100_000  # of a point
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
     chosen = [*arms.parse(request.arm, request.engine)]
-    chosen += [ArmPlan(name=name, method=None, adaptive=None, url=url) for name, url in request.url.items()]
+    chosen += [
+        ArmPlan(name=name, method=None, adaptive=None, url=url, key_env=request.key_env.get(name))
+        for name, url in request.url.items()
+    ]
     if not chosen:
         raise UserError("no arm is given; add `--arm METHOD`, such as `--arm mars:tau=0.95`, or `--url NAME=URL`.")
     arms.refuse_twins([arm.name for arm in chosen])

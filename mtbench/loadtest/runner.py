@@ -28,9 +28,9 @@ from mtbench.loadtest import servers
 from mtbench.loadtest.clients import Client, Sending
 from mtbench.loadtest.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
 from mtbench.loadtest.planning import run_request
-from mtbench.loadtest.processes import utc_now
 from mtbench.loadtest.servers import Server
 from mtbench.models.loading import inspect
+from mtbench.processes import utc_now
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.prompts import open_suite
@@ -111,6 +111,7 @@ class LoadRun:
             stop=self.planned.stop,
             timeout_s=request.request_timeout_s,
             tokenizer=self.run.path / TOKENIZER,
+            key_env=server.key_env,
         )
         folder = self.run.path / WORK / point.point
         shutil.rmtree(folder, ignore_errors=True)

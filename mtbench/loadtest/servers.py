@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -13,15 +14,15 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from mtbench import files, plugins
+from mtbench import files, plugins, processes
 from mtbench.errors import UserError, first_line
-from mtbench.loadtest import processes
 from mtbench.loadtest.format import ArmPlan, LoadPlan
 
 READY_S = 1800.0  # time in which a server must answer: a large checkpoint is loaded, kernels are compiled
 DRAIN_S = 30.0  # time in which it must end
 ASK_S = 10.0  # time in which a given server must name its model
 LOOK_S = 0.1
+KEY = re.compile(r"[!#-\[\]-~]+")  # visible ASCII without quote and backslash, which JSON would escape
 
 
 class Server(NamedTuple):
@@ -30,6 +31,23 @@ class Server(NamedTuple):
     url: str
     model: str
     command: list[str] | None  # arguments of mtbench; None: a given URL
+    key_env: str | None = None  # environment variable with the key that it wants
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that every request needs."""
+        return {} if self.key_env is None else {"Authorization": f"Bearer {key_in(self.key_env)}"}
+
+
+def key_in(variable: str) -> str:
+    """Return the key in an environment variable. Raises UserError, without it, if it is not set or cannot be sent."""
+    key = os.environ.get(variable, "")
+    if not KEY.fullmatch(key):
+        fault = "has a space, a quote, or a character beyond ASCII" if key else "is not set"
+        raise UserError(
+            f"the environment variable {variable!r}, which --url names for a key, {fault}; set it to the key."
+        )
+    return key
 
 
 def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
@@ -55,7 +73,8 @@ def running(planned: LoadPlan, arm: ArmPlan, folder: Path) -> Iterator[Server]:
     Raises UserError if it does not come up or does not answer.
     """
     if arm.url is not None:
-        yield Server(arm.url, _model_at(arm.name, arm.url), None)
+        given = Server(arm.url, "", None, arm.key_env)
+        yield given._replace(model=_model_at(arm.name, given))
         return
     shutil.rmtree(folder, ignore_errors=True)
     with files.write_errors(folder):
@@ -80,9 +99,13 @@ def warm_up(server: Server, prompts: Sequence[str], body: Mapping[str, Any], tim
     Raises UserError if the server does not answer.
     """
 
+    headers = server.headers
+
     def ask(prompt: str) -> None:
         fields = {**body, "model": server.model, "prompt": prompt}
-        answer = httpx.post(f"{server.url}/completions", json=fields, timeout=timeout_s, trust_env=False)
+        answer = httpx.post(
+            f"{server.url}/completions", json=fields, headers=headers, timeout=timeout_s, trust_env=False
+        )
         answer.raise_for_status()
 
     try:
@@ -102,10 +125,11 @@ def _models(planned: LoadPlan) -> list[str]:
     return named + (["--device", request.device] if request.device != "auto" else [])
 
 
-def _model_at(name: str, url: str) -> str:
+def _model_at(name: str, server: Server) -> str:
     """Return the first model that a server names."""
+    url, headers = server.url, server.headers
     try:
-        answer = httpx.get(f"{url}/models", timeout=ASK_S, trust_env=False)
+        answer = httpx.get(f"{url}/models", headers=headers, timeout=ASK_S, trust_env=False)
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:

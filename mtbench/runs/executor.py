@@ -82,7 +82,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages))
-            if in_this_process and execution.wait is None and sum(stage.work for stage in stages) >= LONG_RUN:
+            alone = in_this_process and not execution.timed_only  # the gate's builds may not differ in what they tell
+            if alone and sum(stage.work for stage in stages) >= LONG_RUN:
                 _tell_time(plan, stages, sessions[0], progress)
             if not all(stage.run_blocks(sessions, deadline, execution.wait) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")

@@ -22,7 +22,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
-from mtbench.runs.run_request import CHECKPOINTS, REFILLS
+from mtbench.runs.run_request import CHECKPOINTS
+from mtbench.runs.run_request import REFILLS as REFILLS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
 Batching = Literal["static", "refill"]

@@ -44,17 +44,20 @@ class Estimate:
         """Return the seconds of the timed rounds. `blocks`: per group, over all rounds."""
         return sum(number * block_s for number, block_s in zip(blocks, self.blocks_s, strict=True))
 
-    def described(self, blocks: Sequence[int]) -> str:
-        """Return the estimate in words, with the passes that it counts."""
-        timed_s = self.timed_s(blocks)
-        parts = {
-            "timed rounds": timed_s,
+    def passes_s(self, blocks: Sequence[int]) -> dict[str, float]:
+        """Return the seconds of each pass, by its name."""
+        return {
+            "timed rounds": self.timed_s(blocks),
             "warm-up": self.warm_up_s,
             "re-scoring": self.rescoring_s,
             "loading": self.loading_s,
         }
-        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
-        return f"about {duration(sum(parts.values()))} ({named}), {self.assumes}"
+
+    def described(self, blocks: Sequence[int]) -> str:
+        """Return the estimate in words, with the passes that it counts."""
+        passes = self.passes_s(blocks)
+        named = ", ".join(f"{name} {duration(seconds)}" for name, seconds in passes.items() if seconds)
+        return f"about {duration(sum(passes.values()))} ({named}), {self.assumes}"
 
 
 def all_blocks(plan: Plan) -> list[int]:
@@ -73,6 +76,11 @@ def duration(seconds: float) -> str:
     if seconds > 90:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
+
+
+def estimate_s(plan: Plan) -> float:
+    """Return the seconds that the plan takes, all passes together."""
+    return sum(estimate(plan).passes_s(all_blocks(plan)).values())
 
 
 def estimate(plan: Plan, show: Show = lambda *_: None, worker: Worker | None = None) -> Estimate:
@@ -203,7 +211,7 @@ class _Measurement:
         self.warm_up_s += WARM_UP_CALLS * wall_s * len({len(block) for block in group.blocks})
         lengths = self._lengths(suite, cell)
         decoded = steps([len(g.token_ids) for g in last.generations], cell, len(last.generations))
-        block_s = before_s + (wall_s - before_s) * steps(lengths, cell, len(last.generations)) / decoded
+        block_s = before_s + (wall_s - before_s) * steps(lengths, cell, len(last.generations)) / max(decoded, 1)
         prompt = last.timing.prompt_tokens / len(last.generations)
         each_s = self.prefill_s.setdefault((suite.suite, cell.arm), before_s / len(last.generations))
         if cell.claims == "lossless" and cell.held_to is not None:
@@ -216,9 +224,10 @@ class _Measurement:
         if cell.length == "fixed" or cell.accept is not None:
             return [suite.max_new_tokens]
         if suite.suite not in self.lengths:
-            group = max((g for g in self.plan.groups if g.suite == suite.suite), key=lambda group: group.batch_size)
-            twin = next(c for c in self.plan.cells if c.cell in group.cells and c.arm == cell.arm)
-            whole = self._decoded(twin, suite, group.blocks[0], suite.max_new_tokens)
+            twins = {c.cell: c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.arm)}
+            largest = max((g for g in self.plan.groups if twins.keys() & g.cells), key=lambda group: group.batch_size)
+            twin = next(twins[name] for name in largest.cells if name in twins)
+            whole = self._decoded(twin, suite, largest.blocks[0], suite.max_new_tokens)
             if whole is None:
                 return [suite.max_new_tokens]
             self.lengths[suite.suite] = [len(g.token_ids) for g in whole.generations]

@@ -10,11 +10,14 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtbench.errors import UserError
 from mtbench.files import write_text
@@ -24,6 +27,8 @@ from mtbench.serving.served import Served
 from mtbench.serving.worker import Worker
 
 LARGEST_HEADERS = 64 << 10  # bytes
+HEADERS_TOO_LARGE = 431  # HTTP status
+MOST_UNREAD = 16 << 20  # bytes of a refused request that are taken in, so that its client reads the answer
 BACKLOG = 2048  # connections that wait to be accepted
 CLOSING_S = 5  # for connections to close after the last answer
 
@@ -35,6 +40,35 @@ class Address:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: a free one
     ready_file: Path | None = None
+
+
+class _Protocol(H11Protocol):
+    """uvicorn's protocol, but it answers 431 to a header that is too large.
+
+    uvicorn answers 400 and closes while the client still sends, which then sees a broken connection and no answer.
+    """
+
+    unread: int | None = None  # bytes that are still taken in before the connection is closed; None: it is not ending
+
+    def data_received(self, data: bytes) -> None:
+        if self.unread is None:
+            super().data_received(data)
+            return
+        self.unread -= len(data)
+        if self.unread < 0:
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        error = sys.exception()
+        if not isinstance(error, h11.RemoteProtocolError) or error.error_status_hint != HEADERS_TOO_LARGE:
+            super().send_400_response(msg)
+            return
+        headers = [("content-type", "text/plain"), ("content-length", "0"), ("connection", "close")]
+        response = h11.Response(status_code=HEADERS_TOO_LARGE, headers=headers, reason=b"Headers Too Large")
+        for part in (response, h11.EndOfMessage()):
+            self.transport.write(self.conn.send(part) or b"")
+        self.unread = MOST_UNREAD
+        self.loop.call_later(CLOSING_S, self.transport.close)
 
 
 class _Server(uvicorn.Server):
@@ -75,7 +109,7 @@ async def serve(service: Service, listening: socket.socket, say: Callable[[str],
         uvicorn.Config(
             service.app(),
             loop="asyncio",
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,7 +1,9 @@
 """What real clients wrote is read as it was: texts, times, refusals, and what the server says about a request."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from tool_files import RECORDED
 from mtbench import environments
 from mtbench.errors import UserError
 from mtbench.loadtest import aiperf, guidellm
-from mtbench.loadtest.clients import Sending, outcome_of, server_metrics
+from mtbench.loadtest.clients import Sending, outcome_of, server_metrics, with_key
 from mtbench.loadtest.format import Segment
 from mtbench.loadtest.registry import CLIENTS
+from mtbench.results import acceptance
 
 ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
 
@@ -68,6 +71,31 @@ def test_aiperf(of_aiperf: Path) -> None:
     assert lines[2].error is not None
     assert "queue_full" in lines[2].error
     assert lines[2].text is None
+
+
+def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
+    """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
+    lines = {line.position: line for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
+    told = {
+        int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
+        for raw in stored
+        for message in aiperf._messages(raw.get("responses") or ())
+        if message.get("metrics")
+    }
+    records = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RECORDS).read_text().splitlines()]
+    theirs = {int(record["metadata"]["conversation_id"]): record["metrics"] for record in records if record["metrics"]}
+
+    assert lines.keys() == told.keys() == theirs.keys() == {0, 1}
+    for position, line in lines.items():
+        commits = [1 + accepted for accepted in told[position]["per_step_accepted"]]
+        figures = {name: metric["value"] for name, metric in theirs[position].items()}
+        assert (sum(commits), len(commits)) == (line.tokens, line.forwards)
+        assert figures["spec_decode_steps"] == line.forwards
+        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.aiperf([commits]))
+        offered = figures["spec_decode_draft_tokens"]
+        assert figures["spec_decode_draft_acceptance_rate"] / 100 == pytest.approx(acceptance.rate([commits], offered))
+        assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
 
 
 def test_guidellm(of_guidellm: Path) -> None:
@@ -134,6 +162,22 @@ def test_a_client_that_fails_says_why(tmp_path: Path) -> None:
     """Its last words are in the error, and its log is kept."""
     with pytest.raises(UserError, match=r"aiperf 0.13.0 ended with exit code 1: .*Connection refused.*client.log"):
         CLIENT.send(PYTHON, sending(url="http://127.0.0.1:9/v1"), tmp_path / "point")
+
+
+@pytest.mark.parametrize("client", [aiperf, guidellm])
+def test_a_key_is_in_no_command_line(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's process puts it in after its start; without a key nothing is sent."""
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
+    assert "key" not in json.dumps(client.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
+    command = client.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
+    assert "sk-secret" not in json.dumps(command)
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert "sk-secret" in told.stdout
+    assert "<key>" not in told.stdout
 
 
 def test_a_python_without_the_client_is_refused(tmp_path: Path) -> None:

@@ -104,7 +104,17 @@ def test_urls_that_are_none(text: str) -> None:
         arms.parse_urls([text])
 
 
+def test_a_key_is_the_name_of_a_variable() -> None:
+    """The plan has the name, never the key."""
+    assert arms.parse_urls(["a=http://h/v1=KEY", "b=http://i/v1"]) == (
+        {"a": "http://h/v1", "b": "http://i/v1"},
+        {"a": "KEY"},
+    )
+    with pytest.raises(UserError, match=r"'sk-1' is no name of an environment variable; write NAME=URL=VARIABLE"):
+        arms.parse_urls(["a=http://h/v1=sk-1"])
+
+
 def test_a_name_of_two_servers() -> None:
-    assert arms.parse_urls(["a=http://h:1/v1/"]) == {"a": "http://h:1/v1"}
+    assert arms.parse_urls(["a=http://h:1/v1/"]) == ({"a": "http://h:1/v1"}, {})
     with pytest.raises(UserError, match="given twice"):
         arms.parse_urls(["a=http://h/v1", "a=http://i/v1"])

@@ -143,7 +143,7 @@ def test_a_point_of_another_plan(tmp_path: Path) -> None:
 CODE = """
 import sys, time
 from pathlib import Path
-from mtbench.loadtest import processes
+from mtbench import processes
 sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 with processes.started(sleeping, {}, Path("log"), Path.cwd()) as process:
     Path("id").write_text(str(process.pid))

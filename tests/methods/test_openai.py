@@ -49,8 +49,10 @@ def service(words: Inspected) -> Iterator[Service]:
     tokenizer, texts = words.tokenizer, dict(zip(map(tuple, PROMPTS), TEXTS, strict=True))
 
     def answer(body: Mapping[str, Any]) -> Answer:
-        ids = tokenizer(texts[tuple(body["prompt"])], add_special_tokens=False).input_ids
-        ids = ids * 40 if body["ignore_eos"] else [*ids, *words.end_ids]
+        prompt = body["prompt"]
+        asked = tokenizer(prompt).input_ids if isinstance(prompt, str) else prompt
+        ids = tokenizer(texts[tuple(asked)], add_special_tokens=False).input_ids
+        ids = ids * 40 if body.get("ignore_eos") else [*ids, *words.end_ids]
         for n in range(1, 1 + min(len(ids), body["max_tokens"])):
             if said := next((s for s in body.get("stop", ()) if s in tokenizer.decode(ids[:n])), None):
                 return ids[:n], "stop", said
@@ -100,6 +102,35 @@ def test_an_answer_ends_with_its_stop_string(
     ]
     assert words.tokenizer.decode(generations[1].token_ids).endswith("answer")
     assert timing.counted == timing.tokens
+
+
+OPENAI = {"model", "prompt", "max_tokens", "temperature", "presence_penalty", "frequency_penalty", "stop", "stream"}
+
+
+def test_a_server_that_refuses_fields_is_asked_without_them(service: Service, words: Inspected) -> None:
+    """As `transformers serve`: prompts are text then. The same arm sends no refused field a second time."""
+    service.knows = OPENAI | {"stream_options"}
+    service.tells_ids = False
+    arm = METHODS["openai"](url=service.url)
+    first, timing = run_external(arm, {"ar": words}, PROMPTS, 100)
+    again, later = run_external(arm, {"ar": words}, PROMPTS, 100)
+
+    assert [g.text for g in first] == [g.text for g in again] == TEXTS
+    assert timing.dropped == "the server refused fields, and was asked again without them"
+    assert later.dropped is None
+    plain = ["return_token_ids" not in body for _, _, body in service.seen if body]
+    assert sum(plain) == 2 * len(PROMPTS)
+    assert all(plain[plain.index(True) :])
+
+
+def test_a_server_that_refuses_everything_says_why(service: Service, words: Inspected) -> None:
+    """The first refusal is the error; a fixed length needs a field that OpenAI does not have."""
+    service.knows = {"model"}
+    with pytest.raises(ServerError, match="answers 422 to completions"):
+        ask(service, words)
+    service.knows = OPENAI | {"stream_options"}
+    with pytest.raises(ServerError, match="answers 422 to completions"):
+        ask(service, words, fixed_length=True)
 
 
 def test_a_batch_is_as_many_requests_at_once(service: Service, words: Inspected) -> None:

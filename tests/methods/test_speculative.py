@@ -5,6 +5,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ from typing import Any, cast
 import naive
 import pytest
 import torch
-from decoding_cases import ar, check_step_never_waits, decode_prompts, naive_logits, outcomes
+from decoding_cases import ar, check_step_never_waits, decode_prompts, naive_logits, outcomes, requests_for
 from hypothesis import given, settings, strategies
 from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
 
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.loop import Batch
+from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -177,6 +178,22 @@ def test_mars_speculative_equals_a_recomputation(agrees: str, tau: float) -> Non
     assert [(g.token_ids, g.commits) for g in alone] == [want[0], want[-1]]
     if agrees != "never" or tau < 1:
         assert max(max(commits) for _, commits in want) > 1
+
+
+def test_rows_of_mars_speculative_may_have_thresholds_of_their_own() -> None:
+    """In one batch each request has the tokens, commits and offers of a run at its own τ; 1 is autoregressive."""
+    on, taus = runners("sometimes"), [1.0, 0.3, 0.0, 0.6, 1.0]
+    made = method("mars-speculative", ahead=2, block_size=4, tau=0.5)
+    prompts = [[(7 * i + n) % 30 for i in range(4 + n)] for n in range(5)]
+    asked = [replace(r, options={"tau": tau}) for r, tau in zip(requests_for(prompts, BUDGET), taus, strict=True)]
+    for how in WAYS:
+        together = decode(made, on, asked, **how)[0]
+        for number, tau in enumerate(taus):
+            alone = run(method("mars-speculative", ahead=2, block_size=4, tau=tau), on, [prompts[number]], **how)[0]
+            assert outcomes([together[number]]) == outcomes([alone])
+            assert together[number].drafted == alone.drafted
+    plain = run(ar(), on, prompts)
+    assert [together[i].token_ids for i in (0, 4)] == [plain[i].token_ids for i in (0, 4)]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])

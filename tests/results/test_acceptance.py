@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_records import cell_data, generation_line, timing_line
 
+from mtbench import records
 from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
-from mtbench.runs.formats import GenerationLine
+from mtbench.runs.formats import GenerationLine, TimingLine
 
 # Three answers of 11, 4 and 1 tokens; the second waited once. 9 forwards, of which 8 committed: 4 3 1 3, 2 1 1, 1.
 COMMITS = [[4, 3, 1, 3], [2, 0, 1, 1], [1]]
@@ -151,6 +152,13 @@ def test_the_share_of_each_position_follows_from_a_histogram() -> None:
     hidden = acceptance.reported([told[0], told[1].changed(histogram=None)])
     assert hidden is not None
     assert hidden.per_position is None
+
+
+def test_runs_of_november_2026_are_read() -> None:
+    """There the field was called `told_by`."""
+    line = dump(timing_line(accepted=3, drafted=8, drafts=2, reported_by="a server"))
+    line["told_by"] = line.pop("reported_by")
+    assert records.validate(line, TimingLine, "a line").reported_by == "a server"
 
 
 def test_an_engine_that_hides_its_acceptance_has_none() -> None:

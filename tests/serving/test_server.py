@@ -6,11 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import torch
@@ -229,8 +227,8 @@ def test_bodies_and_headers_have_limits(mars_server: Running, monkeypatch: pytes
         answer = client.post("/completions", content=b" " * 20_000)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
     with mars_server.client() as client:
-        with suppress(httpx.TransportError):  # it may close the connection while the header is still coming
-            assert client.get("/models", headers={"x": "y" * (1 << 20)}).status_code in (400, 431)
+        assert client.get("/models", headers={"x": "y" * (1 << 20)}).status_code == 431
+        assert client.get("/models").status_code == 200
         assert client.get("/models").status_code == 200
         assert client.get("/other").json()["error"]["message"] == "Not Found"
 

@@ -453,7 +453,9 @@ def test_own_prompts_are_read_in_order(tmp_path: Path) -> None:
     assert suite.metric is None
 
 
-ANSWERS: dict[str, list[tuple[str | None, str, float]]] = {  # file -> --metric, generated text, score of `prompts/1/0`
+ANSWERS: dict[
+    str, list[tuple[str | None, str, float]]
+] = {  # file -> metric of --metric, generated text, score of `prompts/1/0`
     '{"prompt": "1+1?", "answer": 2}': [
         (None, " 2. ", 1.0),
         (None, "It is 2", 0.0),

@@ -1,4 +1,7 @@
-"""Processes of a load: servers and clients. Each ends with this command, however that ends."""
+"""Processes of other programs: builds of the gate, servers and clients of a load.
+
+Each leads a process group and ends with this command, however that ends.
+"""
 
 import os
 import signal
@@ -25,13 +28,12 @@ def started(
 
     `grace_s`: how long it may take to end after SIGTERM before it is killed.
     """
-    launcher = [sys.executable, "-I", "-S", launch.__file__, str(os.getpid())]
     with files.write_errors(log):
         output = log.open("ab")
     with output:
         try:
             process = subprocess.Popen(
-                [*launcher, *command],
+                launched(command),
                 env=dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -45,6 +47,11 @@ def started(
             yield process
         finally:
             _end(process, grace_s)
+
+
+def launched(command: Sequence[str]) -> list[str]:
+    """Return the command that starts another one so that the kernel kills it with this process."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
 
 
 def last_line(log: Path) -> str:
@@ -79,6 +86,11 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     if grace_s and not has_ended(process):
         process.terminate()
         has_ended(process, grace_s)
+    kill_group(process)
+    process.wait()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that is not reaped, and everything that it left alive in its group."""
     with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS says so of a group of zombies
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
