@@ -5,10 +5,15 @@ Light: the command line reads the defaults from here for its help, without torch
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from mtbench.records import Record
+
+if TYPE_CHECKING:  # the command line reads the defaults without torch
+    from mtbench.runs.formats import LeftLine
+    from mtbench.runs.plan import Group
 
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
@@ -66,6 +71,9 @@ class Execution:
     peak_memory: bool = False  # measure it on a CPU too
     timed_only: bool = False  # the untimed passes are left out
     wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
+    # Called before the first block of a group and after every block, with its stored lines on the disk: cells that
+    # leave and decode no further blocks.
+    leave: "Callable[[Group], Sequence[LeftLine]] | None" = None
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod
