@@ -34,6 +34,7 @@ class MarsSpeculative(Method):
 
     roles = ("mars",)
     needs_mask = True
+    choices = ("mars-speculative:tau=1|0.95",)
 
     @property
     def claims(self) -> Claims:

@@ -65,15 +65,30 @@ def replay(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, *, b
     """
     left: list[Departure] = []
     made: list[int] = []
+    if any(e.reference and e.failed for e in entrants):
+        return Outcome([], [], False)
     for block in (0, *at):
-        there = [e for e in entrants if e.name not in {d.name for d in left}]
+        there = [
+            e for e in entrants if e.name not in {d.name for d in left} and not (e.failed and len(e.blocks) < block)
+        ]
         if not there or any(len(e.blocks) < block for e in there):
             break
-        until = {d.name: d.block for d in left}
-        view = View(entrants, {e.name: min(block, until.get(e.name, block)) for e in entrants}, at, max_loss)
+        view = View(entrants, _counted(entrants, left, block), at, max_loss)
         left += _leaving(view, there, block, by_time=by_time) if block else _before(view, there)
         made += [block] if block else []
-    return Outcome(left, made, len(left) == len(entrants))
+    return Outcome(left, made, len(left) == sum(not e.failed for e in entrants))
+
+
+def words(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, str]:
+    """Return the word on the accuracy of every arm with other tokens at the last look that was made."""
+    last = max(outcome.made, default=0)
+    return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
+
+
+def _counted(entrants: Sequence[Entrant], left: Sequence[Departure], block: int) -> dict[str, int]:
+    """Return how many leading blocks of each arm count at a look."""
+    until = {departure.name: departure.block for departure in left}
+    return {e.name: min(block, until.get(e.name, block), len(e.blocks)) for e in entrants}
 
 
 def _before(view: View, there: Sequence[Entrant]) -> list[Departure]:

@@ -37,6 +37,7 @@ class Entrant:
     promises: bool = False
     firm: bool = False
     accuracy: str | None = None
+    failed: bool = False  # it has no further blocks
 
 
 class View:

@@ -111,6 +111,7 @@ def _of_group(
         baseline=baseline,
         max_loss=max_loss,
         compared=len(arms),
+        allowed=[arm.cell.arm for arm in arms if arm.allowed],
         word=word,
         same_tokens=_choice(same),
         within_loss=_choice(within),

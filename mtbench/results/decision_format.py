@@ -48,6 +48,9 @@ class Recommendation(Record):
     )
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     compared: Count = Field(description="arms compared with the baseline")
+    allowed: list[str] = Field(
+        description="arms that could be used if they were faster: with the baseline's tokens, or within the loss"
+    )
     word: Word = Field(
         description="use: an arm is faster; plain: every arm is shown to be no faster, or to lose more accuracy than "
         "accepted; cannot tell: neither is shown"

@@ -302,7 +302,7 @@ class Stage:
         if execution.leave is None:
             return
         with self.writing:
-            for line in execution.leave(self.group):
+            for line in execution.leave(self.group.cells):
                 self.run.append("left.jsonl", [dump(line)])
                 self.left.add(line.cell)
                 self.progress.note(f"{line.cell} leaves after {line.block} blocks: {line.reason}")

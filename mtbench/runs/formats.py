@@ -149,6 +149,10 @@ class Race(Record):
 
     objective: Objective = Field(description="what the chosen arm has the least of")
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
+    slo_s: dict[Literal["ttft", "itl"], StoredSeconds] = Field(
+        description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
+    )
+    refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
     looks: dict[str, list[StoredSize]] = Field(
         description="per group, `suite bN`, the numbers of blocks after which cells may leave; the error levels of its "
         "verdicts are shared by them and by one more, the end"

@@ -13,7 +13,6 @@ from mtbench.records import Record
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import LeftLine
-    from mtbench.runs.plan import Group
 
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
@@ -71,9 +70,9 @@ class Execution:
     peak_memory: bool = False  # measure it on a CPU too
     timed_only: bool = False  # the untimed passes are left out
     wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
-    # Called before the first block of a group and after every block, with its stored lines on the disk: cells that
-    # leave and decode no further blocks.
-    leave: "Callable[[Group], Sequence[LeftLine]] | None" = None
+    # Called with the cells of a group before its first block and after every block, when their lines are stored. It
+    # returns cells that leave: they decode no further blocks.
+    leave: "Callable[[Sequence[str]], Sequence[LeftLine]] | None" = None
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod
