@@ -39,6 +39,7 @@ class Lookahead(Method):
 
     roles = ("ar",)
     claims = "lossless"
+    choices = ("lookahead", "lookahead:width=4,ngram=4,candidates=4")
 
     @property
     def ahead(self) -> int:

@@ -36,6 +36,7 @@ class MarsSpeculative(Method):
 
     roles = ("mars",)
     needs_mask = True
+    choices = ("mars-speculative:tau=1|0.95",)
 
     @property
     def claims(self) -> Claims:

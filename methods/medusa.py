@@ -35,6 +35,7 @@ class Medusa(Method):
 
     roles = ("medusa",)
     claims = "lossless"
+    choices = ("medusa:tree=1|3x2",)
 
     def __post_init__(self) -> None:
         trees.parse_branches(self.tree, self.heads, f"{self.name}: tree={self.tree!r}")

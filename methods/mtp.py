@@ -28,6 +28,8 @@ class Mtp(VerifiedMethod):
     verify: Verify = option("match", VERIFY)
 
     roles = ("ar",)
+    choices = ("mtp:ahead=1|2|3",)
+    serving = (("vLLM", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": $ahead}\''),)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)

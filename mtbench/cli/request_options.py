@@ -81,6 +81,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     "What to compare": (
         "method",
         "plugin",
+        "candidates",
         "arm",
         "url",
         "engine",
@@ -104,6 +105,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     "Decoding": ("max_new_tokens", "temperature", "template_option", "seed", "protocol", "fixed_length"),
     "Load": ("rates", "concurrency", "poisson", "duration_s", "requests", "slo", "client", "client_python"),
     "Server": ("rows", "max_queue", "request_timeout_s"),
+    "Decision": ("max_loss", "objective"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
     "Output": ("directory", "resume", "dry_run", "fail_on", "json_to"),

@@ -1,0 +1,264 @@
+"""What to use: a recommendation for each suite and batch size, from the cells of results.json.
+
+An arm can be used if it is `faster` than plain decoding, and either has its tokens (graded exact or near-tie; or the
+same distribution) or an accuracy that is shown to be `not worse` within the accepted loss. Plain decoding is the
+reference on the checkpoint that one would deploy without the method. An arm on another checkpoint has other tokens than
+plain decoding there, whatever it promises on its own. So it needs the test of accuracy, unless all answers agree.
+Smaller batch sizes answer fewer items, so an arm's accuracy is that of the batch size with the most items.
+
+The words are those of mtbench/statistics.py. They are adjusted for all arms of a group, so that taking the fastest of
+the arms that pass needs no further adjustment of whether it is faster; its interval is pointwise.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from mtbench import statistics
+from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
+from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation, Word
+from mtbench.results.decision_text import headline as headline
+from mtbench.results.decision_text import sentence
+from mtbench.results.format import AccuracyComparison, Estimate, ResultCell, Speedup
+from mtbench.statistics import Difference
+
+KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
+NOT_WORSE = ("not worse", "worse by less than the margin")
+SURELY_WORSE = "worse than margin"
+MOST_BLOCKS = 10_000  # an arm that needs more blocks is said to need no known number
+
+FasterThan = Callable[[ResultCell, ResultCell], bool]
+
+
+def recommend(
+    cells: Sequence[ResultCell], *, max_loss: float, faster_than: FasterThan | None = None
+) -> list[Recommendation]:
+    """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
+
+    max_loss: the loss of accuracy that is accepted, as a share. faster_than: whether one cell is shown to be faster
+    than another on the blocks that both have; None: whether its interval lies above the other's.
+    """
+    groups = groups_of(cell for cell in cells if cell.simulated is None)
+    baselines = {key: _baseline(group) for key, group in groups.items()}
+    accuracies = {key: _accuracies(group, baselines[key], key.batch_size, max_loss) for key, group in groups.items()}
+    found = []
+    for key, group in groups.items():
+        alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
+        most = _with_most_items([accuracies[key], *(accuracies[other] for other in alike)])
+        arms = _arms(group, baselines[key], most)
+        found.append(_of_group(key, arms, baselines[key], max_loss, faster_than or _lies_above))
+    return found
+
+
+class _Accuracy(NamedTuple):
+    """An arm's accuracy against plain decoding, with the word that holds for the accepted loss."""
+
+    found: AccuracyComparison
+    batch_size: int  # at which it was measured
+    word: str
+    items_needed: int | None  # for a word; None: decided, or not known
+
+
+class _Arm(NamedTuple):
+    """An arm beside plain decoding."""
+
+    cell: ResultCell
+    speedup: Speedup
+    same_tokens: bool
+    accuracy: _Accuracy | None  # None: not scored
+
+    @property
+    def value(self) -> float:
+        return self.speedup.value or 0.0
+
+    @property
+    def faster(self) -> bool:
+        return self.speedup.verdict.startswith("faster")
+
+    @property
+    def allowed(self) -> bool:
+        return self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
+
+    @property
+    def lost(self) -> bool:
+        """Whether it left because another arm, or plain decoding, is surely the better choice."""
+        return self.cell.left is not None and self.cell.left.lost
+
+    @property
+    def out(self) -> bool:
+        """Whether it is shown that the arm is no faster or loses too much."""
+        if self.lost:
+            return True
+        worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
+        return self.speedup.verdict.startswith(("slower", "same")) or (worse and not self.same_tokens)
+
+
+def _of_group(
+    key: GroupKey, arms: Sequence[_Arm], baseline: str | None, max_loss: float, faster_than: FasterThan
+) -> Recommendation:
+    usable = sorted((arm for arm in arms if arm.faster and arm.allowed), key=lambda arm: (arm.lost, -arm.value))
+    same = next((arm for arm in usable if arm.same_tokens), None)
+    others = (arm for arm in usable if not arm.same_tokens)
+    within = next((arm for arm in others if same is None or faster_than(arm.cell, same.cell)), None)
+    second = next((arm for arm in usable if arm is not same and arm is not within), None)
+    word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
+    least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
+    open_ = [arm for arm in arms if not arm.out and not (arm.faster and arm.allowed) and arm.value > least]
+    undecided = None if word == "plain" else max(open_, key=lambda arm: arm.value, default=None)
+    found = Recommendation(
+        **key._asdict(),
+        demonstration=any(arm.cell.demonstration for arm in arms),
+        baseline=baseline,
+        max_loss=max_loss,
+        compared=len(arms),
+        allowed=[arm.cell.arm for arm in arms if arm.allowed],
+        word=word,
+        same_tokens=_choice(same),
+        within_loss=_choice(within),
+        runner_up=_choice(second),
+        undecided=_choice(undecided),
+        as_good=[arm.cell.arm for arm in usable for chosen in (same, within) if _as_good(arm, chosen)],
+        blocks_needed=_blocks_needed(undecided) if undecided else None,
+        items_needed=undecided.accuracy.items_needed
+        if undecided and undecided.accuracy and not undecided.allowed
+        else None,
+        text="",
+    )
+    return found.changed(text=sentence(found, None if undecided is None else _doubt(undecided)))
+
+
+def _baseline(cells: Sequence[ResultCell]) -> str | None:
+    """Return plain decoding on the checkpoint that one would deploy: the baseline that most arms share."""
+    speedups = own_speedups(cells)
+    chosen = [(speedups.deployed.get(cell.arm) or speedups.same.get(cell.arm)) for cell in cells if not cell.reference]
+    names = [speedup.baseline for speedup in chosen if speedup is not None]
+    return max(dict.fromkeys(names), key=names.count, default=None)
+
+
+def _arms(cells: Sequence[ResultCell], baseline: str | None, accuracies: Mapping[str, _Accuracy]) -> list[_Arm]:
+    """Return the arms that are compared with the baseline, without references, failed and void ones."""
+    plain = next((cell for cell in cells if cell.arm == baseline), None)
+    if plain is None:
+        return []
+    arms = []
+    for cell in cells:
+        speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
+        if cell.reference or cell.void or cell.status == "failed" or speedup is None:
+            continue
+        arms.append(_Arm(cell, speedup, _has_tokens_of(cell, plain), accuracies.get(cell.arm)))
+    return arms
+
+
+def _has_tokens_of(cell: ResultCell, plain: ResultCell) -> bool:
+    """Return whether the arm has the tokens, or the distribution, of plain decoding on the deployed checkpoint.
+
+    A lossless arm on a checkpoint of its own has them if all answers agree: heads beside frozen weights, for example.
+    """
+    if cell.claims == "lossless" and any(
+        a.baseline == plain.arm and a.items and a.identical == a.items for a in cell.agreement
+    ):
+        return True
+    if cell.checkpoints.get(cell.on) != plain.checkpoints.get(plain.on):
+        return False
+    graded = cell.lossless
+    kept = graded is not None and graded.against == plain.arm and graded.grade in KEPT
+    return cell.claims == "distribution" or (cell.claims == "lossless" and kept)
+
+
+def _accuracies(
+    cells: Sequence[ResultCell], baseline: str | None, batch_size: int, max_loss: float
+) -> Mapping[str, _Accuracy]:
+    """Return the accuracy of each arm against the baseline. Words hold for the margin of the run.
+
+    With another margin they are tested again. All arms are tested together, as in mtbench/statistics.py.
+    """
+    compared = {cell.arm: a for cell in cells for a in cell.accuracy_vs if a.baseline == baseline}
+    found = {arm: _Accuracy(a, batch_size, a.verdict, a.n_needed) for arm, a in compared.items()}
+    again = [arm for arm, a in compared.items() if _tested(a) and not math.isclose(a.margin, max_loss)]
+    tested = [compared[arm] for arm in again]
+    differences = [Difference(a.difference, a.ci_low, a.ci_high, a.gained, a.lost, a.n) for a in tested]
+    verdicts = statistics.accuracy_verdicts(differences, max_loss, [None] * len(again))
+    for arm, (verdict, needed) in zip(again, verdicts, strict=True):
+        found[arm] = _Accuracy(compared[arm], batch_size, str(verdict), None if needed is None else needed.n)
+    return found
+
+
+def _with_most_items(parts: Sequence[Mapping[str, _Accuracy]]) -> dict[str, _Accuracy]:
+    """Return by arm the accuracy over the most items; of several with as many, the first."""
+    arms = dict.fromkeys(arm for part in parts for arm in part)
+    return {arm: max((part[arm] for part in parts if arm in part), key=lambda a: a.found.n) for arm in arms}
+
+
+def _tested(accuracy: AccuracyComparison) -> bool:
+    """Return whether the word comes from the test, and not from the same tokens or from a void arm."""
+    return not (statistics.withheld(accuracy.verdict) or accuracy.verdict.startswith("not worse: "))
+
+
+def _lies_above(cell: ResultCell, other: ResultCell) -> bool:
+    """Return whether the whole interval of a cell's speedup lies above the other's, over a baseline that both have."""
+    for speedup in cell.speedup:
+        for compared in other.speedup:
+            if speedup.baseline == compared.baseline and None not in (speedup.ci_low, compared.ci_high):
+                return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
+    return False
+
+
+def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
+    """Return whether an arm of the same kind is not told apart from a chosen one: their intervals overlap."""
+    if chosen is None or arm is chosen or arm.lost or arm.same_tokens != chosen.same_tokens:
+        return False
+    return not _lies_above(chosen.cell, arm.cell)
+
+
+def _choice(arm: _Arm | None) -> Choice | None:
+    if arm is None:
+        return None
+    speedup, cost = arm.speedup, None
+    if arm.accuracy is not None and arm.accuracy.found.difference is not None:
+        found = arm.accuracy.found
+        cost = AccuracyCost(
+            difference=found.difference,
+            ci_low=found.ci_low,
+            ci_high=found.ci_high,
+            n=found.n,
+            batch_size=arm.accuracy.batch_size,
+        )
+    return Choice(
+        arm=arm.cell.arm,
+        speedup=Estimate(value=speedup.value, ci_low=speedup.ci_low, ci_high=speedup.ci_high),
+        tokens_per_forward=arm.cell.tokens_per_forward,
+        same_tokens=arm.same_tokens,
+        accuracy=cost,
+    )
+
+
+def _doubt(arm: _Arm) -> str:
+    """Return what is open about an arm, and what it would take to tell."""
+    if not arm.faster:
+        if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
+            return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
+        needed = _blocks_needed(arm)
+        takes = "no known number of blocks" if needed is None else f"about {needed:,} blocks"
+        return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
+    if arm.accuracy is None:
+        return "its tokens are not shown to be those of plain decoding, and the suite has no scores to compare"
+    needed = arm.accuracy.items_needed
+    takes = "no known number of items" if needed is None else f"about {needed:,} items"
+    return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
+
+
+def _blocks_needed(arm: _Arm) -> int | None:
+    """Return the blocks with which the interval is expected to lie on one side of the margin; None if not known.
+
+    The width of an interval falls with the square root of the number of blocks.
+    """
+    speedup = arm.speedup
+    if arm.faster or not speedup.value or not speedup.ci_low or not speedup.ci_high:
+        return None
+    log, reach = math.log(speedup.value), math.log(speedup.ci_high / speedup.ci_low) / 2
+    low, high = math.log(1 - statistics.SPEED_MARGIN), math.log(1 + statistics.SPEED_MARGIN)
+    distance = max(
+        abs(log - high) if log > high else 0.0, abs(low - log) if log < low else 0.0, min(log - low, high - log)
+    )
+    needed = math.ceil(arm.cell.blocks * (reach / distance) ** 2) if distance > 0 else MOST_BLOCKS + 1
+    return max(needed, arm.cell.blocks + 1) if needed <= MOST_BLOCKS else None

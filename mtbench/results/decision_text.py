@@ -1,0 +1,152 @@
+"""A recommendation as a sentence, and the recommendations of all batch sizes as the first sentence of a page."""
+
+from collections.abc import Sequence
+
+from mtbench.results.decision_format import Choice, Recommendation
+
+DEMONSTRATION = "On this demonstration"
+
+
+def headline(recommendations: Sequence[Recommendation]) -> str:
+    """Return what to use, from the largest batch size down. Batch sizes with the same answer share one.
+
+    >>> headline([])
+    'Nothing can be recommended: no real arm was measured.'
+    """
+    if not recommendations:
+        return "Nothing can be recommended: no real arm was measured."
+    suites = list(dict.fromkeys(found.suite for found in recommendations))
+    parts = []
+    for suite in suites:
+        of_suite = [found for found in recommendations if found.suite == suite]
+        parts.append((f"{suite}: " if len(suites) > 1 else "") + _of_suite(of_suite))
+    text = _capital(" ".join(parts))
+    if not all(found.demonstration for found in recommendations):
+        return text
+    return f"{DEMONSTRATION}: {text}"
+
+
+def sentence(found: Recommendation, doubt: str | None) -> str:
+    """Return a recommendation as a sentence. doubt: what is open about its undecided arm."""
+    text = f"{_capital(_where([found]))}: {_answer(found, doubt)}."
+    if found.as_good:
+        text += f" Not told apart from it: {', '.join(found.as_good)}."
+    if found.word == "use" and found.undecided is not None:
+        text += f" {found.undecided.arm} may be faster still ({_times(found.undecided)}): {doubt}."
+    return f"{DEMONSTRATION}: {text}" if found.demonstration else text
+
+
+def _of_suite(recommendations: Sequence[Recommendation]) -> str:
+    words = {found.word for found in recommendations}
+    if words == {"plain"}:
+        return f"Nothing beats plain decoding {_where(recommendations)}: keep plain decoding."
+    if words == {"cannot tell"}:
+        return " ".join(
+            [f"Nothing can be told {_where(recommendations)}.", *map(_own_text, _largest_first(recommendations))]
+        )
+    groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
+    for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
+        arms = [None if choice is None else choice.arm for choice in (found.same_tokens, found.within_loss)]
+        groups.setdefault((found.word, *arms), []).append(found)
+    return " ".join(_clause(of_arms) for of_arms in groups.values())
+
+
+def _clause(recommendations: Sequence[Recommendation]) -> str:
+    """Return the sentence on batch sizes with the same answer."""
+    first = recommendations[0]
+    if first.word == "plain":
+        return f"Nothing beats plain decoding {_where(recommendations)}."
+    if first.word == "cannot tell":
+        return " ".join([f"Nothing can be told {_where(recommendations)}.", *map(_own_text, recommendations)])
+    if len(recommendations) == 1:
+        return f"{_capital(_where(recommendations))}: {_answer(first, None)}."
+    parts = []
+    if first.same_tokens is not None:
+        gains = "; ".join(_gain(found.same_tokens, found) for found in recommendations if found.same_tokens)
+        parts.append(f"use {first.same_tokens.arm} ({gains}), with the same tokens")
+    if first.within_loss is not None:
+        gains = "; ".join(_gain(found.within_loss, found) for found in recommendations if found.within_loss)
+        parts.append(f"{_if_accepted(first)} {first.within_loss.arm} ({gains})")
+    return f"{_capital(_where(recommendations))}: {'; or, '.join(parts)}."
+
+
+def _answer(found: Recommendation, doubt: str | None) -> str:
+    """Return what to use in one place, without the place."""
+    if found.word == "plain":
+        arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
+        return f"nothing beats plain decoding: {arms} shown to be no faster, or to lose more accuracy than accepted"
+    if found.word == "cannot tell":
+        if found.baseline is None:
+            return (
+                "nothing can be told, since nothing was compared with plain decoding; run a reference such as `ar`, too"
+            )
+        undecided = found.undecided
+        if undecided is None:
+            return "nothing can be told, since no sound arm was compared with plain decoding"
+        gain = "" if undecided.speedup.value is None else f" ({_times(undecided)} as fast as plain decoding)"
+        return f"nothing can be told yet; the most promising arm is {undecided.arm}{gain}: {doubt}"
+    parts = []
+    if found.same_tokens is not None:
+        parts.append(f"use {found.same_tokens.arm}: {_times(found.same_tokens)} as fast as plain decoding, same tokens")
+    if found.within_loss is not None:
+        gain = f"{_times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
+        parts.append(f"{_if_accepted(found)} {found.within_loss.arm}: {gain}")
+    return "; or, ".join(parts)
+
+
+def _own_text(found: Recommendation) -> str:
+    return found.text.removeprefix(f"{DEMONSTRATION}: ")
+
+
+def _if_accepted(found: Recommendation) -> str:
+    points = f"{100 * found.max_loss:g} point{'' if found.max_loss == 0.01 else 's'}"
+    if found.same_tokens is None:
+        return f"no arm with the same tokens is faster; if a loss of up to {points} is acceptable, use"
+    return f"if a loss of up to {points} is acceptable,"
+
+
+def _gain(choice: Choice | None, found: Recommendation) -> str:
+    assert choice is not None
+    return f"batch size {found.batch_size}: {_times(choice)}"
+
+
+def _times(choice: Choice) -> str:
+    """Return a speedup by its interval, or by its value if it has none."""
+    speedup = choice.speedup
+    if speedup.ci_low is None or speedup.ci_high is None:
+        return f"{speedup.value:.2f} times"
+    return f"{speedup.ci_low:.2f} to {speedup.ci_high:.2f} times (95 %)"
+
+
+def _cost(choice: Choice) -> str:
+    """Return what an arm with other tokens costs in accuracy."""
+    cost = choice.accuracy
+    if cost is None:
+        return ""
+    between = (
+        "" if cost.ci_low is None or cost.ci_high is None else f" [{_points(cost.ci_low)}, {_points(cost.ci_high)}]"
+    )
+    return f", accuracy {_points(cost.difference)}{between} points on {cost.n:,} items"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def _where(recommendations: Sequence[Recommendation]) -> str:
+    """Return the batch sizes, such as `at batch sizes 8 and 1`."""
+    names = [
+        f"{found.batch_size}{' (refilled)' if found.batching == 'refill' else ''}"
+        for found in _largest_first(recommendations)
+    ]
+    if len(names) == 1:
+        return f"at batch size {names[0]}"
+    return f"at batch sizes {', '.join(names[:-1])} and {names[-1]}"
+
+
+def _largest_first(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
+    return sorted(recommendations, key=lambda found: -found.batch_size)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

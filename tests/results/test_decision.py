@@ -1,0 +1,234 @@
+"""What a run recommends: by group, from the words of results.json alone."""
+
+from typing import Any
+
+import pytest
+from made_records import result_cell, speedup
+
+from mtbench.results.decision import headline, recommend
+from mtbench.results.decision_format import Recommendation
+from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
+from mtbench.runs.plan import Simulated
+
+PLAIN, TUNED = "ar@ar/graph", "ar@mars/graph"
+
+
+def plain(arm: str = PLAIN, **given: Any) -> ResultCell:
+    on = arm.partition("@")[2].partition("/")[0]
+    return result_cell(
+        arm=arm, reference=True, on=on, checkpoints={on: f"embedded:tiny/{on}"}, demonstration=False, **given
+    )
+
+
+def graded(grade: Any = "exact", against: str = PLAIN) -> Lossless:
+    return Lossless(
+        against=against,
+        grade=grade,
+        items=9,
+        identical=9,
+        first_divergence=None,
+        epsilon=None,
+        worst_margin=None,
+        near_ties=None,
+        floor=None,
+    )
+
+
+def lost(
+    gained: int = 0, losses: int = 0, n: int = 1000, verdict: str = "not worse", **given: Any
+) -> AccuracyComparison:
+    values: dict[str, Any] = {
+        "baseline": PLAIN,
+        "difference": (gained - losses) / n,
+        "ci_low": -0.01,
+        "ci_high": 0.01,
+        "ci90_low": -0.008,
+        "p_mcnemar": 1.0,
+        "margin": 0.02,
+        "n_needed": None,
+    }
+    return AccuracyComparison(**values | {"gained": gained, "lost": losses, "n": n, "verdict": verdict} | given)
+
+
+def arm(name: str, value: float, verdict: str = "faster", *, spread: float = 1.05, **given: Any) -> ResultCell:
+    """An arm on the checkpoint of plain decoding; lossless and graded exact unless said otherwise."""
+    times = speedup(baseline=PLAIN, value=value, ci_low=value / spread, ci_high=value * spread, verdict=verdict)
+    values: dict[str, Any] = {
+        "arm": name,
+        "speedup": [times],
+        "lossless": graded(),
+        "blocks": 16,
+        "demonstration": False,
+    }
+    return result_cell(**values | given)
+
+
+def lossy(name: str, value: float, accuracy: AccuracyComparison, **given: Any) -> ResultCell:
+    return arm(name, value, claims="lossy", lossless=None, accuracy_vs=[accuracy], **given)
+
+
+def one(cells: list[ResultCell], max_loss: float = 0.02) -> Recommendation:
+    [found] = recommend(cells, max_loss=max_loss)
+    return found
+
+
+def names(found: Recommendation) -> list[str | None]:
+    choices = (found.same_tokens, found.within_loss, found.runner_up)
+    return [None if choice is None else choice.arm for choice in choices]
+
+
+def test_the_fastest_arm_with_the_same_tokens_is_used() -> None:
+    found = one([plain(), arm("a", 1.5), arm("b", 2.0), arm("c", 1.2, "inconclusive")])
+    assert (found.word, names(found), found.baseline) == ("use", ["b", None, "a"], PLAIN)
+    assert found.text == "At batch size 1: use b: 1.90 to 2.10 times (95 %) as fast as plain decoding, same tokens."
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lossless": graded("divergent"), "void": ["claims to be lossless, and its tokens are not those"]},
+        {"lossless": graded("inconclusive")},
+        {"lossless": None},
+        {"lossless": graded(against=TUNED)},
+        {"status": "failed", "error": "stopped"},
+        {"on": "mars", "checkpoints": {"mars": "embedded:tiny/mars"}},
+    ],
+)
+def test_an_arm_that_is_not_shown_to_have_the_same_tokens_is_not_used(given: dict[str, Any]) -> None:
+    """On another checkpoint, too: the tokens that it keeps are not those of the model that one would deploy."""
+    found = one([plain(), arm("a", 1.2), arm("b", 2.0, **given)])
+    assert names(found) == ["a", None, None]
+
+
+def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree() -> None:
+    """Their checkpoint is another one, and holds the weights of plain decoding."""
+    own = {"on": "medusa", "checkpoints": {"medusa": "embedded:tiny/medusa"}, "lossless": None}
+    agreeing = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=40)]}
+    assert names(one([plain(), arm("a", 2.0, **own, **agreeing)])) == ["a", None, None]
+    assert names(one([plain(), lossy("a", 2.0, lost(verdict="inconclusive"), **agreeing)])) == [None] * 3
+    differing = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=39)]}
+    assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 3
+
+
+def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
+    assert names(one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])) == ["a", None, None]
+
+
+def test_a_lossy_arm_is_named_only_if_it_is_faster_and_shown_to_lose_no_more() -> None:
+    kept = arm("kept", 1.5)
+    assert names(one([plain(), kept, lossy("l", 2.0, lost())])) == ["kept", "l", None]
+    assert names(one([plain(), kept, lossy("l", 1.55, lost())])) == ["kept", None, "l"]  # the intervals overlap
+    assert names(one([plain(), kept, lossy("l", 2.0, lost(verdict="inconclusive"))])) == ["kept", None, None]
+    assert names(one([plain(), lossy("l", 2.0, lost(verdict="worse by less than the margin"))])) == [None, "l", None]
+    assert "loss of up to 2 points" in one([plain(), kept, lossy("l", 2.0, lost())]).text
+
+
+def test_accuracy_is_that_of_the_batch_size_with_the_most_items() -> None:
+    """Smaller batch sizes answer their first blocks only."""
+    few = [plain(), lossy("l", 2.0, lost(n=24, verdict="inconclusive"))]
+    many = [cell.changed(batch_size=8) for cell in (plain(), lossy("l", 1.5, lost(n=1000)))]
+    at_one, at_eight = recommend([*few, *many], max_loss=0.02)
+    assert (at_one.batch_size, names(at_one), names(at_eight)) == (1, [None, "l", None], [None, "l", None])
+    assert at_one.within_loss is not None
+    assert at_one.within_loss.accuracy is not None
+    assert (at_one.within_loss.accuracy.n, at_one.within_loss.accuracy.batch_size) == (1000, 8)
+    assert one(few).word == "cannot tell"
+
+
+def test_a_paired_comparison_takes_the_place_of_the_intervals() -> None:
+    cells = [plain(), arm("kept", 1.5), lossy("l", 1.55, lost())]
+    [found] = recommend(cells, max_loss=0.02, faster_than=lambda one, other: (one.arm, other.arm) == ("l", "kept"))
+    assert names(found) == ["kept", "l", None]
+
+
+def test_another_loss_than_the_run_s_is_tested_again() -> None:
+    """25 losses and 15 gains of 2,000: within 2 points, not within half a point."""
+    cells = [plain(), lossy("l", 2.0, lost(15, 25, 2000))]
+    assert names(one(cells, 0.02)) == names(one(cells, 0.015)) == [None, "l", None]
+    strict = one(cells, 0.005)
+    assert (strict.word, strict.items_needed) == ("cannot tell", 5088)  # if the true difference is 0
+    wide = [plain(), lossy("l", 2.0, lost(15, 25, 2000, verdict="inconclusive", margin=0.005))]
+    assert names(one(wide, 0.02)) == [None, "l", None]
+
+
+def test_nothing_beats_plain_decoding() -> None:
+    slow = [arm("a", 0.8, "slower"), arm("b", 1.0, "same"), lossy("c", 2.0, lost(0, 90, verdict="worse than margin"))]
+    found = one([plain(), *slow])
+    assert (found.word, names(found)) == ("plain", [None] * 3)
+    assert headline([found]) == "Nothing beats plain decoding at batch size 1: keep plain decoding."
+
+
+def test_what_cannot_be_told_says_what_it_takes() -> None:
+    open_ = arm("a", 1.1, "inconclusive", spread=1.12)
+    found = one([plain(), arm("b", 0.8, "slower"), open_])
+    assert (found.word, found.blocks_needed) == ("cannot tell", 37)  # 16 · (log 1.12 / log(1.1/1.02))²
+    assert "the most promising arm is a" in found.text
+    assert "about 37 blocks would show whether it is faster (16 were timed)" in found.text
+    found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
+    assert (found.word, found.items_needed) == ("cannot tell", 2500)
+    assert "about 2,500 items" in found.text
+    assert headline([found]).startswith("Nothing can be told at batch size 1.")
+
+
+def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
+    wanting = lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))
+    found = one([plain(), arm("a", 1.5), wanting])
+    assert (found.word, names(found), found.items_needed) == ("use", ["a", None, None], 2500)
+    assert "l may be faster still (1.90 to 2.10 times (95 %)): about 2,500 items" in found.text
+    assert one([plain(), arm("a", 2.5), wanting]).undecided is None
+
+
+def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
+    """On fewer blocks it may look faster than the arm that it lost against."""
+    gone = Left(block=6, lost=True, reason="surely slower than a")
+    cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
+    assert names(one(cells)) == ["a", None, "b"]
+    assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
+
+
+def test_without_plain_decoding_or_arms_nothing_can_be_told() -> None:
+    assert one([arm("a", 2.0)]).word == "cannot tell"
+    assert "run a reference" in one([plain(), result_cell(arm="a")]).text
+    assert one([plain(), result_cell(arm="a")]).baseline is None
+
+
+def test_plain_decoding_is_that_on_the_checkpoint_that_one_would_deploy() -> None:
+    """An arm on a tuned checkpoint is compared with plain decoding on the untuned one where that ran."""
+    on_tuned = {"on": "mars", "checkpoints": {"mars": "embedded:tiny/mars"}, "lossless": graded(against=TUNED)}
+    same = speedup(baseline=TUNED, value=3.0, ci_low=2.9, ci_high=3.1, verdict="faster")
+    deployed = speedup(baseline=PLAIN, value=1.5, ci_low=1.4, ci_high=1.6, verdict="faster")
+    tuned = arm("a", 1.0, **on_tuned, accuracy_vs=[lost()])
+    both = one([plain(), plain(TUNED), tuned.changed(speedup=[same, deployed])])
+    assert both.baseline == PLAIN
+    assert both.within_loss is not None
+    assert both.within_loss.speedup.value == 1.5
+    alone = one([plain(TUNED), tuned.changed(speedup=[same])])
+    assert (alone.baseline, names(alone)) == (TUNED, ["a", None, None])
+
+
+def test_a_ratio_that_contains_the_engine_recommends_nothing() -> None:
+    engine = speedup(baseline=PLAIN, value=3.0, verdict="faster", includes_engine=True, plain=None)
+    assert names(one([plain(), arm("a", 1.0, speedup=[engine])])) == [None] * 3
+
+
+def test_simulated_cells_have_no_recommendation() -> None:
+    simulated = Simulated(weights="random:small", accept=None, note=None)
+    assert recommend([plain(simulated=simulated), arm("a", 2.0, simulated=simulated)], max_loss=0.02) == []
+    assert headline([]) == "Nothing can be recommended: no real arm was measured."
+
+
+def test_the_headline_joins_batch_sizes_with_the_same_answer() -> None:
+    def at(size: int, *arms: ResultCell) -> Recommendation:
+        return one([cell.changed(batch_size=size, cell=f"{cell.arm[:1]}{size}") for cell in (plain(), *arms)])
+
+    sizes = [at(1, arm("a", 2.0)), at(4, arm("a", 1.5)), at(8, arm("a", 1.0, "same")), at(64, arm("a", 0.5, "slower"))]
+    assert headline(sizes) == (
+        "At batch sizes 4 and 1: use a (batch size 4: 1.43 to 1.58 times (95 %); batch size 1: 1.90 to 2.10 times "
+        "(95 %)), with the same tokens. Nothing beats plain decoding at batch sizes 64 and 8."
+    )
+
+
+def test_a_demonstration_says_so_first() -> None:
+    found = one([plain().changed(demonstration=True), arm("a", 2.0).changed(demonstration=True)])
+    assert found.text.startswith("On this demonstration: At batch size 1: use a")
+    assert headline([found]).startswith("On this demonstration: At batch size 1: use a")
