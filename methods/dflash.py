@@ -39,6 +39,7 @@ class DFlash(VerifiedMethod):
     )
     verify: Verify = option("match", VERIFY)
 
+    title = "DFlash"
     roles = ("ar",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:

@@ -45,6 +45,7 @@ class HFGenerate(Outside):
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
     mtp: bool = option(False, "draft with the target's multi-token-prediction layers; decodes row by row")
 
+    title = "transformers generate"
     roles = ("ar",)
     reference = True
     claims = "lossless"

@@ -43,6 +43,7 @@ class Mars(Method):
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
     extra: bool = option(False, "feed one mask more and accept up to B+1 tokens")
 
+    title = "MARS"
     roles = ("mars",)
     needs_mask = True
     default_arms = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")

@@ -27,6 +27,7 @@ class Mtp(VerifiedMethod):
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     verify: Verify = option("match", VERIFY)
 
+    title = "MTP"
     roles = ("ar",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:

@@ -32,6 +32,7 @@ class Speculative(VerifiedMethod):
     per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
     verify: Verify = option("match", VERIFY)
 
+    title = "Speculative decoding"
     roles = ("ar",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:

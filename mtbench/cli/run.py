@@ -16,6 +16,7 @@ from mtbench.cli.request_options import (
     JsonOption,
     OutOption,
     PeakMemoryOption,
+    PriceOption,
     RayOption,
     ResumeOption,
     ServerOption,
@@ -125,8 +126,8 @@ def score(
 
 
 @app.command("report")
-def rebuild(directory: DirectoryArgument, json_to: JsonOption = None) -> None:
+def rebuild(directory: DirectoryArgument, json_to: JsonOption = None, price_per_hour: PriceOption = None) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     from mtbench.cli import report
 
-    report.report(directory, json_to)
+    report.report(directory, json_to, price_per_hour)

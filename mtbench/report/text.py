@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.report.formatting import NONE, counted, listed, memory, number
-from mtbench.report.phrases import disclaimers, is_overridden
+from mtbench.report.phrases import checkpoint_names, disclaimers, is_overridden, suite_name
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD
 from mtbench.results.format import ResultCell, Results
@@ -18,6 +18,33 @@ TITLE = "Comparison of multi-token decoding"
 def title(results: Results) -> str:
     """Return the title of the page: what everybody must know of it first."""
     return ". ".join(disclaimers(results.cells)) or TITLE
+
+
+def question(cells: Sequence[ResultCell]) -> str:
+    """Return what the run asks."""
+    arms, suites = dict.fromkeys(c.arm for c in cells), dict.fromkeys(suite_name(c.suite) for c in cells)
+    which = f"Which of {len(arms)} arms decodes" if len(arms) > 1 else "How does one arm decode"
+    return f"{which}{' fastest' if len(arms) > 1 else ''} on {listed(suites)}?"
+
+
+def subject(results: Results) -> str:
+    """Return on what it was asked: checkpoints, machine and batch sizes."""
+    sizes = dict.fromkeys(cell.batch_size for cell in results.cells)
+    noun = "batch size" if len(sizes) == 1 else "batch sizes"
+    parts = [checkpoint_names(results.cells), machine(results), f"{noun} {listed(sizes)}" if sizes else ""]
+    return " · ".join(part for part in parts if part)
+
+
+def machine(results: Results) -> str:
+    """Return the machine that decoded last: its GPU, or its processor; empty if it is not known."""
+    stored = results.environment
+    used: Machine = stored.sessions[-1] if stored.sessions else stored
+    on_gpu = any(cell.device == "cuda" for cell in results.cells)
+    if used.gpu is not None and used.gpu.name and on_gpu:
+        return used.gpu.name
+    if not used.processor:
+        return ""
+    return f"{used.processor} ({counted(used.cores, 'core')})" if used.cores else used.processor
 
 
 def facts(cells: Sequence[ResultCell]) -> list[str]:
@@ -47,21 +74,22 @@ def environment(results: Results) -> list[tuple[str, str]]:
     """Return what the run ran on, in pairs; unknown values are left out."""
     stored = results.environment
     session = stored.sessions[-1] if stored.sessions else SessionRecord()
-    machine: Machine = stored.sessions[-1] if stored.sessions else stored
+    used: Machine = stored.sessions[-1] if stored.sessions else stored
     starts = [start for start in (stored.started, *(s.started for s in stored.sessions)) if start]
     pairs: list[tuple[str, str | int | None]] = [
-        ("Processor", f"{machine.processor}, {machine.cores} cores"),
-        ("GPU", "none" if machine.gpu is None else _gpu_text(machine.gpu)),
-        ("Roofline probe", _probe_text(session, machine.gpu)),
+        ("Processor", f"{used.processor}, {used.cores} cores"),
+        ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
+        ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),
         ("Device and type", _device_text(results.cells)),
         ("Threads", session.threads),
-        ("Platform", machine.platform),
-        ("Versions", _versions_text(machine)),
-        ("Code", machine.git),
+        ("Platform", used.platform),
+        ("Versions", _versions_text(used)),
+        ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
         ("Command", _command_text(results.command)),
         ("Seed", results.seed),
+        ("Price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
         ("Started", listed(dict.fromkeys(starts))),
         ("Sessions", max(1, len(stored.sessions))),
         ("Run", f"{results.run_id} (plan {results.plan_sha256[:16]}…)"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from mtbench.records import Record
+from mtbench.records import Price, Record
 
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
@@ -47,6 +47,9 @@ class RunRequest(Record):
     protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
     fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
     accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+    price_per_hour: Price | None = Field(
+        None, description="price of the machine that one worker decodes on, per hour; null: not given"
+    )
 
 
 DEFAULTS = RunRequest()
