@@ -30,7 +30,7 @@ def in_words(text: str, names: Mapping[str, str]) -> str:
     if not names:
         return text
     longest_first = sorted(names, key=len, reverse=True)
-    ids = re.compile(rf"(?<![\w:@/-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w:@/#=])")
+    ids = re.compile(rf"(?<![\w:@/-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w@/#-])")
     return ids.sub(lambda found: names[found[0]], text)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pandas as pd
 
 from mtbench.report.phrases import cost_per_million
+from mtbench.report.tables import guesses
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups
-from mtbench.results.format import Accuracy, Estimate, ResultCell, Speedup, TaskFigures, TaskSpeedup
+from mtbench.results.format import AcceptanceFigures, Accuracy, Estimate, ResultCell, Speedup, TaskFigures, TaskSpeedup
 
 
 def csv_tables(
@@ -18,7 +19,7 @@ def csv_tables(
     answered = [cell for cell in cells if cell.status != "failed"]
     rows = {
         "": [_main_row(cell, own.headline.get(cell.arm), price_per_hour) for cell in cells],
-        ".acceptance": [_acceptance_row(cell) for cell in answered if cell.acceptance is not None],
+        ".acceptance": [_acceptance_row(cell.arm, cell.acceptance) for cell in answered if guesses(cell.acceptance)],
         ".tasks": [_task_row(cell, part, own.headline.get(cell.arm)) for cell in answered for part in cell.tasks],
     }
     return {end: _csv(found, names) for end, found in rows.items() if found}
@@ -55,12 +56,11 @@ def _main_row(cell: ResultCell, speedup: Speedup | None, price_per_hour: float |
     return row
 
 
-def _acceptance_row(cell: ResultCell) -> dict[str, Any]:
-    figures = cell.acceptance
+def _acceptance_row(arm: str, figures: AcceptanceFigures | None) -> dict[str, Any]:
     if figures is None:
-        return {"arm": cell.arm}
+        return {"arm": arm}
     return {
-        "arm": cell.arm,
+        "arm": arm,
         "length": figures.length,
         "rate": figures.rate,
         "offered": figures.offered,

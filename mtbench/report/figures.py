@@ -30,6 +30,7 @@ ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the
 SHADES = ("#f6f7f8", "#e4e9ed", "#cfe5f7", "#9ccbf0", "#62abe4", "#1f6fb5", "#17568f", "#103f6b", "#0a2a49")
 HIGH = 5  # the first shade that needs light text
 
+SPEEDUPS = "speedups"  # name of the figure that a page starts with
 WIDTH = 400  # points, about what a phone has
 NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
 ROW = 26  # points of an arm in a figure with two lines for its name
@@ -55,7 +56,6 @@ STYLE: Any = {
     "ytick.labelsize": 10.5,
     "hatch.linewidth": 0.6,
 }
-SMALL: Any = {"fontsize": 10, "linespacing": 1.05}
 FACTORS = {
     "tokens_per_forward": "tokens per forward",
     "forward_time": "forward time",
@@ -126,7 +126,7 @@ def _speedups(scene: Scene) -> Drawing | None:
     over = baselines.pop() if len(baselines) == 1 else "the deployed baseline"
     title = f"Speedup over {over}"
     scored = any(cell.accuracy is not None for cell, _ in shown)
-    subtitle = "95% intervals; right: speedup and accuracy" if scored else "95% intervals; right: speedup"
+    subtitle = f"95% intervals; right: speedup{_and_accuracy(scene, shown)}"
     right = 88 if scored else 46
     figure, axes = canvas(title, subtitle, ROW * len(shown) + 6, left=NAMES, right=right, axis=26)
     reach, texts = [1.0], []
@@ -134,13 +134,7 @@ def _speedups(scene: Scene) -> Drawing | None:
         _interval(axes, row, cell, speedup)
         reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
         edge = axes.get_yaxis_transform()
-        void = " (void)" if cell.void else ""
-        label = "\n".join(wrapped(cut(scene.name(cell.arm), 2 * NAME_LETTERS) + void, NAME_LETTERS))
-        plot = WIDTH - NAMES - right
-        axes.text(
-            -(NAMES - 18) / plot, row, str(scene.numbers[cell.arm]), transform=edge, va="center", ha="right", **SMALL
-        )
-        axes.text(-(NAMES - 23) / plot, row, label, transform=edge, va="center", **SMALL)
+        _arm_text(axes, row, scene, cell, WIDTH - NAMES - right)
         beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
         unit = 1 / (WIDTH - NAMES - right)
         axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight="bold", **beside)
@@ -154,12 +148,32 @@ def _speedups(scene: Scene) -> Drawing | None:
     return finish(
         figure,
         scene.note,
-        name="speedups",
+        name=SPEEDUPS,
         title=title,
         caption="Wall time of plain decoding over that of the arm, on the same prompts. Filled points are faster by "
         "their verdict; hollow points are not shown to be faster.",
         alt=f"{title}, {subtitle}. {'; '.join(text.strip() for text in texts)}.",
     )
+
+
+def _and_accuracy(scene: Scene, shown: Sequence[tuple[ResultCell, Speedup]]) -> str:
+    """Return what the figure says of accuracy in its subtitle: that it has it, and that of a common baseline."""
+    if all(cell.accuracy is None for cell, _ in shown):
+        return ""
+    baselines = {speedup.baseline for _, speedup in shown}
+    common = [cell for cell in scene.cells if {cell.arm} == baselines and cell.accuracy is not None]
+    own = "".join(f" (baseline {percent(cell.accuracy.value)}%)" for cell in common if cell.accuracy is not None)
+    return f" and accuracy{own}"
+
+
+def _arm_text(axes: Axes, row: int, scene: Scene, cell: ResultCell, plot: float) -> None:
+    """Write an arm's number and words to the left of the plot, in two lines at most. plot: its width in points."""
+    name = cut(scene.name(cell.arm), 2 * NAME_LETTERS - 4) + (" (void)" if cell.void else "")
+    lines = wrapped(name, NAME_LETTERS)
+    style: Any = {"transform": axes.get_yaxis_transform(), "fontsize": 10, "linespacing": 1.05}
+    axes.text(-(NAMES - 18) / plot, row, str(scene.numbers[cell.arm]), va="center_baseline", ha="right", **style)
+    align = "center_baseline" if len(lines) == 1 else "center"
+    axes.text(-(NAMES - 23) / plot, row, "\n".join(lines), va=align, **style)
 
 
 def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:

@@ -21,6 +21,7 @@ from mtbench.report.formatting import (
     seconds,
     times,
 )
+from mtbench.report.phrases import short_verdict
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import (
@@ -330,12 +331,17 @@ def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
     ]
 
 
+def guesses(found: AcceptanceFigures | None) -> bool:
+    """Return whether an arm with this acceptance guesses. Where `offered` is null, only the length is known."""
+    return found is not None and found.length is not None and found.offered != 0
+
+
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return the acceptance of the arms that guess, ours and by the formulas of other projects."""
     figures: dict[str, AcceptanceFigures] = {}
     for cell in cells:
         found = cell.acceptance
-        if found is not None and found.length is not None and found.offered != 0:  # null: only the length is known
+        if found is not None and guesses(found):
             figures[cell.arm] = found
     columns = [
         Column(
@@ -382,7 +388,7 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     shown = [cell for cell in cells if cell.status != "failed"]
     if not items or not shown:
         return Table([], [], of="task")
-    baselines = {cell.arm: own.same[cell.arm].baseline for cell in shown if cell.arm in own.same}
+    baselines = {cell.arm: own.headline[cell.arm].baseline for cell in shown if cell.arm in own.headline}
     columns = []
     for cell in shown:
         over = f"speedup over {baselines[cell.arm]}" if cell.arm in baselines else "a baseline"
@@ -648,7 +654,7 @@ def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> 
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict)
+        speed = Entry(times(speedup.value), interval(bounds(speedup)), short_verdict(speedup.verdict))
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:

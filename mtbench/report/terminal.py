@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.formatting import NONE, bounds, counted, interval, number, percent
@@ -51,15 +53,15 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def results_tables(results: Results, width: int) -> list[Table]:
+def results_tables(results: Results, width: int) -> list[Group]:
     """Return a table per suite, batch size and way of batching, with one line per arm.
 
     A wide terminal has more columns. If `width` columns are too few for the others, the least important are dropped.
     """
     names = arm_names(results.cells)
     return [
-        _group_table(group, cells, names, results.price_per_hour, width)
-        for group, cells in groups_of(results.cells).items()
+        _group_table(key, cells, names, results.price_per_hour, width)
+        for key, cells in groups_of(results.cells).items()
     ]
 
 
@@ -71,8 +73,8 @@ def decision_lines(results: Results) -> list[str]:
 
 
 def _group_table(
-    group: GroupKey, cells: Sequence[ResultCell], names: Mapping[str, str], price: float | None, width: int
-) -> Table:
+    key: GroupKey, cells: Sequence[ResultCell], names: Mapping[str, str], price: float | None, width: int
+) -> Group:
     headlines = own_speedups(cells).headline
     rows = [_row(cell, headlines.get(cell.arm), price) for cell in cells]
     columns = {heading: [row[heading] for row in rows] for heading in rows[0]}
@@ -92,7 +94,7 @@ def _group_table(
     baselines = {speedup.baseline for speedup in headlines.values()}
     over = f", speedup over {names[baselines.pop()]}" if len(baselines) == 1 else ""
     items = counted(max(cell.items for cell in cells), "item")
-    title = f"{group.suite}, {batches(group.batch_size, group.batching)}, {items}{over}"
+    title = f"{key.suite}, {batches(key.batch_size, key.batching)}, {items}{over}"
     caption = [*disclaimers(cells)] + ([KEY] if headlines else [])
     caption += [in_words(line, names) for line in fewer_items(cells)]
     caption += [in_words(f"({n}) {note}", names) for n, note in enumerate(marked, 1)]
@@ -100,22 +102,15 @@ def _group_table(
     return _framed(title, caption, arms, columns)
 
 
-def _framed(title: str, caption: Sequence[str], arms: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Table:
-    """Return a table with a row per arm."""
-    table = Table(
-        title=escape(title),
-        caption=escape("\n".join(caption)),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+def _framed(title: str, caption: Sequence[str], arms: Sequence[str], columns: Mapping[str, Sequence[str]]) -> Group:
+    """Return a table with a row per arm, between its title and its notes."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("arm", overflow="fold")
     for heading in columns:
         table.add_column(heading, justify="left" if heading in (GRADE, BY_TASK) else "right", no_wrap=True)
     for row in zip(arms, *columns.values(), strict=True):
         table.add_row(*map(escape, row))
-    return table
+    return Group(Text(title, "bold"), table, *map(Text, caption), Text())
 
 
 def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:

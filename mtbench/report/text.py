@@ -158,6 +158,10 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         left_out.add("Incl. engine")
     if not any(cell.tasks for cell in cells):
         left_out.add("By task")
+    if results.price_per_hour is None:
+        left_out.add("Cost per million tokens")
+    if not any(cell.request_latency_s is not None for cell in cells):
+        left_out.add("Request times")
     if not any(cell.degenerate is not None and cell.degenerate.answers for cell in cells):
         left_out.add("Degenerate answers")
     choice = "Greedy decoding."
@@ -179,14 +183,30 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
 
 
 NOTES: Mapping[str, str] = {
+    "What to use": (
+        "The decision at the top is made from the verdicts alone. An arm can be used if it is faster than plain "
+        "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
+        "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
+        "nothing can be told."
+    ),
     "Speedup": (
         "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "
-        "and ratio is a ratio of totals. Over the baseline on the same checkpoint it is the gain of decoding. Over the "
-        "deployment baseline it also contains the effect of training. The two are never mixed, and each names its "
-        "baseline. Both baselines ran by the arm's own engine."
+        "and ratio is a ratio of totals. The main table has the speedup over plain decoding on the checkpoint that one "
+        "would deploy. It contains the effect of training, if the arm has a checkpoint of its own. Over the baseline "
+        "on the same checkpoint it is the gain of decoding; the table Speed has both. Both baselines ran by the "
+        "arm's own engine. Where reading the prompts takes more than half of the time, the ratio of decoding times "
+        "stands beside it."
+    ),
+    "Cost per million tokens": (
+        "The given price of the machine per hour, over the tokens that it decodes in an hour of wall time at this "
+        "batch size, prefill included. With several workers it is the price of the machine of one of them."
+    ),
+    "Request times": (
+        "From the start of a batch to the forward that ended the answer, prefill included. The requests of a batch "
+        "start together, so waiting for a free row is not in it."
     ),
     "Incl. engine": (
-        "The same ratio over a reference by another engine; the main table has the fastest of these references. The "
+        "The same ratio over a reference by another engine; the table Speed has the fastest of these references. The "
         "ratio contains the part of the engine, so it is not the gain of a method. Plain is the part of the engine "
         "alone: the same ratio for `ar` by the arm's own engine, on the checkpoint in the reference's role. A dash is "
         "a value that an engine does not report."
@@ -204,10 +224,10 @@ NOTES: Mapping[str, str] = {
     ),
     "By task": (
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
-        "the whole suite, and not for several tasks. An arm's row names the worst and the best task for its speedup "
-        "and tokens per forward. Tasks measured too little for a verdict or an interval do not count. The two are "
-        "extremes of measured values, so they tend to lie further apart than the true ones; results.json has their "
-        "intervals."
+        "the whole suite, and not for several tasks. The main table names the worst and the best task for the speedup "
+        "and tokens per forward of an arm. Tasks measured too little for a verdict or an interval do not count. The "
+        "two are extremes of measured values, so they tend to lie further apart than the true ones; results.json has "
+        "their intervals."
     ),
     "Degenerate answers": (
         "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "

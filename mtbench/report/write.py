@@ -282,10 +282,14 @@ def _words(results: Results, sections: Sequence[Section], naming: Naming) -> Wor
     )
 
 
-def _headline(sections: Sequence[Section]) -> Section:
-    """Return the section whose figure the page starts with: the first suite's largest batch, which has all items."""
-    of_first = (s for s in sections if s.suite == sections[0].suite)
-    return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
+def _pictured(sections: Sequence[Section]) -> Section | None:
+    """Return the section whose first figure the page starts with; None if nothing is drawn.
+
+    That is the first suite's largest batch, which has all items, among those with speedups.
+    """
+    of_first = [s for s in sections if s.suite == sections[0].suite and s.drawings]
+    with_speedups = [s for s in of_first if s.drawings[0].name == figures.SPEEDUPS]
+    return max(with_speedups or of_first, key=lambda s: (s.batch_size, s.batching == "static"), default=None)
 
 
 def _paper_notes(section: Section) -> list[str]:
@@ -295,8 +299,8 @@ def _paper_notes(section: Section) -> list[str]:
 
 def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, data: Viewer) -> str:
     drawn = {s.slug: [(d, inline(d, f"{s.anchor}-{d.name}")) for d in s.drawings] for s in sections}
-    first = _headline(sections) if sections else None
-    picture = (first, *drawn[first.slug].pop(0)) if first is not None and drawn[first.slug] else None
+    first = _pictured(sections)
+    picture = None if first is None else (first, *drawn[first.slug].pop(0))
     return template("report.html.j2").render(
         sections=sections,
         drawn=drawn,
@@ -354,8 +358,8 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words
     lines += [f"**{plain(words.decision)}**", ""]
     for warning in words.warnings:
         lines += [plain(warning), ""]
-    first = _headline(sections) if sections else None
-    if first is not None and first.drawings:
+    first = _pictured(sections)
+    if first is not None:
         lines += _markdown_figure(f"{first.slug}.{first.drawings[0].name}", first.drawings[0])
     for section in sections:
         drawings = section.drawings[1:] if section is first else section.drawings
