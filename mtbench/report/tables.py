@@ -688,5 +688,8 @@ def _decode_entry(speedup: Speedup | None) -> Entry:
 
 def _named(entry: Entry, names: Mapping[str, str]) -> Entry:
     """Return an entry with its arms in words."""
-    texts = {name: getattr(entry, name) for name in ("verdict", "against", "detail")}
-    return replace(entry, **{name: in_words(text, names) for name, text in texts.items() if text})
+
+    def words(text: str | None) -> str | None:
+        return text and in_words(text, names)
+
+    return replace(entry, verdict=words(entry.verdict), against=words(entry.against), detail=words(entry.detail))

@@ -28,8 +28,8 @@ from mtbench.results.decision import headline, recommend
 from mtbench.results.format import ResultCell, Results, Speedup
 from mtbench.runs.plan import Plan
 
-ACCURACY, SPEEDUP, PER_FORWARD, GRADE = "accuracy,\n%", "speedup", "tokens/\nforward", "lossless"
-COST, RATE, BY_TASK = "cost per\n1M tokens", "tokens/s", "speedup by task"
+ACCURACY, SPEEDUP, PER_FORWARD, GRADE = "accuracy\n%", "speedup", "tokens/\nforward", "lossless"
+COST, RATE, BY_TASK = "cost\nper 1M\ntokens", "tokens/s", "speedup by task"
 WIDE_ONLY = (BY_TASK, RATE)  # columns that need a wide terminal, the first to be left out first
 LEAST_FIRST = (PER_FORWARD, GRADE, ACCURACY, COST)  # then those that a very narrow one drops, in order
 LEAST_NAME, ONE_LINE = 16, 28  # letters of an arm; shorter names stay on one line, at the cost of a column
@@ -84,8 +84,8 @@ def _group_table(
     marked = [note for note in notes if note not in of_all]
     arms = []
     for cell in cells:
-        marks = "".join(f" ({n})" for n, note in enumerate(marked, 1) if cell.arm in notes[note])
-        arms.append(f"{names[cell.arm]}{marks}")
+        marks = " ".join(_mark(n) for n, note in enumerate(marked, 1) if cell.arm in notes[note])
+        arms.append(f"{names[cell.arm]} {marks}".strip())
     longest = max(map(len, arms))
     least = dict.fromkeys(WIDE_ONLY, longest) | {PER_FORWARD: min(longest, ONE_LINE)}
     for heading in (*WIDE_ONLY, *LEAST_FIRST):
@@ -97,7 +97,7 @@ def _group_table(
     title = f"{key.suite}, {batches(key.batch_size, key.batching)}, {items}{over}"
     caption = [*disclaimers(cells)] + ([KEY] if headlines else [])
     caption += [in_words(line, names) for line in fewer_items(cells)]
-    caption += [in_words(f"({n}) {note}", names) for n, note in enumerate(marked, 1)]
+    caption += [in_words(f"{_mark(n)} {note}", names) for n, note in enumerate(marked, 1)]
     caption += [in_words(f"all arms: {note}", names) for note in of_all]
     return _framed(title, caption, arms, columns)
 
@@ -116,7 +116,12 @@ def _framed(title: str, caption: Sequence[str], arms: Sequence[str], columns: Ma
 def _room(columns: Mapping[str, Sequence[str]], width: int) -> int:
     """Return the characters left for the arms; each column has a rule and a space next to it."""
     widths = [max(map(len, "\n".join([heading, *values]).split("\n"))) for heading, values in columns.items()]
-    return width - sum(widths) - 2 * (len(widths) + 1) - 1
+    return width - sum(widths) - 2 * len(widths) - 1
+
+
+def _mark(number: int) -> str:
+    """Return the mark of a note."""
+    return "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number))
 
 
 def _notes(cells: Sequence[ResultCell]) -> dict[str, list[str]]:

@@ -217,7 +217,7 @@ def test_the_terminal_and_the_notes_of_the_page_say_it() -> None:
     with console.capture() as printed:
         console.print(*results_tables(made_results([looping()]), 200))
     sentence = "12% of the answers end in a loop (1.91 tokens per forward, 1.63 without them)"
-    assert f"(1) {sentence}" in printed.get()
+    assert f"¹ {sentence}" in printed.get()
     notes = dict(method_notes(made_results([looping()])))
     assert "last 64 tokens repeat with a period of at most 16 tokens" in notes["Degenerate answers"]
     assert "more than 5% of its answers" in notes["Degenerate answers"]
