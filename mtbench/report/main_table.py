@@ -163,7 +163,7 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
     notes = []
     if cell.error:
         notes.append(("failed", f"Failed: {cell.error}"))
-    elif cell.status != "ok":
+    elif cell.status == "partial":
         notes.append(
             ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
         )
