@@ -41,6 +41,7 @@ class BlockDiffusion(Method):
     roles = ("block_diffusion",)
     needs_mask = True
     claims = "lossy"
+    choices = ("block-diffusion:tau=0.9|0.8",)
 
     @property
     def block(self) -> int:

@@ -41,6 +41,7 @@ class DFlash(VerifiedMethod):
 
     title = "DFlash"
     roles = ("ar",)
+    choices = ("dflash:draft=dflash|dspark,ahead=3|7",)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_blocks(checkpoints, self.draft, self.ahead, self.confidence)

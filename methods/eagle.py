@@ -37,6 +37,18 @@ class Eagle(VerifiedMethod):
 
     title = "EAGLE"
     roles = ("ar",)
+    choices = ("eagle:ahead=2|4|7", "eagle:tree=3x2")
+    serving = (
+        (
+            "vLLM",
+            '--speculative-config \'{"method": "eagle3", "model": "$draft", "num_speculative_tokens": $ahead}\'',
+        ),
+        (
+            "SGLang",
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path $draft --speculative-num-steps $ahead "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens $commits",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.ahead != AUTO:

@@ -29,6 +29,7 @@ class Jacobi(Method):
     title = "Jacobi"
     roles = ("ar",)
     claims = "lossless"
+    choices = ("jacobi:ahead=4|8",)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

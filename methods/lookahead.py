@@ -40,6 +40,7 @@ class Lookahead(Method):
     title = "Lookahead"
     roles = ("ar",)
     claims = "lossless"
+    choices = ("lookahead", "lookahead:width=4,ngram=4,candidates=4")
 
     @property
     def ahead(self) -> int:

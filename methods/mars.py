@@ -46,6 +46,7 @@ class Mars(Method):
     title = "MARS"
     roles = ("mars",)
     needs_mask = True
+    choices = ("mars:tau=0.95|0.9|0.8",)
     default_arms = ("ar:on=mars", "mars:tau=0.95|0.8|0.5", "mars:tau=0.95,cache=block")
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class MarsSelfSpeculative(Method):
     roles = ("mars",)
     needs_mask = True
     claims = "lossless"
+    choices = ("mars-selfspec:ahead=auto|2|3",)
 
     def window(self) -> Window:
         offset, sees = tree(mask_groups(self.ahead, self.ahead))

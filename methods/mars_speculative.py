@@ -35,6 +35,7 @@ class MarsSpeculative(Method):
     title = "MARS after a draft"
     roles = ("mars",)
     needs_mask = True
+    choices = ("mars-speculative:tau=1|0.95",)
 
     @property
     def claims(self) -> Claims:

@@ -36,6 +36,7 @@ class Medusa(Method):
     title = "Medusa"
     roles = ("medusa",)
     claims = "lossless"
+    choices = ("medusa:tree=1|3x2",)
 
     def __post_init__(self) -> None:
         trees.parse_branches(self.tree, self.heads, f"{self.name}: tree={self.tree!r}")

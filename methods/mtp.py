@@ -29,6 +29,8 @@ class Mtp(VerifiedMethod):
 
     title = "MTP"
     roles = ("ar",)
+    choices = ("mtp:ahead=1|2|3",)
+    serving = (("vLLM", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": $ahead}\''),)
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)

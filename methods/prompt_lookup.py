@@ -32,6 +32,14 @@ class PromptLookup(Method):
     title = "Prompt lookup"
     roles = ("ar",)
     claims = "lossless"
+    choices = ("prompt-lookup:ahead=auto|4|10",)
+    serving = (
+        (
+            "vLLM",
+            '--speculative-config \'{"method": "ngram", "num_speculative_tokens": $ahead, '
+            '"prompt_lookup_max": $ngram}\'',
+        ),
+    )
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

@@ -34,6 +34,18 @@ class Speculative(VerifiedMethod):
 
     title = "Speculative decoding"
     roles = ("ar",)
+    choices = ("speculative:ahead=auto|2|4", "speculative:draft=draft_mars,per_forward=4")
+    serving = (
+        (
+            "vLLM",
+            '--speculative-config \'{"method": "draft_model", "model": "$draft", "num_speculative_tokens": $ahead}\'',
+        ),
+        (
+            "SGLang",
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path $draft --speculative-num-steps $ahead "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens $commits",
+        ),
+    )
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_draft(checkpoints, self.draft, self.per_forward)

@@ -39,6 +39,8 @@ class Suffix(Method):
     title = "Suffix decoding"
     roles = ("ar",)
     claims = "lossless"
+    choices = ("suffix:ahead=auto|8",)
+    serving = (("vLLM", '--speculative-config \'{"method": "suffix", "num_speculative_tokens": $ahead}\''),)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

@@ -423,12 +423,13 @@ def length_flags(*, length_ratio: float | None, cut_by_budget: int, items: int) 
 
 
 def speed_verdicts(
-    speedups: Sequence[Ratio], doubts: Sequence[str | None], margin: float = SPEED_MARGIN
+    speedups: Sequence[Ratio], doubts: Sequence[str | None], margin: float = SPEED_MARGIN, *, looks: int = 1
 ) -> list[Verdict]:
     """Return the verdict on each arm of one (suite, batch size, baseline).
 
     `faster`: 95 % interval above 1 + margin; `slower`: below 1 − margin; `same`: 90 % interval between the two; else
-    `inconclusive`. `doubts`: why an arm's times cannot be compared (`too_short`), or None.
+    `inconclusive`. `doubts`: why an arm's times cannot be compared (`too_short`), or None. `looks`: how often the
+    verdicts may be looked at while blocks are added; the levels are shared by the looks (union bound).
     """
     reasons = [
         doubt or too_few(speedup.units, speedup.unit) or (None if speedup.value else "nothing measured")
@@ -444,7 +445,7 @@ def speed_verdicts(
         reach = math.exp(_t_quantile(level, speedup.units - 1) * speedup.log_se)
         return f"[{speedup.value / reach:.2f}, {speedup.value * reach:.2f}]"
 
-    adjusted = _adjusted_verdicts([_speed_p(speedups[i], margin) for i in tested], interval)
+    adjusted = _adjusted_verdicts([_speed_p(speedups[i], margin) for i in tested], interval, looks)
     for i, verdict in zip(tested, adjusted, strict=True):
         verdicts[i] = verdict
     return verdicts
@@ -463,13 +464,17 @@ class AccuracyVerdict(NamedTuple):
 
 
 def accuracy_verdicts(
-    differences: Sequence[Difference], margin: float = ACCURACY_MARGIN, doubts: Sequence[str | None] = ()
+    differences: Sequence[Difference],
+    margin: float = ACCURACY_MARGIN,
+    doubts: Sequence[str | None] = (),
+    *,
+    looks: int = 1,
 ) -> list[AccuracyVerdict]:
     """Return the verdict on each arm of one (suite, batch size, baseline).
 
     `not worse`: 90 % interval above −margin; `worse`: 95 % interval below 0; `worse by less than the margin`: both;
     `worse than margin`: 95 % interval below −margin; else `inconclusive`, with the number of items needed unless the
-    arm already has that many. `doubts`: why an arm cannot be compared, or None.
+    arm already has that many. `doubts`: why an arm cannot be compared, or None. `looks`: see `speed_verdicts`.
     """
     reasons = [
         doubt or ("no items" if not arm.n else None)
@@ -485,10 +490,16 @@ def accuracy_verdicts(
         assert high is not None
         return f"[{100 * low:+.1f}, {100 * high:+.1f}] points"
 
-    adjusted = _adjusted_verdicts([_accuracy_p(differences[i], margin) for i in tested], interval)
+    adjusted = _adjusted_verdicts([_accuracy_p(differences[i], margin) for i in tested], interval, looks)
     for i, verdict in zip(tested, adjusted, strict=True):
-        verdicts[i] = _with_items_needed(verdict, differences[i], margin, len(tested))
+        verdicts[i] = _with_items_needed(verdict, differences[i], margin, looks * len(tested))
     return verdicts
+
+
+def accuracy_words(differences: Sequence[Difference], margin: float = ACCURACY_MARGIN, *, looks: int = 1) -> list[str]:
+    """Return the words of `accuracy_verdicts` without the details, which take time. Every arm has items."""
+    p_values = [_accuracy_p(arm, margin) for arm in differences]
+    return [verdict.word for verdict in _adjusted_verdicts(p_values, lambda _place, _level: "", looks)]
 
 
 def _with_items_needed(verdict: Verdict, arm: Difference, margin: float, arms: int) -> AccuracyVerdict:
@@ -563,13 +574,17 @@ def _accuracy_p(arm: Difference, margin: float) -> dict[str, float]:
     }
 
 
-def _adjusted_verdicts(arms: Sequence[Mapping[str, float]], interval: Callable[[int, float], str]) -> list[Verdict]:
+def _adjusted_verdicts(
+    arms: Sequence[Mapping[str, float]], interval: Callable[[int, float], str], looks: int
+) -> list[Verdict]:
     """Return each arm's verdict, given its p-value of every word; p-values are adjusted by Holm word by word.
 
-    `interval`: an arm's place and a level -> its interval in words.
+    `interval`: an arm's place and a level -> its interval in words. `looks`: every p-value is multiplied by them.
     """
     if not arms:
         return []
+    if looks > 1:
+        arms = [{word: min(1.0, looks * p) for word, p in of_arm.items()} for of_arm in arms]
     adjusted = {word: holm([p[word] for p in arms]) for word in arms[0]}
     verdicts = []
     for i, p in enumerate(arms):
@@ -579,8 +594,9 @@ def _adjusted_verdicts(arms: Sequence[Mapping[str, float]], interval: Callable[[
             continue
         decisive = alone if alone in WORD_LEVELS else "worse"  # that is, by less than the margin
         times_stricter = adjusted[decisive][i] / p[decisive] if p[decisive] else len(arms)
-        level = 1 - 2 * WORD_LEVELS[decisive] / times_stricter
-        adjustment = f"adjusted for {len(arms)} arms, the {100 * level:.4g}% interval is {interval(i, level)}"
+        level = 1 - 2 * WORD_LEVELS[decisive] / (times_stricter * looks)
+        number = f"{len(arms)} arms" if looks == 1 else f"{len(arms)} arms and {looks} looks"
+        adjustment = f"adjusted for {number}, the {100 * level:.4g}% interval is {interval(i, level)}"
         detail = f": {alone} {OVERRULED}; {adjustment}"
         verdicts.append(Verdict(word, detail))
     return verdicts

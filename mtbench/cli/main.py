@@ -34,6 +34,9 @@ class Entry(NamedTuple):
 COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
 COMMANDS = {
     "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
+    "choose": Entry(
+        "mtbench.cli.choose", COMPARE, "Race the methods that your checkpoints serve, and say which to use."
+    ),
     "compare": Entry(
         "mtbench.cli.compare",
         COMPARE,

@@ -68,7 +68,18 @@ JsonOption = Annotated[
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "allow_torch", "allow_dirty"),
     "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
-    "What to compare": ("method", "arm", "url", "engine", "family", "model", "checkpoint", "weights", "accept"),
+    "What to compare": (
+        "method",
+        "candidates",
+        "arm",
+        "url",
+        "engine",
+        "family",
+        "model",
+        "checkpoint",
+        "weights",
+        "accept",
+    ),
     "Benchmark": (
         "suite",
         "subtask",
@@ -82,6 +93,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     "Decoding": ("max_new_tokens", "temperature", "template_option", "seed", "protocol", "fixed_length"),
     "Load": ("rates", "concurrency", "poisson", "duration_s", "requests", "slo", "client", "client_python"),
     "Server": ("rows", "max_queue", "request_timeout_s"),
+    "Decision": ("max_loss", "objective"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
     "Output": ("directory", "resume", "dry_run", "fail_on", "json_to", "price_per_hour"),

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from mtbench.choose.format import Decision
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
 from mtbench.loadtest.format import Load, LoadPlan, PointLine
@@ -24,6 +25,7 @@ FOLDER = Path(__file__).parents[1] / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
     "comparison": (Comparison, "Runs side by side, as `mtbench compare --json` writes them"),
+    "decision": (Decision, "decision.json: what to use at each batch size"),
     "floor": (FloorFile, "floor.json: the noise of machines, calibrated for the gate"),
     "gate": (Gate, "gate.json: one build against another"),
     "generation": (GenerationLine, "A line of generations/<cell>.jsonl"),

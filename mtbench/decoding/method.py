@@ -192,6 +192,10 @@ class Method:
     weightless: ClassVar[bool] = False  # an external engine with its own models: needs only the tokenizer
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method
+    choices: ClassVar[tuple[str, ...]] = ()  # its arms in `mtbench choose`: a few values of its main option
+    # (engine, its options) of serving engines with the same method: $NAME is an option's value, or the checkpoint where
+    # the option names a role; $commits is the most tokens of a forward. mtbench does not measure them.
+    serving: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @property
     def claims(self) -> Claims:

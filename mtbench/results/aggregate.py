@@ -25,6 +25,7 @@ from mtbench.results.format import (
     SCHEMA_VERSION,
     DecodeRate,
     Finish,
+    Left,
     Lossless,
     Percentiles,
     RequestLatency,
@@ -48,6 +49,7 @@ from mtbench.runs.formats import (
     Machine,
     MemoryRecord,
     PreparationLine,
+    Race,
     RescoringRecord,
     SessionRecord,
 )
@@ -62,6 +64,7 @@ STATISTICS = (
     "score interval of paired differences (Tango); "
     "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
 )
+SHARED = "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound)"
 COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
@@ -79,6 +82,11 @@ class Stored:
     preparation: list[PreparationLine]
     memory: Mapping[str, int | None]  # peak memory by cell
     energy: EnergyRecord
+    race: Race | None = None  # None: no cell leaves
+
+    def looks(self, group: Group) -> int:
+        """Return how often the verdicts of a group may be looked at, the end included."""
+        return 1 if self.race is None else 1 + len(self.race.looks_at(group.suite, group.batch_size))
 
     @property
     def sessions(self) -> list[SessionRecord]:
@@ -115,6 +123,7 @@ def read_stored(run: RunDirectory) -> Stored:
         preparation=run.read_lines("preparation.jsonl", PreparationLine),
         memory=run.read("memory.json", MemoryRecord).root if run.has("memory.json") else {},
         energy=run.read("energy.json", EnergyRecord) if run.has("energy.json") else EnergyRecord(),
+        race=run.read("race.json", Race) if run.has("race.json") else None,
     )
 
 
@@ -146,7 +155,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
         temperature=plan.request.temperature,
         plan_sha256=run.sha256("plan.json"),
         statistics=StatisticsInfo(
-            method=STATISTICS,
+            method=STATISTICS if stored.race is None else STATISTICS + SHARED,
             level=0.95,
             speed_margin=statistics.SPEED_MARGIN,
             accuracy_margin=plan.request.accuracy_margin,
@@ -167,8 +176,9 @@ def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
     void = {arm: _void(data, lossless[arm]) for arm, data in of_arm.items()}
     not_trusted = {arm for arm, reasons in void.items() if reasons}
-    comparisons = compare(of_arm, synchronisation_s, margin, not_trusted)
-    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin, not_trusted)
+    looks = stored.looks(group)
+    comparisons = compare(of_arm, synchronisation_s, margin, not_trusted, looks)
+    tasks = by_task(of_arm, suite.items, group.blocks, suite.metric, synchronisation_s, margin, not_trusted, looks)
     return [
         _cell(stored, group, data, _Judged(comparisons[arm], tasks[arm], lossless[arm], void[arm]))
         for arm, data in of_arm.items()
@@ -195,6 +205,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
     return ResultCell(
         **{name: getattr(cell, name) for name in COPIED},
         status=_status(data, group),
+        **_left(data),
         task=stored.task(cell.suite),
         dtype=session.dtype,
         device=session.device,
@@ -239,8 +250,16 @@ def _status(data: CellData, group: Group) -> Status:
     """Return `ok` if every block of every round was run."""
     if data.error:
         return "failed"
+    if data.left is not None:
+        return "left"
     ran = {(t.round, t.block) for t in data.timings}
     return "ok" if len(ran) == sum(group.rounds) else "partial"
+
+
+def _left(data: CellData) -> dict[str, Left]:
+    """Return the field `left` of a cell that left; other cells have none."""
+    line = data.left
+    return {} if line is None else {"left": Left(block=line.block, lost=line.lost, reason=line.reason)}
 
 
 class _Counts(NamedTuple):

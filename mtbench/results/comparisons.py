@@ -91,24 +91,29 @@ def over_fastest_engine(cell: ResultCell) -> Speedup | None:
 
 
 def compare(
-    group: Mapping[str, CellData], synchronisation_s: float, margin: float, void: Collection[str] = ()
+    group: Mapping[str, CellData],
+    synchronisation_s: float,
+    margin: float,
+    void: Collection[str] = (),
+    looks: int = 1,
 ) -> dict[str, Comparisons]:
     """Return the comparisons of every arm. The verdicts on one baseline are decided over all arms together.
 
-    void: arms that cannot be trusted. They and the arms of a void baseline have values, but no word.
+    void: arms that cannot be trusted. They and the arms of a void baseline have values, but no word. looks: how often
+    the verdicts may be looked at while blocks are added.
     """
     found = {arm: Comparisons() for arm in group}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
-        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts):
+        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
             found[data.cell.arm].speedup.append(speedup)
         for data in arms:
             found[data.cell.arm].agreement.append(_agreement(data, baseline))
-        for arm, accuracy in _accuracies(arms, baseline, margin, doubts).items():
+        for arm, accuracy in _accuracies(arms, baseline, margin, doubts, looks).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
-        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts):
+        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
             plain = _plain_speedup(data, baseline, group)
             found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
     return {arm: _in_order(found[arm], data) for arm, data in group.items()}
@@ -249,20 +254,25 @@ def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> st
 
 
 def _speedups(
-    arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None]
+    arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None], looks: int
 ) -> list[tuple[CellData, Speedup]]:
-    """Return the arms with the same samples as the baseline, each with its speedup.
+    """Return the arms with samples of the same blocks as the baseline, each with its speedup on these.
 
     doubts: why an arm can have no word, or None.
     """
-    timed = [(data, doubt) for data, doubt in zip(arms, doubts, strict=True) if data.valid == baseline.valid]
-    ratios = [wall_ratio(data, baseline) for data, _ in timed]
+    timed = []
+    for arm, doubt in zip(arms, doubts, strict=True):
+        data, base = arm.on_blocks_of(baseline), baseline.on_blocks_of(arm)
+        if data is not None and base is not None:
+            timed.append((arm, data, base, doubt))
+    ratios = [wall_ratio(data, base) for _, data, base, _ in timed]
     reasons = [
-        doubt or _too_short(data, synchronisation_s) or _too_short(baseline, synchronisation_s) for data, doubt in timed
+        doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
+        for _, data, base, doubt in timed
     ]
-    verdicts = statistics.speed_verdicts(ratios, reasons)
+    verdicts = statistics.speed_verdicts(ratios, reasons, looks=looks)
     judged = zip(timed, ratios, verdicts, strict=True)
-    return [(data, _speedup(data, baseline, ratio, verdict)) for (data, _), ratio, verdict in judged]
+    return [(arm, _speedup(data, base, ratio, verdict)) for (arm, data, base, _), ratio, verdict in judged]
 
 
 def _too_short(data: CellData, synchronisation_s: float) -> str | None:
@@ -271,10 +281,11 @@ def _too_short(data: CellData, synchronisation_s: float) -> str | None:
 
 
 def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
-    """Return the wall time of the baseline over that of the arm, on the same blocks; None if they are not the same."""
-    if data.valid != baseline.valid:
+    """Return the wall time of the baseline over that of the arm, on the blocks of both; None if they share none."""
+    arm, base = data.on_blocks_of(baseline), baseline.on_blocks_of(data)
+    if arm is None or base is None:
         return Ratio(None, None, None, None, 0, "block")
-    return statistics.ratio_of_totals([baseline.by_block("wall_s")], [data.by_block("wall_s")])
+    return statistics.ratio_of_totals([base.by_block("wall_s")], [arm.by_block("wall_s")])
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
@@ -332,13 +343,13 @@ def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellD
 
 
 def _accuracies(
-    arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None]
+    arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
     changes = [gains_and_losses(data, baseline) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
-    verdicts = statistics.accuracy_verdicts(differences, margin, reasons)
+    verdicts = statistics.accuracy_verdicts(differences, margin, reasons, looks=looks)
     found = {}
     for data, change, difference, (verdict, needed) in zip(arms, changes, differences, verdicts, strict=True):
         if not difference.n:

@@ -80,8 +80,15 @@ class _Arm(NamedTuple):
         return self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
 
     @property
+    def lost(self) -> bool:
+        """Whether it left because another arm, or plain decoding, is surely the better choice."""
+        return self.cell.left is not None and self.cell.left.lost
+
+    @property
     def out(self) -> bool:
         """Whether it is shown that the arm is no faster or loses too much."""
+        if self.lost:
+            return True
         worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
         return self.speedup.verdict.startswith(("slower", "same")) or (worse and not self.same_tokens)
 
@@ -89,31 +96,35 @@ class _Arm(NamedTuple):
 def _of_group(
     key: GroupKey, arms: Sequence[_Arm], baseline: str | None, max_loss: float, faster_than: FasterThan
 ) -> Recommendation:
-    usable = sorted((arm for arm in arms if arm.faster and arm.allowed), key=lambda arm: -arm.value)
+    usable = sorted((arm for arm in arms if arm.faster and arm.allowed), key=lambda arm: (arm.lost, -arm.value))
     same = next((arm for arm in usable if arm.same_tokens), None)
     others = (arm for arm in usable if not arm.same_tokens)
     within = next((arm for arm in others if same is None or faster_than(arm.cell, same.cell)), None)
-    second = next((arm for arm in usable if arm not in (same, within)), None)
+    second = next((arm for arm in usable if arm is not same and arm is not within), None)
     word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
-    promising = max((arm for arm in arms if not arm.out), key=lambda arm: arm.value, default=None)
-    undecided = promising if word == "cannot tell" else None
+    least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
+    open_ = [arm for arm in arms if not arm.out and not (arm.faster and arm.allowed) and arm.value > least]
+    undecided = None if word == "plain" else max(open_, key=lambda arm: arm.value, default=None)
     found = Recommendation(
         **key._asdict(),
         demonstration=any(arm.cell.demonstration for arm in arms),
         baseline=baseline,
         max_loss=max_loss,
         compared=len(arms),
+        allowed=[arm.cell.arm for arm in arms if arm.allowed],
         word=word,
         same_tokens=_choice(same),
         within_loss=_choice(within),
         runner_up=_choice(second),
+        undecided=_choice(undecided),
+        as_good=[arm.cell.arm for arm in usable for chosen in (same, within) if _as_good(arm, chosen)],
         blocks_needed=_blocks_needed(undecided) if undecided else None,
         items_needed=undecided.accuracy.items_needed
         if undecided and undecided.accuracy and not undecided.allowed
         else None,
         text="",
     )
-    return found.changed(text=sentence(found, _choice(undecided), None if undecided is None else _doubt(undecided)))
+    return found.changed(text=sentence(found, None if undecided is None else _doubt(undecided)))
 
 
 def _baseline(cells: Sequence[ResultCell]) -> str | None:
@@ -190,6 +201,13 @@ def _lies_above(cell: ResultCell, other: ResultCell) -> bool:
             if speedup.baseline == compared.baseline and None not in (speedup.ci_low, compared.ci_high):
                 return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
     return False
+
+
+def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
+    """Return whether an arm of the same kind is not told apart from a chosen one: their intervals overlap."""
+    if chosen is None or arm is chosen or arm.lost or arm.same_tokens != chosen.same_tokens:
+        return False
+    return not _lies_above(chosen.cell, arm.cell)
 
 
 def _choice(arm: _Arm | None) -> Choice | None:

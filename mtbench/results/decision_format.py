@@ -44,10 +44,13 @@ class Recommendation(Record):
     batching: Batching = Field(description="static: one batch per block; refill: finished rows are refilled")
     demonstration: bool = Field(description="true: the family shows the mechanics and says nothing of real models")
     baseline: str | None = Field(
-        description="plain decoding on the checkpoint that one would deploy, which all are compared with; null: none ran"
+        description="plain decoding on the checkpoint that one would deploy, that all are compared with; null: none"
     )
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
     compared: Count = Field(description="arms compared with the baseline")
+    allowed: list[str] = Field(
+        description="arms that could be used if they were faster: with the baseline's tokens, or within the loss"
+    )
     word: Word = Field(
         description="use: an arm is faster; plain: every arm is shown to be no faster, or to lose more accuracy than "
         "accepted; cannot tell: neither is shown"
@@ -57,10 +60,16 @@ class Recommendation(Record):
         description="arm that is faster still, and whose accuracy is shown to lose no more than max_loss; null: none"
     )
     runner_up: Choice | None = Field(description="next fastest arm that could be used; null: none")
+    undecided: Choice | None = Field(
+        description="fastest arm that is neither shown to be usable nor ruled out, if it may be faster; null: none"
+    )
+    as_good: list[str] = Field(
+        description="arms of the same kind that are not told apart from the chosen ones: their intervals overlap"
+    )
     blocks_needed: Size | None = Field(
-        description="blocks with which the most promising open arm is expected to have a word; null: not needed or unknown"
+        description="blocks that the undecided arm is expected to need for a word on its speed; null: none, or unknown"
     )
     items_needed: Size | None = Field(
-        description="items with which its accuracy is expected to be decided; null: not needed or unknown"
+        description="items that it is expected to need for a word on its accuracy; null: none, or unknown"
     )
     text: str = Field(description="the recommendation as a sentence")

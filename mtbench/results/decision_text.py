@@ -26,9 +26,13 @@ def headline(recommendations: Sequence[Recommendation]) -> str:
     return f"{DEMONSTRATION}: {text}"
 
 
-def sentence(found: Recommendation, undecided: Choice | None, doubt: str | None) -> str:
-    """Return a recommendation as a sentence. undecided: the most promising arm that is open; doubt: what is open."""
-    text = f"{_capital(_where([found]))}: {_answer(found, undecided, doubt)}."
+def sentence(found: Recommendation, doubt: str | None) -> str:
+    """Return a recommendation as a sentence. doubt: what is open about its undecided arm."""
+    text = f"{_capital(_where([found]))}: {_answer(found, doubt)}."
+    if found.as_good:
+        text += f" Not told apart from it: {', '.join(found.as_good)}."
+    if found.word == "use" and found.undecided is not None:
+        text += f" {found.undecided.arm} may be faster still ({_times(found.undecided)}): {doubt}."
     return f"{DEMONSTRATION}: {text}" if found.demonstration else text
 
 
@@ -55,7 +59,7 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     if first.word == "cannot tell":
         return " ".join([f"Nothing can be told {_where(recommendations)}.", *map(_own_text, recommendations)])
     if len(recommendations) == 1:
-        return f"{_capital(_where(recommendations))}: {_answer(first, None, None)}."
+        return f"{_capital(_where(recommendations))}: {_answer(first, None)}."
     parts = []
     if first.same_tokens is not None:
         gains = "; ".join(_gain(found.same_tokens, found) for found in recommendations if found.same_tokens)
@@ -66,7 +70,7 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     return f"{_capital(_where(recommendations))}: {'; or, '.join(parts)}."
 
 
-def _answer(found: Recommendation, undecided: Choice | None, doubt: str | None) -> str:
+def _answer(found: Recommendation, doubt: str | None) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
         arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
@@ -76,6 +80,7 @@ def _answer(found: Recommendation, undecided: Choice | None, doubt: str | None) 
             return (
                 "nothing can be told, since nothing was compared with plain decoding; run a reference such as `ar`, too"
             )
+        undecided = found.undecided
         if undecided is None:
             return "nothing can be told, since no sound arm was compared with plain decoding"
         gain = "" if undecided.speedup.value is None else f" ({_times(undecided)} as fast as plain decoding)"

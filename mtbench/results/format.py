@@ -30,7 +30,7 @@ from mtbench.runs.run_request import CHECKPOINTS
 
 SCHEMA_VERSION: Literal[1] = 1
 
-Status = Literal["ok", "partial", "failed"]
+Status = Literal["ok", "left", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -370,11 +370,23 @@ class Lossless(Record):
     floor: Floor | None = Field(description="agreement of that arm with itself; null: one batch size")
 
 
+class Left(Record):
+    """When a cell left a run in which cells leave, and why. It is compared on the blocks that it has."""
+
+    block: Count = Field(description="blocks of its group, from the first on, that had ended")
+    lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
+    reason: str = Field(description="why it left")
+
+
 class ResultCell(Sparse):
     """One cell: what ran, what came out, how fast it was and how it compares. Times are in seconds."""
 
     cell: CellName = Field(description=CELL_ID)
-    status: Status = Field(description="ok: every block of every round ran; partial: some did; failed: an error")
+    status: Status = Field(
+        description="ok: every block of every round ran; left: some did, and the others were not needed; partial: some "
+        "did; failed: an error"
+    )
+    left: Left | None = Field(None, description="why the cell left before the last block; null: it did not")
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     task: TaskInfo = Field(description="the suite's own description of its task, with its name")
     arm: str = Field(description="arm: method:options@role/engine")

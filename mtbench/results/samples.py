@@ -1,12 +1,15 @@
 """Read the stored lines of each cell and sum over those that count.
 
-A block counts in a round only if every arm of the group has a clean timing line for it. An arm that lost too many of
+A block counts in a round only if every arm of the group has a clean timing line for it. An arm that left the run counts
+only for the blocks that it was there for, and is compared on those. An arm that lost too many of
 its own lines has no samples, and the others are compared without it. All blocks that count have the same number of
 rounds: those that the plan repeats, or, if these are too few for an interval, all blocks with round 1. A block has the
 median of its rounds. Blocks with turns of the same conversations are one unit. A sum is None if an engine hides one of
 its values.
 """
 
+import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ import numpy.typing as npt
 
 from mtbench import statistics
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, Scores, TimingLine
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Scores, TimingLine
 from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
@@ -35,6 +38,16 @@ class CellData:
     unit_of: Mapping[int, int]  # block -> its unit: the first block of the same conversations
     scores: Mapping[str, float]  # by item
     error: str | None
+    left: LeftLine | None = None
+
+    def on_blocks_of(self, other: "CellData") -> "CellData | None":
+        """Return the data with the samples that count for both cells; None if they differ and have none in common."""
+        if self.valid == other.valid:
+            return self
+        shared = self.valid & other.valid
+        if not shared:
+            return None
+        return self if shared == self.valid else dataclasses.replace(self, valid=shared)
 
     @cached_property
     def samples(self) -> list[TimingLine]:
@@ -143,6 +156,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
     Raise UserError for a line that does not belong to the plan.
     """
     errors = {failure.cell: failure.error for failure in run.read_lines("failures.jsonl", FailureLine)}
+    left = {line.cell: line for line in run.read_lines("left.jsonl", LeftLine)}
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
     sessions = run.read("environment.json", Environment).sessions
     data = {}
@@ -151,7 +165,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
         order = {item.item: number for number, item in enumerate(suite.items)}
         unit_of = _units(group, suite.items)
         timings = {name: read_timings(run, group, name, sessions) for name in group.cells}
-        valid = _valid(group, timings, errors)
+        valid = _valid(group, timings, errors, left)
         for name in group.cells:
             lines = read_answers(run, group, suite, name)
             data[name] = CellData(
@@ -163,6 +177,7 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 unit_of=unit_of,
                 scores=scores.get(name, {}),
                 error=errors.get(name),
+                left=left.get(name),
             )
     return data
 
@@ -178,20 +193,24 @@ def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:
 
 
 def _valid(
-    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str]
+    group: Group, timings: Mapping[str, list[TimingLine]], errors: Mapping[str, str], left: Mapping[str, LeftLine]
 ) -> dict[str, set[tuple[int, int]]]:
     """Return by cell the (round, block) pairs that count: those for which every compared cell has a clean line.
 
+    Of a cell only those cells are asked that did not leave before it.
     A cell that lost too many of its own lines is not compared and has none. If all cells lost too many, what all of
     them have left counts.
     """
-    clean = {
-        name: {(t.round, t.block) for t in timings[name] if not t.dropped} for name in group.cells if name not in errors
-    }
-    lost = {name: len(timings[name]) - len(pairs) for name, pairs in clean.items()}
+    until = {name: left[name].block if name in left else math.inf for name in group.cells}
+    present = {name: [t for t in timings[name] if t.block < until[name]] for name in group.cells if name not in errors}
+    clean = {name: {(t.round, t.block) for t in lines if not t.dropped} for name, lines in present.items()}
+    lost = {name: len(present[name]) - len(pairs) for name, pairs in clean.items()}
     void = {n for n in clean if lost[n] and statistics.too_many_dropped(used=len(clean[n]), dropped=lost[n])}
     if len(void) == len(clean):
         void = set()
-    compared = [pairs for name, pairs in clean.items() if name not in void]
-    valid = set.intersection(*compared) if compared else set()
-    return {name: valid for name in group.cells if name not in void}
+    compared = {name: pairs for name, pairs in clean.items() if name not in void}
+    valid = {}
+    for last in set(until.values()):
+        beside = [pairs for name, pairs in compared.items() if until[name] >= last]
+        valid[last] = set.intersection(*beside) if beside else set()
+    return {name: valid[until[name]] for name in group.cells if name not in void}

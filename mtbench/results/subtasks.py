@@ -71,6 +71,7 @@ def by_task(
     synchronisation_s: float,
     margin: float,
     void: Collection[str] = (),
+    looks: int = 1,
 ) -> dict[str, list[TaskFigures]]:
     """Return the `tasks` of every arm of a group; empty lists if all items are of one task.
 
@@ -86,7 +87,7 @@ def by_task(
     for task in tasks:
         own_blocks = {block for block, of_block in enumerate(tasks_of_block) if of_block == {task}}
         parts = {arm: _part(data, task, own_blocks) for arm, data in group.items()}
-        comparisons = compare(parts, synchronisation_s, margin, void)
+        comparisons = compare(parts, synchronisation_s, margin, void, looks)
         for arm, data in parts.items():
             speedups = [_task_speedup(s) for s in comparisons[arm].speedup if not s.includes_engine]
             found[arm].append(TaskFigures(task=task, **summarize(data, metric)._asdict(), speedup=speedups))

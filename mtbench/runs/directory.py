@@ -6,6 +6,7 @@
     timings/<cell>.jsonl       one line per block × round (append-only, written after its generations)
     preparation.jsonl  what capture and compilation cost, by session and cell
     failures.jsonl     cells that failed, and why
+    race.json          of a race: when it is looked at; left.jsonl: cells that left before the last block, and why
     memory.json, energy.json, lossless/<cell>.json   untimed passes
     scores.json, results.json, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
@@ -35,8 +36,10 @@ from mtbench.runs.formats import (
     Environment,
     FailureLine,
     GenerationLine,
+    LeftLine,
     MemoryRecord,
     PreparationLine,
+    Race,
     RescoringRecord,
     Scores,
     TimingLine,
@@ -55,6 +58,8 @@ KINDS: Mapping[str, type[BaseModel]] = {  # what a file holds, by its name or by
     "timings": TimingLine,
     "preparation.jsonl": PreparationLine,
     "failures.jsonl": FailureLine,
+    "left.jsonl": LeftLine,
+    "race.json": Race,
 }
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 

@@ -22,6 +22,7 @@ from mtbench.decoding.external import Outside
 from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 from mtbench.runs.model_pool import ModelPool, with_dtype
@@ -63,7 +64,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     budget_s = plan.request.time_budget_s if execution.time_budget_s is None else execution.time_budget_s
     deadline = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     failed, may_pass = _failed_cells(run, plan)
-    stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+    left = {line["cell"] for line in run.lines("left.jsonl")}
+    stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
         progress.begin(len(plan.cells), 0)
@@ -78,9 +80,9 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
             if recovered:
                 _forget_failures(run, recovered)
                 failed -= recovered
-                stages = [Stage(run, plan, group, failed, progress) for group in plan.groups]
+                stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages))
-            if not all(stage.run_blocks(sessions, deadline, execution.wait) for stage in stages):
+            if not all(stage.run_blocks(sessions, deadline, execution) for stage in stages):
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
@@ -202,8 +204,11 @@ def in_parallel(sessions: Sequence[WorkerSession], work: Callable[[WorkerSession
 class Stage:
     """One group of cells, block by block."""
 
-    def __init__(self, run: RunDirectory, plan: Plan, group: Group, failed: set[str], progress: Progress) -> None:
-        self.run, self.plan, self.group, self.failed, self.progress = run, plan, group, failed, progress
+    def __init__(
+        self, run: RunDirectory, plan: Plan, group: Group, failed: set[str], left: set[str], progress: Progress
+    ) -> None:
+        self.run, self.plan, self.group, self.progress = run, plan, group, progress
+        self.failed, self.left = failed, left  # cells of all groups that decode no further blocks
         self.suite: SuitePlan = plan.suite(group.suite)
         self.cells = [plan.cell(name) for name in group.cells]
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
@@ -217,7 +222,9 @@ class Stage:
 
     @property
     def todo(self) -> list[tuple[int, int]]:
-        """(round, block) in the order in which they run; rounds count from 1."""
+        """(round, block) in the order in which they run; rounds count from 1. None if no cell is live."""
+        if not self.live():
+            return []
         rounds = enumerate(self.group.rounds, start=1)
         return [(r, b) for r, blocks in rounds for b in range(blocks) if (r, b) not in self.done]
 
@@ -238,13 +245,12 @@ class Stage:
                 self.progress.note(f"{name} still fails: {outcome.error}")
         return [name for name, outcome in outcomes.items() if isinstance(outcome, Done)]
 
-    def run_blocks(
-        self, sessions: Sequence[WorkerSession], deadline: float, wait: Callable[[], None] | None = None
-    ) -> bool:
+    def run_blocks(self, sessions: Sequence[WorkerSession], deadline: float, execution: Execution = HERE) -> bool:
         """Run round by round, since later rounds repeat blocks of the first. Within a round workers share one queue.
 
-        `wait` is called before every block. Return False if the deadline left blocks undone.
+        The hooks of `execution` are called. Return False if the deadline left blocks undone.
         """
+        self._let_leave(execution)
         todo = self.todo
         if not todo or time.monotonic() > deadline:
             return not todo
@@ -252,7 +258,7 @@ class Stage:
         in_parallel(sessions, lambda session: self._warm_up(session, shapes))
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
             queue = deque(self._chains([block for _, block in of_round]))
-            run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, wait=wait)
+            run_queue = partial(self._run_queue, round_=round_, queue=queue, deadline=deadline, execution=execution)
             in_parallel(sessions, run_queue)
             if queue:
                 return False
@@ -264,18 +270,21 @@ class Stage:
         round_: int,
         queue: deque[list[int]],
         deadline: float,
-        wait: Callable[[], None] | None,
+        execution: Execution,
     ) -> None:
-        """Run chains of blocks until the queue, which all workers share, is empty."""
+        """Run chains of blocks until the queue, which all workers share, is empty, or until no cell is live."""
         while time.monotonic() <= deadline:
+            if not self.live():
+                queue.clear()
             try:
                 chain = queue.popleft()
             except IndexError:
                 return
             for block in chain:
-                if wait is not None:
-                    wait()
+                if execution.wait is not None:
+                    execution.wait()
                 self._run_block(session, round_, block)
+                self._let_leave(execution)
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
         """Return chains of blocks. One worker runs a chain in order: a later turn right after the one it follows."""
@@ -287,6 +296,16 @@ class Stage:
             else:
                 chains.append([block])
         return chains
+
+    def _let_leave(self, execution: Execution) -> None:
+        """Let the cells leave that the hook names."""
+        if execution.leave is None:
+            return
+        with self.writing:
+            for line in execution.leave(self.group.cells):
+                self.run.append("left.jsonl", [dump(line)])
+                self.left.add(line.cell)
+                self.progress.note(f"{line.cell} leaves after {line.block} blocks: {line.reason}")
 
     def _warm_up(self, session: WorkerSession, blocks: Collection[int]) -> None:
         """Decode a few tokens of a block of every shape until no arm prepares anything any more.
@@ -317,7 +336,7 @@ class Stage:
         for place, cell in enumerate(order):
             if item := self._follows_hidden(cell, block):
                 self._fail(cell, Failed(f"{item} follows an answer whose tokens its engine hides"))
-            if cell.cell not in self.failed:  # another worker may have marked it
+            if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
                 outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
                 with self.writing:
                     self._write(session, cell, round_, block, place, outcome)
@@ -400,7 +419,7 @@ class Stage:
                 self.progress.note(f"{cell.cell} failed: {failed.error}{later}")
 
     def live(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.cell not in self.failed]
+        return [cell for cell in self.cells if cell.cell not in self.failed and cell.cell not in self.left]
 
     def _keep_finished_blocks(self) -> set[tuple[int, int]]:
         """Delete the lines of blocks that some live arm has not finished; return the others, (round, block)."""

@@ -13,6 +13,7 @@ from mtbench.records import (
     CellName,
     NotNull,
     Record,
+    Share,
     Sparse,
     StoredCount,
     StoredNumber,
@@ -26,6 +27,9 @@ Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
 GRADES: tuple[Grade, ...] = get_args(Grade)
 
 Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
+Objective = Literal["speed", "latency", "energy", "memory"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
 MOST_COMMITTED = 1 << 16  # tokens of one forward
 Committed = Annotated[int, Field(ge=0, le=MOST_COMMITTED)]
 
@@ -138,6 +142,34 @@ class FailureLine(Sparse):
     again: Annotated[Literal[True] | None, NotNull()] = Field(
         None, description="true: the cause may pass, so the next session decodes the cell again; absent: it may not"
     )
+
+
+class Race(Record):
+    """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
+
+    objective: Objective = Field(description="what the chosen arm has the least of")
+    max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
+    slo_s: dict[Literal["ttft", "itl"], StoredSeconds] = Field(
+        description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
+    )
+    refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
+    looks: dict[str, list[StoredSize]] = Field(
+        description="per group, `suite bN`, the numbers of blocks after which cells may leave; the error levels of its "
+        "verdicts are shared by them and by one more, the end"
+    )
+
+    def looks_at(self, suite: str, batch_size: int) -> list[int]:
+        """Return the numbers of blocks after which cells of a group may leave."""
+        return self.looks.get(f"{suite} b{batch_size}", [])
+
+
+class LeftLine(Record):
+    """A line of left.jsonl: a cell that decodes no further blocks, because what it has shown is enough."""
+
+    cell: CellName = Field(description="name of the cell")
+    block: StoredCount = Field(description="blocks of its group, from the first on, that had ended")
+    lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
+    reason: str = Field(description="why it left")
 
 
 class GpuInfo(Sparse):

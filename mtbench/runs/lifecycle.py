@@ -29,7 +29,7 @@ from mtbench.runs.workers import refuse as refuse_workers
 
 PER_EXECUTION = {"time_budget_s", "offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
 # Files of a run that stopped before its plan: an environment, temporary files (mtbench/files.py), the lock.
-UNPLANNED = re.compile(r"environment\.json|\.(environment|plan)\.json\.[a-z0-9_]{8}\.tmp|\.lock")
+UNPLANNED = re.compile(r"(environment|race)\.json|\.(environment|plan|race)\.json\.[a-z0-9_]{8}\.tmp|\.lock")
 
 
 def check(execution: Execution, device: str) -> None:

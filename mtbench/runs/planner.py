@@ -23,6 +23,7 @@ from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Race
 from mtbench.runs.plan import (
     BATCHINGS,
     MOST_NEW_TOKENS,
@@ -89,12 +90,14 @@ def make_plan(request: RunRequest) -> Plan:
     return Plan(schema_version=SCHEMA_VERSION, request=request, suites=suites, cells=cells, groups=groups)
 
 
-def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
-    """Create a run directory that holds the plan. Raises UserError if the directory is not empty."""
+def begin_run(path: Path, plan: Plan, command: Sequence[str], race: Race | None = None) -> RunDirectory:
+    """Create a run directory that holds the plan, and of a race its looks. Raises UserError if it is not empty."""
     run = RunDirectory.create(path)
     with run.locked():
         RunDirectory.create(path)  # another command may have filled it before this one had the lock
         run.write_json("environment.json", machine.environment(command))
+        if race is not None:
+            run.write_json("race.json", dump(race))
         run.write_json("plan.json", dump(plan), indent=None)
     return run
 
@@ -164,6 +167,11 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
     return family, _arms(request, family)
+
+
+def family_of(request: RunRequest) -> Family:
+    """Return the requested checkpoints, else those of the first suite."""
+    return _family(request, SUITES[request.suite[0].partition(":")[0]])
 
 
 def _family(request: RunRequest, suite: type[Suite]) -> Family:

@@ -5,10 +5,14 @@ Light: the command line reads the defaults from here for its help, without torch
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from mtbench.records import Price, Record
+
+if TYPE_CHECKING:  # the command line reads the defaults without torch
+    from mtbench.runs.formats import LeftLine
 
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
@@ -69,6 +73,9 @@ class Execution:
     peak_memory: bool = False  # measure it on a CPU too
     timed_only: bool = False  # the untimed passes are left out
     wait: Callable[[], None] | None = None  # called before every block, in the process that decodes
+    # Called with the cells of a group before its first block and after every block, when their lines are stored. It
+    # returns cells that leave: they decode no further blocks.
+    leave: "Callable[[Sequence[str]], Sequence[LeftLine]] | None" = None
     servers: frozenset[str] = frozenset()  # that the plan may ask: URL, or URL=VARIABLE (mtbench/decoding/external.py)
 
     @classmethod

@@ -35,20 +35,24 @@ def score(run: RunDirectory, data_dir: str | None = None, *, unsandboxed: bool =
             continue
         suite = open_suite(suite_plan.suite, request)
         tasks[suite_plan.suite] = dict(suite.task)
-        cuts = {item.item: item.cut for item in suite_plan.items if item.cut}
         for cell in _scored_cells(plan, suite_plan):
             lines = run.read_lines(f"generations/{cell.cell}.jsonl", GenerationLine)
-            answers = {line.item: before(line.text, cuts.get(line.item, ())) for line in lines}
-            if not answers:
+            if not lines:
                 continue
             try:
-                scores[cell.cell] = _checked_scores(suite, answers)
+                scores[cell.cell] = scores_of(suite, suite_plan, lines)
             except Exception as error:  # a suite may raise anything
                 reason = f"suite {suite_plan.suite!r} could not score it: {type(error).__name__}: {first_line(error)}"
                 failures.append({"cell": cell.cell, "error": reason, "stage": STAGE})
     run.write_json("environment.json", dump(environment.changed(scored_as=tasks)))
     run.write_json("scores.json", scores)
     run.keep_lines("failures.jsonl", failures)
+
+
+def scores_of(suite: Suite, plan: SuitePlan, lines: Sequence[GenerationLine]) -> dict[str, float]:
+    """Return the scores of answers by item. Raise whatever the suite raises."""
+    cuts = {item.item: item.cut for item in plan.items if item.cut}
+    return _checked_scores(suite, {line.item: before(line.text, cuts.get(line.item, ())) for line in lines})
 
 
 def _scored_cells(plan: Plan, suite: SuitePlan) -> list[Cell]:

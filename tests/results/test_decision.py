@@ -7,7 +7,7 @@ from made_records import result_cell, speedup
 
 from mtbench.results.decision import headline, recommend
 from mtbench.results.decision_format import Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Lossless, ResultCell
+from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
 from mtbench.runs.plan import Simulated
 
 PLAIN, TUNED = "ar@ar/graph", "ar@mars/graph"
@@ -168,6 +168,22 @@ def test_what_cannot_be_told_says_what_it_takes() -> None:
     assert (found.word, found.items_needed) == ("cannot tell", 2500)
     assert "about 2,500 items" in found.text
     assert headline([found]).startswith("Nothing can be told at batch size 1.")
+
+
+def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
+    wanting = lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))
+    found = one([plain(), arm("a", 1.5), wanting])
+    assert (found.word, names(found), found.items_needed) == ("use", ["a", None, None], 2500)
+    assert "l may be faster still (1.90 to 2.10 times (95 %)): about 2,500 items" in found.text
+    assert one([plain(), arm("a", 2.5), wanting]).undecided is None
+
+
+def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
+    """On fewer blocks it may look faster than the arm that it lost against."""
+    gone = Left(block=6, lost=True, reason="surely slower than a")
+    cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
+    assert names(one(cells)) == ["a", None, "b"]
+    assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
 
 
 def test_without_plain_decoding_or_arms_nothing_can_be_told() -> None:

@@ -1,0 +1,1 @@
+"""Which method to use: a race of candidates in which arms leave, and the decision."""

@@ -1,0 +1,124 @@
+"""Which arms can be raced on some checkpoints, and why the others cannot.
+
+A method names its own arms: `choices`, else `default_arms`, else itself. An arm is a candidate if the family has its
+roles, and if planning finds nothing wrong with it on these checkpoints (draft, heads, mask token).
+"""
+
+import string
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mtbench.decoding import method_checks
+from mtbench.decoding.arms import Arm, parse_arms
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError, first_line
+from mtbench.models.families import PART, Family
+from mtbench.models.loading import Inspected
+from mtbench.options import build, roles_of, show
+from mtbench.runs.plan import Cell
+from mtbench.runs.planner import family_of, inspect_checkpoints, refuse_arm
+from mtbench.runs.run_request import RunRequest
+
+
+class Candidates(NamedTuple):
+    """The arms of a race. plain: plain decoding on the checkpoint that one would deploy."""
+
+    plain: Arm
+    arms: list[Arm]
+    refused: dict[str, str]  # method -> why none of its arms can be raced
+
+
+def candidates(request: RunRequest) -> Candidates:
+    """Return what can be raced: of `request.method` every arm, without it the arms of every method.
+
+    Raises UserError if plain decoding cannot run, or for a named arm that cannot be raced.
+    """
+    family, inspected = family_of(request), dict[str, Inspected]()
+    named = parse_arms(request.method, request.engine) if request.method else []
+    plain = _plain(family, named, request)
+    if reason := why_not(plain, request, family, inspected):
+        raise UserError(f"plain decoding cannot run: {reason}")
+    for arm in named:
+        if reason := why_not(arm, request, family, inspected):
+            raise UserError(f"{str(arm)!r} cannot be raced: {reason}")
+    if named:
+        return Candidates(plain, [arm for arm in named if not _is_reference(arm)], {})
+    arms: list[Arm] = []
+    refused: dict[str, str] = {}
+    for method in (METHODS[name] for name in METHODS):
+        reasons = []
+        for arm in _arms(method, request.engine):
+            reason = why_not(arm, request, family, inspected)
+            if reason is not None:
+                reasons.append(reason)
+            elif not _is_reference(arm):
+                arms.append(arm)
+        if reasons and not any(arm.method == method.name for arm in arms):
+            refused[method.name] = reasons[0]
+    return Candidates(plain, arms, refused)
+
+
+def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, Inspected]) -> str | None:
+    """Return why an arm cannot be raced on the checkpoints of a family, in one line; None if it can.
+
+    inspected: checkpoints by source; those that are read are added.
+    """
+    method = METHODS[arm.method]
+    if method.outside:
+        return "an external engine; its speed contains the engine's part, so `mtbench run` compares it"
+    for role in arm.roles:
+        if role.partition(PART)[0] not in ("", *family.roles):
+            return f"it needs a checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
+    try:
+        refuse_arm(arm, request, family)
+        inspect_checkpoints(family, [arm], inspected, offline=request.offline)
+        checkpoints = family.checkpoints(arm.roles)
+        built, _ = build(method, arm.options, family.training(arm.on))
+        fault = method_checks.fault(built, {role: inspected[source] for role, source in checkpoints.items()})
+        if fault is None:
+            method_checks.refuse_too_wide(str(arm), built)
+    except UserError as error:
+        return first_line(error)
+    return fault
+
+
+def serving_settings(cell: Cell) -> dict[str, str]:
+    """Return the options of serving engines with the same method, by engine.
+
+    None are given for an arm with an option that the engine's setting does not contain, or with a width `auto`.
+    """
+    method = METHODS[cell.method]
+    built: Method = method(**cell.options)
+    declared = {name: getattr(method, name) for name in cell.options if hasattr(method, name)}
+    roles = roles_of(method, cell.options)
+    values = {
+        name: cell.checkpoints[value] if value in roles and value in cell.checkpoints else show(value)
+        for name, value in cell.options.items()
+    }
+    if "auto" in values.values():
+        return {}
+    changed = {n for n, v in cell.options.items() if v != declared.get(n) and v not in roles}
+    found = {}
+    for engine, text in method.serving:
+        template = string.Template(text)
+        if changed <= {*template.get_identifiers()}:
+            found[engine] = template.substitute(values, commits=str(built.window().commits))
+    return found
+
+
+def _arms(method: type[Method], engine: str) -> Sequence[Arm]:
+    return parse_arms(method.choices or method.default_arms or (method.name,), engine)
+
+
+def _is_reference(arm: Arm) -> bool:
+    return METHODS[arm.method].reference and not arm.decoding
+
+
+def _plain(family: Family, named: Sequence[Arm], request: RunRequest) -> Arm:
+    """Return plain decoding: on its own role if the family has that, else on the role of the first arm."""
+    method = next(METHODS[name] for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
+    roles = [method.roles[0], *(arm.on for arm in named), *family.roles]
+    on = next((role for role in roles if role in family.roles), method.roles[0])
+    [arm] = parse_arms([f"{method.name}:on={on}"], request.engine)
+    return arm

@@ -1,0 +1,174 @@
+"""The decision of a race: decision.json, from the results of its run and the looks that were made."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mtbench import statistics
+from mtbench.choose.candidates import serving_settings
+from mtbench.choose.format import SCHEMA_VERSION, Decision, Gone, Least, Levels, Looks, Spent
+from mtbench.choose.race import Outcome
+from mtbench.choose.runner import BY_TIME, Racing
+from mtbench.choose.standing import CLOSE, LEVEL
+from mtbench.records import dump
+from mtbench.results.aggregate import Stored, read_stored
+from mtbench.results.decision import headline, recommend
+from mtbench.results.decision_format import Recommendation
+from mtbench.results.format import ResultCell, Results
+from mtbench.runs.formats import LeftLine
+from mtbench.runs.plan import Group
+
+FILE = "decision.json"
+UNITS = {"energy": "J per token", "memory": "MiB"}
+MIB = 1 << 20
+
+
+def decide(racing: Racing, results: Results) -> Decision:
+    """Return what a race decides, and write decision.json."""
+    stored = read_stored(racing.run)
+    race, over_slo = racing.race, _over_slo(racing, results.cells)
+    allowed = [cell for cell in results.cells if cell.cell not in over_slo]
+    pairs = _Pairs(stored)
+    found = recommend(allowed, max_loss=race.max_loss, faster_than=pairs.faster)
+    least = [] if race.objective in BY_TIME else [_least(rec, allowed, race.objective) for rec in found]
+    outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
+    decision = Decision(
+        schema_version=SCHEMA_VERSION,
+        run_id=results.run_id,
+        headline=" ".join(part.text for part in least) or headline(found),
+        complete=not any(cell.status == "partial" for cell in results.cells),
+        objective=race.objective,
+        max_loss=race.max_loss,
+        slo_s={str(name): limit for name, limit in race.slo_s.items()},
+        over_slo=over_slo,
+        recommendations=found,
+        least=least,
+        levels=Levels(
+            between_arms=LEVEL,
+            accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
+            accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
+            close=CLOSE,
+        ),
+        looks=[_looks(racing, group, outcomes[group.cells[0]]) for group in racing.plan.groups],
+        left=_gone(racing),
+        refused=race.refused,
+        spent=_spent(stored),
+        command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
+        serving=_serving(racing, found),
+    )
+    racing.run.write_json(FILE, dump(decision))
+    return decision
+
+
+class _Pairs:
+    """Times of two cells on the blocks that both have."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Return whether a cell is surely faster than another, at the level that the race gives to two arms."""
+        ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
+        shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
+        if shared is None or base is None or not shared.samples:
+            return False
+        group = next(group for group in self.stored.plan.groups if cell.cell in group.cells)
+        level = 1 - 2 * LEVEL / (self.stored.looks(group) * max(1, len(group.cells) - 1))
+        ratio = statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)
+        return ratio.ci_low is not None and ratio.ci_low > 1
+
+
+def _over_slo(racing: Racing, cells: Sequence[ResultCell]) -> list[str]:
+    """Return the cells whose 95th percentile is over a limit. Plain decoding stays: it is what one has."""
+    measured = {"ttft": "ttft_s", "itl": "commit_latency_s"}
+    over = []
+    for cell in cells:
+        found = [(getattr(cell, measured[name]).p95, limit) for name, limit in racing.race.slo_s.items()]
+        if not cell.reference and any(p95 is not None and p95 > limit for p95, limit in found):
+            over.append(cell.cell)
+    return over
+
+
+def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> Least:
+    """Return the allowed arm with the least energy or memory at one batch size."""
+    place = (rec.suite, rec.batch_size, rec.batching)
+    of_group = {c.arm: c for c in cells if (c.suite, c.batch_size, c.batching) == place}
+    values = {arm: c.j_per_token if objective == "energy" else c.peak_memory_bytes for arm, c in of_group.items()}
+    usable = [arm for arm in [rec.baseline, *rec.allowed] if arm is not None and values.get(arm) is not None]
+    where = f"At batch size {rec.batch_size}"
+    if not usable:
+        reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
+        told = reason if objective == "energy" else "it was not measured"
+        text = f"{where}: nothing can be told of {objective}: {told}."
+        return Least(
+            suite=place[0], batch_size=place[1], batching=place[2], arm=None, value=None, baseline=None, text=text
+        )
+    best = min(usable, key=lambda arm: values[arm] or 0.0)
+    shown = _amount(values[best], objective)
+    beside = (
+        ""
+        if rec.baseline is None or best == rec.baseline
+        else f"; plain decoding: {_amount(values[rec.baseline], objective)}"
+    )
+    what = "plain decoding has the least" if best == rec.baseline else f"use {best}, which has the least"
+    return Least(
+        suite=place[0],
+        batch_size=place[1],
+        batching=place[2],
+        arm=best,
+        value=values[best],
+        baseline=None if rec.baseline is None else values.get(rec.baseline),
+        text=f"{where}: {what} {objective}, {shown}{beside} (one measurement, no interval).",
+    )
+
+
+def _amount(value: float | None, objective: str) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value / MIB if objective == 'memory' else value:,.4g} {UNITS[objective]}"
+
+
+def _looks(racing: Racing, group: Group, outcome: Outcome) -> Looks:
+    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=outcome.made)
+
+
+def _gone(racing: Racing) -> list[Gone]:
+    found = []
+    for line in racing.run.read_lines("left.jsonl", LeftLine):
+        cell = racing.plan.cell(line.cell)
+        found.append(
+            Gone(
+                suite=cell.suite,
+                batch_size=cell.batch_size,
+                arm=cell.arm,
+                block=line.block,
+                lost=line.lost,
+                reason=line.reason,
+            )
+        )
+    return found
+
+
+def _spent(stored: Stored) -> Spent:
+    """Return forwards and seconds of the decoded blocks, and those of every cell on every block of its group.
+
+    A cell that did not start counts with the mean of its group.
+    """
+    used, full = [0.0, 0.0], [0.0, 0.0]
+    for group in stored.plan.groups:
+        timings = [stored.cells[name].timings for name in group.cells]
+        of_cells = [(sum(t.batch_forwards or 0 for t in lines), sum(t.wall_s for t in lines)) for lines in timings]
+        blocks = sum(map(len, timings))
+        for place in (0, 1):
+            total = sum(of_cell[place] for of_cell in of_cells)
+            used[place] += total
+            mean = total / blocks if blocks else 0.0
+            for lines, of_cell in zip(timings, of_cells, strict=True):
+                full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
+    return Spent(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])
+
+
+def _serving(racing: Racing, found: Sequence[Recommendation]) -> dict[str, dict[str, str]]:
+    chosen = [c.arm for rec in found for c in (rec.same_tokens, rec.within_loss) if c is not None]
+    cells = {cell.arm: cell for cell in racing.plan.cells}
+    settings = {arm: serving_settings(cells[arm]) for arm in dict.fromkeys(chosen)}
+    return {arm: of_arm for arm, of_arm in settings.items() if of_arm}

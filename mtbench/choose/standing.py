@@ -1,0 +1,118 @@
+"""What is known at a look of a race: who has plain decoding's tokens, who is allowed, who is faster than whom.
+
+mtbench/choose/race.py has the rule that uses it, and how errors are shared.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mtbench import statistics
+from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
+from mtbench.statistics import Difference, Ratio
+
+LEVEL = 0.025  # of all bounds between arms together
+CLOSE = 0.02  # arms within this share of the leader's time are as good
+
+
+@dataclass(frozen=True)
+class Block:
+    """What an arm did on a block."""
+
+    wall_s: float | None  # None: the sample is not clean
+    scores: Mapping[str, float]  # by item
+    same: bool  # the tokens of plain decoding, on all items
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """An arm of the race with its leading blocks.
+
+    promises: it claims the tokens of plain decoding. firm: that holds though tokens differ: the arithmetic may choose,
+    or it claims the distribution. accuracy: the word on it from a larger batch size; None: it is tested here.
+    """
+
+    name: str
+    blocks: Sequence[Block]
+    reference: bool = False
+    promises: bool = False
+    firm: bool = False
+    accuracy: str | None = None
+    failed: bool = False  # it has no further blocks
+
+
+class View:
+    """What is known of all arms at a look."""
+
+    def __init__(
+        self, entrants: Sequence[Entrant], upto: Mapping[str, int], at: Sequence[int], max_loss: float
+    ) -> None:
+        self.upto = upto  # leading blocks of each arm that count
+        self.looks = len(at) + 1
+        self.level = 1 - 2 * LEVEL / (self.looks * max(1, len(entrants) - 1))
+        self.plain = next(e for e in entrants if e.reference)
+        self.arms = [e for e in entrants if not e.reference]
+        self.words = self._words(max_loss)
+        self._ratios: dict[tuple[str, str], Ratio] = {}
+
+    def same(self, arm: Entrant) -> bool:
+        """Return whether the arm counts as one with the tokens of plain decoding."""
+        kept = all(block.same for block in arm.blocks[: self.upto[arm.name]])
+        return arm.reference or (arm.promises and (arm.firm or kept))
+
+    def allowed(self, arm: Entrant) -> bool:
+        return self.same(arm) or self.words.get(arm.name, "").startswith(NOT_WORSE)
+
+    def worse(self, arm: Entrant) -> bool:
+        return not self.same(arm) and self.words.get(arm.name, "").startswith(SURELY_WORSE)
+
+    def open(self, arm: Entrant) -> bool:
+        """Return whether more items can show the arm to be allowed, or not."""
+        return arm.name in self.words and arm.accuracy is None and not self.allowed(arm) and not self.worse(arm)
+
+    def faster(self, arm: Entrant, other: Entrant) -> bool:
+        """Return whether the arm is surely faster than the other."""
+        low = self._time_ratio(other, arm).ci_low
+        return low is not None and low > 1
+
+    def close(self, leader: Entrant, other: Entrant) -> bool:
+        """Return whether the other is surely not more than 2 % faster than the leader."""
+        high = self._time_ratio(leader, other).ci_high
+        return leader is other or (high is not None and high < 1 + CLOSE)
+
+    def quickest(self, arms: Sequence[Entrant]) -> Entrant | None:
+        """Return the arm with the least time relative to plain decoding."""
+        return min(arms, key=lambda arm: self._time_ratio(arm, self.plain).value or 0.0, default=None)
+
+    def decided(self, arm: Entrant) -> bool:
+        """Return whether the speed of the arm over plain decoding has a word, as results.json will say it."""
+        ratios = [self._time_ratio(self.plain, e) for e in self.arms]
+        verdicts = statistics.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
+        return arm is self.plain or verdicts[self.arms.index(arm)].word != statistics.INCONCLUSIVE
+
+    def _time_ratio(self, above: Entrant, below: Entrant) -> Ratio:
+        """Return the time of one arm over that of another on the blocks that both have."""
+        pair = (above.name, below.name)
+        if pair not in self._ratios:
+            both = zip(above.blocks[: self.upto[above.name]], below.blocks[: self.upto[below.name]], strict=False)
+            timed = [(a.wall_s, b.wall_s) for a, b in both if a.wall_s is not None and b.wall_s is not None]
+            columns = list(zip(*timed, strict=True)) or [(), ()]
+            self._ratios[pair] = statistics.ratio_of_totals([columns[0]], [columns[1]], level=self.level)
+        return self._ratios[pair]
+
+    def _words(self, max_loss: float) -> dict[str, str]:
+        """Return the word on the accuracy of every arm with other tokens, if it is known or has scores."""
+        words = {e.name: e.accuracy for e in self.arms if e.accuracy is not None}
+        unknown = [e for e in self.arms if e.accuracy is None and not self.same(e)]
+        tested = {e.name: difference for e in unknown if (difference := self._difference(e)).n}
+        found = statistics.accuracy_words(list(tested.values()), max_loss, looks=self.looks)
+        return words | dict(zip(tested, found, strict=True))
+
+    def _difference(self, arm: Entrant) -> Difference:
+        gained = lost = n = 0
+        upto = min(self.upto[arm.name], self.upto[self.plain.name])
+        for ours, theirs in zip(arm.blocks[:upto], self.plain.blocks[:upto], strict=True):
+            common = ours.scores.keys() & theirs.scores.keys()
+            gained += sum(ours.scores[item] > theirs.scores[item] for item in common)
+            lost += sum(ours.scores[item] < theirs.scores[item] for item in common)
+            n += len(common)
+        return Difference((gained - lost) / n if n else None, None, None, gained, lost, n)

@@ -1,0 +1,98 @@
+"""What `mtbench choose` prints: candidates, a line for each arm, the decision."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from mtbench.choose.format import Decision
+from mtbench.results.comparisons import groups_of
+from mtbench.results.decision_format import Recommendation
+from mtbench.results.format import ResultCell, Results
+
+NONE = "–"
+
+
+def candidate_tables(arms: Sequence[str], refused: Mapping[str, str]) -> list[Table]:
+    """Return the arms that can be raced, and the methods that cannot with the reason."""
+    can = Table("arm", title="Can be raced", box=None, title_justify="left")
+    for arm in arms:
+        can.add_row(escape(arm))
+    if not refused:
+        return [can]
+    cannot = Table("method", "why not", title="Cannot be raced", box=None, title_justify="left", padding=(0, 2, 0, 0))
+    for method, reason in refused.items():
+        cannot.add_row(escape(method), escape(reason))
+    return [can, cannot]
+
+
+def decision_tables(results: Results, decision: Decision) -> list[Table]:
+    """Return a table for each suite and batch size: a line for each arm, the chosen ones first."""
+    of_group = {(r.suite, r.batch_size, r.batching): r for r in decision.recommendations}
+    return [
+        _table(key.suite, key.batch_size, cells, of_group.get(tuple(key)))
+        for key, cells in groups_of(results.cells).items()
+    ]
+
+
+def _table(suite: str, size: int, cells: Sequence[ResultCell], found: Recommendation | None) -> Table:
+    table = Table(title=f"{suite}, batch size {size}", box=None, title_justify="left", padding=(0, 2, 0, 0))
+    for heading in ("arm", "blocks", "speedup (95 %)", "accuracy", "outcome"):
+        right = heading in ("blocks", "accuracy")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "outcome")
+    order = sorted(cells, key=lambda cell: (_place(cell, found), -(_speedup(cell, found) or 0.0)))
+    for cell in order:
+        table.add_row(
+            *map(escape, (cell.arm, str(cell.blocks), _interval(cell, found), _accuracy(cell), _outcome(cell, found)))
+        )
+    return table
+
+
+def _place(cell: ResultCell, found: Recommendation | None) -> int:
+    if cell.reference:
+        return 2
+    if found is not None and cell.arm in _chosen(found):
+        return 0
+    return 3 if cell.left is not None and cell.left.lost else 1
+
+
+def _chosen(found: Recommendation) -> dict[str, str]:
+    words = {}
+    if found.within_loss is not None:
+        words[found.within_loss.arm] = "use, if the loss is acceptable"
+    if found.same_tokens is not None:
+        words[found.same_tokens.arm] = "use: same tokens"
+    return words
+
+
+def _speedup(cell: ResultCell, found: Recommendation | None) -> float | None:
+    return next((s.value for s in cell.speedup if found is not None and s.baseline == found.baseline), None)
+
+
+def _interval(cell: ResultCell, found: Recommendation | None) -> str:
+    if cell.reference:
+        return "1"
+    speedup = next((s for s in cell.speedup if found is not None and s.baseline == found.baseline), None)
+    if speedup is None or speedup.value is None:
+        return NONE
+    if speedup.ci_low is None or speedup.ci_high is None:
+        return f"{speedup.value:.2f}"
+    return f"{speedup.value:.2f} [{speedup.ci_low:.2f}, {speedup.ci_high:.2f}]"
+
+
+def _accuracy(cell: ResultCell) -> str:
+    if cell.accuracy is None or cell.accuracy.value is None:
+        return NONE
+    return f"{100 * cell.accuracy.value:.1f} % of {cell.accuracy.n}"
+
+
+def _outcome(cell: ResultCell, found: Recommendation | None) -> str:
+    if found is not None and cell.arm in (chosen := _chosen(found)):
+        return chosen[cell.arm]
+    if cell.reference:
+        return "plain decoding"
+    if cell.error or cell.void:
+        return cell.error or cell.void[0]
+    if cell.left is not None:
+        return f"left after {cell.left.block} blocks: {cell.left.reason}"
+    return "stayed to the last block" if cell.status == "ok" else cell.status

@@ -1,0 +1,185 @@
+"""`mtbench choose`: race the methods that some checkpoints serve, and say which to use.
+
+Exit codes: 0: the race has ended, whatever it says; 1: plain decoding failed; 2: a user's mistake; 3: the time budget
+ended the race.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from mtbench.cli.request_options import (
+    CheckpointOption,
+    DataOption,
+    DeviceOption,
+    DtypeOption,
+    FamilyOption,
+    ModelOption,
+    OfflineOption,
+    ResumeOption,
+    SeedOption,
+    UnsandboxedOption,
+    WorkersOption,
+    absolute,
+    checkpoints,
+    in_panels,
+    seconds,
+    was_given,
+    whole_numbers,
+)
+from mtbench.cli.session import INCOMPLETE, out, say
+from mtbench.errors import UserError, unknown
+from mtbench.runs.run_request import DEFAULTS, Execution, RunRequest
+
+app = typer.Typer()
+
+PER_SESSION = {"directory", "resume", "time_budget", "workers", "data_dir", "offline", "allow_unsandboxed_code"}
+SuiteOption = Annotated[
+    str, Option("--suite", help="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.")
+]
+SizeOption = Annotated[str, Option("--batch-size", help="One or several sizes, such as 1,8.")]
+LossOption = Annotated[float, Option("--max-loss", help="Loss of accuracy that you accept, in points.")]
+ObjectiveOption = Annotated[
+    str,
+    Option(
+        "--objective",
+        help="speed or latency: an arm leaves when it is surely slower. energy or memory: the least measured value.",
+    ),
+]
+SloOption = Annotated[
+    str | None, Option("--slo", help="Limits of 95th percentiles, such as ttft=500ms,itl=50ms; default: none.")
+]
+BudgetOption = Annotated[
+    str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
+]
+CandidatesOption = Annotated[
+    list[str],
+    Option(
+        "--candidates", help="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run."
+    ),
+]
+LimitOption = Annotated[int | None, Option("--limit", help="Most items of the suite; default: all.")]
+TokensOption = Annotated[
+    int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
+]
+TemperatureOption = Annotated[float, Option("--temperature", help="0 is greedy.")]
+DryOption = Annotated[bool, Option("--dry-run", help="Print the candidates and how long it takes at most.")]
+ChooseOutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
+
+
+@app.command()
+@in_panels
+def choose(
+    ctx: typer.Context,
+    suite: SuiteOption = DEFAULTS.suite[0],
+    candidates: CandidatesOption = ["auto"],  # noqa: B006
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    batch_size: SizeOption = "1,8",
+    max_loss: LossOption = 1.0,
+    objective: ObjectiveOption = "speed",
+    slo: SloOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = None,
+    temperature: TemperatureOption = DEFAULTS.temperature,
+    data_dir: DataOption = None,
+    offline: OfflineOption = DEFAULTS.offline,
+    allow_unsandboxed_code: UnsandboxedOption = False,
+    dtype: DtypeOption = DEFAULTS.dtype,
+    device: DeviceOption = DEFAULTS.device,
+    seed: SeedOption = DEFAULTS.seed,
+    workers: WorkersOption = None,
+    time_budget: BudgetOption = None,
+    directory: ChooseOutOption = None,
+    resume: ResumeOption = False,
+    dry_run: DryOption = False,
+) -> None:
+    """Say which method to use: a race in which arms leave as soon as they are surely not the one to choose.
+
+    All methods that the checkpoints serve run beside plain decoding on your prompts. The decision names the fastest arm
+    with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.
+    """
+    from mtbench.cli import choosing  # imports torch
+
+    if resume:
+        opened = choosing.reopen(_resumed(ctx, directory))
+    else:
+        request = RunRequest(
+            suite=(suite,),
+            family=family,
+            model=model,
+            checkpoint=checkpoints(checkpoint),
+            method=() if candidates == ["auto"] else tuple(candidates),
+            batch_size=tuple(whole_numbers(batch_size)),
+            limit=limit,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            data_dir=absolute(data_dir),
+            offline=offline,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+        )
+        settings = choosing.Settings(_objective(objective), _share(max_loss), slo_limits(slo))
+        if dry_run:
+            choosing.dry_run(request, settings, directory)
+            return
+        opened = choosing.begin(request, settings, directory)
+    execution = Execution(
+        time_budget_s=seconds(time_budget),
+        workers=workers,
+        data_dir=absolute(data_dir),
+        offline=offline,
+        allow_unsandboxed_code=allow_unsandboxed_code,
+    )
+    decision = choosing.run(opened, execution)
+    say(opened.path / "report.html", out)
+    if not decision.complete:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _resumed(ctx: typer.Context, directory: Path | None) -> Path:
+    """Return the directory of a race to go on with. Raises UserError for an option that cannot change."""
+    if directory is None:
+        raise UserError("--resume needs the run directory: `mtbench choose -o DIR --resume`.")
+    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in PER_SESSION)
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(
+            f"a race goes on as it began, so {named} cannot change; "
+            f"go on with `mtbench choose -o {directory} --resume`."
+        )
+    return directory
+
+
+def _objective(text: str) -> Any:
+    from mtbench.runs.formats import OBJECTIVES
+
+    if text not in OBJECTIVES:
+        raise unknown("objective", text, OBJECTIVES, "mtbench choose --help")
+    return text
+
+
+def _share(points: float) -> float:
+    if not 0 < points < 100:
+        raise UserError(f"--max-loss {points:g} is not allowed; it is points of accuracy, such as 1, and above 0.")
+    return points / 100
+
+
+def slo_limits(text: str | None) -> dict[str, float]:
+    """Return the limits in text such as `ttft=500ms,itl=50ms`, in seconds. Raises UserError for other text.
+
+    >>> slo_limits("ttft=500ms,itl=0.05s")
+    {'ttft': 0.5, 'itl': 0.05}
+    """
+    found = {}
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"(ttft|itl)=(\d+(?:\.\d+)?)(ms|s)", part)
+        if match is None:
+            raise UserError(f"--slo {part!r} is not allowed; write ttft=500ms, itl=50ms, or both with a comma.")
+        found[match[1]] = float(match[2]) / (1000 if match[3] == "ms" else 1)
+    return found

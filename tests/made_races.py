@@ -1,0 +1,139 @@
+"""Races of arms whose truth is known, and what the decision makes of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from made_records import result_cell
+
+from mtbench import statistics
+from mtbench.choose.race import Outcome, looks, replay
+from mtbench.choose.standing import Block, Entrant
+from mtbench.results.decision import recommend
+from mtbench.results.decision_format import Choice, Recommendation
+from mtbench.results.format import AccuracyComparison, Agreement, Left, Speedup
+from mtbench.statistics import Difference
+
+PLAIN = "plain"
+CHECKPOINTS = {"ar": "model"}
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What an arm is really like. speed: over plain decoding. loss: of accuracy, as a share; None: the same tokens."""
+
+    name: str
+    speed: float
+    loss: float | None = None
+
+
+def draw(
+    truths: Sequence[Truth], blocks: int, rows: int, rng: np.random.Generator, *, spread: float = 0.08
+) -> list[Entrant]:
+    """Return entrants with drawn blocks. spread: log standard deviation of a block's time, beside its length."""
+    length = np.exp(rng.normal(0, 0.3, blocks))
+    right = rng.random((blocks, rows)) < 0.8
+    found = []
+    for truth in [Truth(PLAIN, 1.0), *truths]:
+        wall_s = length / truth.speed * np.exp(rng.normal(0, spread, blocks))
+        scores = right
+        if truth.loss is not None:
+            lost, gained = 0.01 + truth.loss, 0.01  # shares of all items
+            chance = rng.random((blocks, rows))
+            scores = np.where(right, chance >= lost / 0.8, chance < gained / 0.2)
+        found.append(
+            Entrant(
+                truth.name,
+                [
+                    Block(
+                        float(wall_s[b]),
+                        {f"{b}/{row}": float(scores[b, row]) for row in range(rows)},
+                        truth.loss is None,
+                    )
+                    for b in range(blocks)
+                ],
+                reference=truth.name == PLAIN,
+                promises=truth.loss is None,
+            )
+        )
+    return found
+
+
+def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation, Outcome, int]:
+    """Return the recommendation after a race, its outcome, and the blocks that all arms together have decoded."""
+    plain = next(e for e in entrants if e.reference)
+    at = looks(len(plain.blocks))
+    outcome = replay(entrants, at, max_loss)
+    left = {departure.name: departure for departure in outcome.left}
+    upto = {e.name: left[e.name].block if e.name in left else at[-1] for e in entrants}
+    arms = [e for e in entrants if not e.reference]
+    ratios, differences = [], []
+    for arm in arms:
+        shared = range(min(upto[arm.name], upto[plain.name]))
+        walls = [[e.blocks[b].wall_s or 0.0 for b in shared] for e in (plain, arm)]
+        ratios.append(statistics.ratio_of_totals([walls[0]], [walls[1]]))
+        pairs = [(arm.blocks[b].scores[i], score) for b in shared for i, score in plain.blocks[b].scores.items()]
+        gained, lost = sum(a > p for a, p in pairs), sum(a < p for a, p in pairs)
+        differences.append(Difference((gained - lost) / len(pairs), None, None, gained, lost, len(pairs)))
+    number = len(at) + 1
+    speeds = statistics.speed_verdicts(ratios, [None] * len(arms), looks=number)
+    lossy = [place for place, arm in enumerate(arms) if not arm.promises]
+    words = statistics.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
+    word_of = dict(zip(lossy, words, strict=True))
+    cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
+    for place, (arm, ratio, speed) in enumerate(zip(arms, ratios, speeds, strict=True)):
+        times = {"value": ratio.value, "ci_low": ratio.ci_low, "ci_high": ratio.ci_high, "verdict": str(speed)}
+        nothing = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
+        difference = differences[place]
+        accuracy = AccuracyComparison(
+            baseline=PLAIN,
+            **difference._asdict(),
+            ci90_low=None,
+            p_mcnemar=None,
+            margin=max_loss,
+            verdict=word_of.get(place, "not worse: same tokens on all items"),
+            n_needed=None,
+        )
+        items = difference.n
+        departure = left.get(arm.name)
+        cells.append(
+            result_cell(
+                arm=arm.name,
+                cell=arm.name,
+                checkpoints=CHECKPOINTS,
+                claims="lossless" if arm.promises else "lossy",
+                speedup=[Speedup(baseline=PLAIN, **nothing, **times)],
+                accuracy_vs=[accuracy],
+                agreement=[Agreement(baseline=PLAIN, items=items, identical=items if arm.promises else 0)],
+                blocks=upto[arm.name],
+                left=None if departure is None else Left(block=departure.block, lost=departure.lost, reason=""),
+            )
+        )
+    [found] = recommend(cells, max_loss=max_loss)
+    return found, outcome, sum(upto.values())
+
+
+def missed_same(found: Recommendation, truths: Sequence[Truth]) -> bool:
+    """Return whether an arm with the same tokens is over 2 % faster than the one to use, and the decision hides it."""
+    speeds = {truth.name: truth.speed for truth in truths if truth.loss is None}
+    return _missed(speeds, found.same_tokens, found)
+
+
+def missed_any(found: Recommendation, truths: Sequence[Truth], max_loss: float) -> bool:
+    """Return the same for all arms that may be used."""
+    speeds = {t.name: t.speed for t in truths if t.loss is None or t.loss < max_loss}
+    return _missed(speeds, found.within_loss or found.same_tokens, found)
+
+
+def wrongly_kept(found: Recommendation, truths: Sequence[Truth], max_loss: float) -> bool:
+    """Return whether an arm is said to lose no more than accepted, and loses more."""
+    losses = {truth.name: truth.loss or 0.0 for truth in truths}
+    said = [c.arm for c in (found.within_loss, found.runner_up) if c is not None and not c.same_tokens]
+    return any(losses[arm] >= max_loss for arm in said)
+
+
+def _missed(speeds: Mapping[str, float], chosen: Choice | None, found: Recommendation) -> bool:
+    reached = 1.0 if chosen is None else speeds.get(chosen.arm, 1.0)
+    named = {*found.as_good, found.undecided.arm if found.undecided else ""}
+    faster = [arm for arm, speed in speeds.items() if speed > 1.02 * reached]
+    return bool(faster) and max(faster, key=lambda arm: speeds[arm]) not in named
