@@ -13,6 +13,7 @@ from mtbench.decoding.registry import METHODS
 class Autoregressive(Method):
     """One token per forward."""
 
+    title = "Plain decoding"
     roles = ("ar",)
     reference = True
     default_arms = ("ar",)

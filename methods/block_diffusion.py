@@ -37,6 +37,7 @@ class BlockDiffusion(Method):
         1.0, "also decide positions with probability >= tau; 1 = only the k", low=0.0, high=1.0, per_request=True
     )
 
+    title = "Block diffusion"
     roles = ("block_diffusion",)
     needs_mask = True
     claims = "lossy"

@@ -39,6 +39,7 @@ class DFlash(VerifiedMethod):
     )
     verify: Verify = option("match", VERIFY)
 
+    title = "DFlash"
     roles = ("ar",)
     choices = ("dflash:draft=dflash|dspark,ahead=3|7",)
 

@@ -35,6 +35,7 @@ class Eagle(VerifiedMethod):
     draft: str = option("eagle", "role of the checkpoint that drafts", role=True)
     verify: Verify = option("match", VERIFY)
 
+    title = "EAGLE"
     roles = ("ar",)
     choices = ("eagle:ahead=2|4|7", "eagle:tree=3x2")
     serving = (

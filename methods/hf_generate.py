@@ -5,11 +5,10 @@ An external engine: the stock attention, cache and loop, on the weights that the
 the left. On CUDA with a static cache, transformers compiles the model for each cache length and records CUDA graphs,
 which hold the cache's address. So every call of a run gets the same length, and calls of one shape share one cache.
 
-Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in
-arXiv 2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods,
-every draft has the given length, without schedule or threshold. With `mtp` the multi-token-prediction layers of
-DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5 draft one token each; transformers reads them again in every call. Assisted
-generation takes one prompt at a time, so the rows of a batch are decoded one after the other.
+Its assisted generation (Gante: "Assisted Generation", Hugging Face blog, 2023) drafts with a second model, as in arXiv
+2211.17192, or copies drafts from the text so far (Saxena: "Prompt Lookup Decoding", 2023). As in our methods, every
+draft has the given length. With `mtp` the multi-token-prediction layers of DeepSeek-V3 (arXiv 2412.19437) or GLM-4.5
+draft one token each; transformers reads them again in every call. Assisted generation decodes row by row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +44,7 @@ class HFGenerate(Outside):
     prompt_lookup: int = option(0, "tokens to look up instead of drafting; 0: none; decodes row by row", low=0)
     mtp: bool = option(False, "draft with the target's multi-token-prediction layers; decodes row by row")
 
+    title = "transformers generate"
     roles = ("ar",)
     reference = True
     claims = "lossless"

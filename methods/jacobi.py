@@ -26,6 +26,7 @@ class Jacobi(Method):
 
     ahead: int = option(8, "N: positions guessed; the paper guesses as many as the budget", low=1)
 
+    title = "Jacobi"
     roles = ("ar",)
     claims = "lossless"
     choices = ("jacobi:ahead=4|8",)

@@ -37,6 +37,7 @@ class Lookahead(Method):
     ngram: int = option(5, "N: tokens of an n-gram; the window has N-1 levels", low=2, high=64)
     candidates: int = option(7, "G: n-grams verified in each forward", low=1, high=POOL)
 
+    title = "Lookahead"
     roles = ("ar",)
     claims = "lossless"
     choices = ("lookahead", "lookahead:width=4,ngram=4,candidates=4")

@@ -43,6 +43,7 @@ class Mars(Method):
     cache_block: int = option(32, "C: positions per block of cache=block", low=1)
     extra: bool = option(False, "feed one mask more and accept up to B+1 tokens")
 
+    title = "MARS"
     roles = ("mars",)
     needs_mask = True
     choices = ("mars:tau=0.95|0.9|0.8",)

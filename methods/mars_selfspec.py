@@ -28,6 +28,7 @@ class MarsSelfSpeculative(Method):
 
     ahead: int = option(AUTO, "K: drafts, and masks after each of them", low=1, widths=(1, 2, 3, 4))
 
+    title = "MARS self-speculation"
     roles = ("mars",)
     needs_mask = True
     claims = "lossless"

@@ -34,6 +34,7 @@ class MarsSpeculative(Method):
     draft: str = option("draft", "role of the checkpoint that drafts", role=True)
     per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
 
+    title = "MARS after a draft"
     roles = ("mars",)
     needs_mask = True
     choices = ("mars-speculative:tau=1|0.95",)

@@ -33,6 +33,7 @@ class Medusa(Method):
     heads: int = option(4, "K: heads; each predicts one token further", low=1, high=64, trained=True)
     tree: str = option("1", "top choices of each head, such as 3x2; 1 if not listed; `1` is a chain")
 
+    title = "Medusa"
     roles = ("medusa",)
     claims = "lossless"
     choices = ("medusa:tree=1|3x2",)

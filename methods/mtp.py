@@ -27,6 +27,7 @@ class Mtp(VerifiedMethod):
     draft: str = option("#mtp", "what drafts: a role, or `#PART` of the target's checkpoint", role=True)
     verify: Verify = option("match", VERIFY)
 
+    title = "MTP"
     roles = ("ar",)
     choices = ("mtp:ahead=1|2|3",)
     serving = (("vLLM", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": $ahead}\''),)

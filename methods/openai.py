@@ -62,6 +62,7 @@ class OpenAI(Outside):
     timeout_s: float = option(300.0, "longest silence in seconds", low=0.01, high=1e6, engine=True)
     total_s: float = option(3600.0, "longest time of one request in seconds", low=0.01, high=1e6, engine=True)
 
+    title = "OpenAI server"
     roles = ("ar",)
     reference = True
     weightless = True

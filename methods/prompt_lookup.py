@@ -29,6 +29,7 @@ class PromptLookup(Method):
     ahead: int = option(10, "K: tokens copied for each forward", low=1, widths=(2, 4, 8, 16))
     ngram: int = option(3, "longest suffix to search for; shorter ones follow, down to one token", low=1)
 
+    title = "Prompt lookup"
     roles = ("ar",)
     claims = "lossless"
     choices = ("prompt-lookup:ahead=auto|4|10",)

@@ -32,6 +32,7 @@ class Speculative(VerifiedMethod):
     per_forward: int = option(1, "drafts per forward of the draft model; above 1 it must be a MARS model", low=1)
     verify: Verify = option("match", VERIFY)
 
+    title = "Speculative decoding"
     roles = ("ar",)
     choices = ("speculative:ahead=auto|2|4", "speculative:draft=draft_mars,per_forward=4")
     serving = (

@@ -36,6 +36,7 @@ class Suffix(Method):
     factor: float = option(1.0, "most drafts per token of the suffix found", low=0.1, high=100.0)
     least: float = option(0.1, "smallest share of the places that must have the chain up to a draft", low=0.0, high=1.0)
 
+    title = "Suffix decoding"
     roles = ("ar",)
     claims = "lossless"
     choices = ("suffix:ahead=auto|8",)

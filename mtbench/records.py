@@ -46,6 +46,8 @@ StoredCount = Annotated[int, Field(ge=0, le=MOST)]
 StoredSize = Annotated[int, Field(ge=1, le=MOST)]
 StoredQuantity = Annotated[float, Field(ge=0, le=1e30)]
 StoredSeconds = Annotated[float, Field(ge=0, le=1e9)]
+HIGHEST_PRICE = 1e9  # per hour, in any currency
+Price = Annotated[float, Field(gt=0, le=HIGHEST_PRICE)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 LONGEST_NAME = 200  # bytes of a cell's name, from which names of files are made
 CellName = Annotated[str, StringConstraints(pattern=f"^[A-Za-z0-9_=+-][A-Za-z0-9._=+-]{{0,{LONGEST_NAME - 1}}}$")]

@@ -21,7 +21,7 @@ DEFAULT_LIMIT = 100  # items of a suite
 MOST_PAIRS = 1000
 NOT_PASSED_ON = ("time_budget",)  # of the options of a run: the gate has its own
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
-_with_options = partial(with_options, without=("accuracy_margin", "plugin"))
+_with_options = partial(with_options, without=("accuracy_margin", "plugin", "price_per_hour"))
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
 HeadOption = Annotated[str | None, Option("--head", help="Build to judge; default: this environment.")]
 MarginOption = Annotated[float, Option("--margin", help="Slowdown that matters, as a share: 0.02 is 2 %.")]

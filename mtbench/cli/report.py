@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mtbench.cli.session import FAILED, INCOMPLETE, err, out, say
-from mtbench.errors import unknown
+from mtbench.errors import UserError, unknown
 from mtbench.files import write_errors
+from mtbench.records import HIGHEST_PRICE
 from mtbench.report import pipeline
 from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
-from mtbench.report.terminal import results_tables
+from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
@@ -41,18 +42,27 @@ def finish(run: RunDirectory, settings: Execution, json_to: Path | None, fail_on
     return INCOMPLETE if any(cell.status == "partial" for cell in results.cells) else 0
 
 
-def report(directory: Path, json_to: Path | None) -> None:
-    """Rebuild the results and the pages, and print them."""
+def report(directory: Path, json_to: Path | None, price_per_hour: float | None) -> None:
+    """Rebuild the results and the pages, and print them. Raises UserError for a price that is not above 0."""
+    if price_per_hour is not None and not 0 < price_per_hour <= HIGHEST_PRICE:
+        raise UserError(
+            f"--price-per-hour {price_per_hour:g} is not allowed; it is a number above 0, at most {HIGHEST_PRICE:g}."
+        )
     run = RunDirectory.open(directory)
-    _print_results(run, pipeline.report(run), json_to)
+    _print_results(run, pipeline.report(run, price_per_hour=price_per_hour), json_to)
 
 
 def _print_results(run: RunDirectory, results: Results, json_to: Path | None) -> None:
-    """Print the tables, then the page's path as the last line. With `--json -`, standard output is only the JSON."""
+    """Print the tables, the decision and the page's path, in this order.
+
+    With `--json -`, standard output is only the JSON.
+    """
     to_stdout = str(json_to) == "-"
     console = err if to_stdout else out
     for table in results_tables(results, console.width):
         console.print(table)
+    for line in decision_lines(results):
+        say(line, console)
     text = (run.path / "results.json").read_text()
     if to_stdout:
         sys.stdout.write(text)

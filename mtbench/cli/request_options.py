@@ -71,6 +71,14 @@ FailOnOption = Annotated[
     str,
     Option("--fail-on", help="End with exit code 1 if a cell is divergent, void or failed: some of these, or none."),
 ]
+PriceOption = Annotated[
+    float | None,
+    Option(
+        "--price-per-hour",
+        metavar="PRICE",
+        help="Price of the machine that one worker decodes on, per hour; adds the cost per million tokens.",
+    ),
+]
 JsonOption = Annotated[
     Path | None, Option("--json", help="Also write results.json to this file; `-` is standard output.")
 ]
@@ -108,7 +116,7 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
     "Decision": ("max_loss", "objective"),
     "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
-    "Output": ("directory", "resume", "dry_run", "fail_on", "json_to"),
+    "Output": ("directory", "resume", "dry_run", "fail_on", "json_to", "price_per_hour"),
 }
 
 
@@ -210,6 +218,7 @@ def options(
         float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
     ] = DEFAULTS.accuracy_margin,
     plugin: PluginOption = [],  # noqa: B006
+    price_per_hour: PriceOption = DEFAULTS.price_per_hour,
 ) -> None:
     """Never called. Its signature declares the options: the fields of `RunRequest`, and three that others read."""
 

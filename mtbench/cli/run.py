@@ -17,6 +17,7 @@ from mtbench.cli.request_options import (
     OutOption,
     PeakMemoryOption,
     PluginOption,
+    PriceOption,
     RayOption,
     ResumeOption,
     ServerOption,
@@ -135,8 +136,9 @@ def rebuild(
     directory: DirectoryArgument,
     json_to: JsonOption = None,
     plugin: PluginOption = [],  # noqa: B006
+    price_per_hour: PriceOption = None,
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
     from mtbench.cli import report
 
-    report.report(directory, json_to)
+    report.report(directory, json_to, price_per_hour)

@@ -185,6 +185,7 @@ class Method:
     """A decoding strategy: a frozen dataclass whose fields are its options (`mtbench.options`)."""
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  # its name in reports; empty: `name`
     roles: ClassVar[tuple[str, ...]]  # the target's default role; other roles are options (`role=True`)
     reference: ClassVar[bool] = False  # other methods are compared with it
     outside: ClassVar[bool] = False  # an external engine, with its own loop (mtbench/decoding/external.py)

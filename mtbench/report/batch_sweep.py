@@ -7,6 +7,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 
 from mtbench.report import figures
+from mtbench.report.arm_names import in_words
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
 from mtbench.report.formatting import bounds, listed, times
 from mtbench.results.format import ResultCell, Speedup, StopsPaying
@@ -44,10 +45,12 @@ def sweep(
     entries: Sequence[StopsPaying],
     numbers: Mapping[str, int],
     note: str,
+    names: Mapping[str, str],
 ) -> Sweep | None:
     """Return the sweep of one suite and way of batching; None if no arm ran at enough batch sizes.
 
-    The figure shows only baselines on the arms' own checkpoints if there are any, so that each arm has one curve.
+    names: the words of every arm. The figure shows only baselines on the arms' own checkpoints if there are any, so
+    that each arm has one curve.
     """
     references = {cell.arm for cell in cells if cell.reference}
     roles = {cell.arm: cell.on for cell in cells}
@@ -56,8 +59,8 @@ def sweep(
     if not swept:
         return None
     with mpl.rc_context(figures.STYLE):
-        drawing = _draw(cells, own or swept, numbers, note)
-    return Sweep(slug, heading, [sentence(entry) for entry in swept], drawing)
+        drawing = _draw(cells, own or swept, numbers, note, names)
+    return Sweep(slug, heading, [in_words(sentence(entry), names) for entry in swept], drawing)
 
 
 def sentence(entry: StopsPaying) -> str:
@@ -84,12 +87,16 @@ def sentence(entry: StopsPaying) -> str:
 
 
 def _draw(
-    cells: Sequence[ResultCell], entries: Sequence[StopsPaying], numbers: Mapping[str, int], note: str
+    cells: Sequence[ResultCell],
+    entries: Sequence[StopsPaying],
+    numbers: Mapping[str, int],
+    note: str,
+    names: Mapping[str, str],
 ) -> Drawing:
     """Draw speedup over batch size, both axes logarithmic."""
     title = "Speedup over batch size"
     arms = dict.fromkeys(entry.arm for entry in entries)
-    key = [figures.arm_label(numbers[arm], arm, 54) for arm in arms]
+    key = [figures.arm_label(numbers[arm], names[arm], 54) for arm in arms]
     figure, axes = figures.canvas(title, "over the baseline on the same checkpoint", 220, key)
     reach, texts = [1.0], []
     for curve in (_curve(cells, entry) for entry in entries):
@@ -99,7 +106,7 @@ def _draw(
         for speedup in curve.speedups:
             reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
         values = listed(f"{times(v)} at {n}" for n, v in zip(curve.sizes, curve.values, strict=True))
-        texts.append(f"{curve.arm}: {values}")
+        texts.append(f"{names[curve.arm]}: {values}")
     axes.axhline(1, color=INK, lw=0.9, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -1,4 +1,4 @@
-"""The figures of a report, one set per suite and batch size: speed and accuracy, tokens per forward, factors of speed.
+"""The figures of a report, one set per suite and batch size: speedups, speed and accuracy, tokens per forward, factors.
 
 Each is drawn with matplotlib as an SVG and a PNG; the same results give the same bytes. There are few colours: one
 accent for multi-token arms, ink and grey for the rest, and one scale of shades for the tokens that a forward committed,
@@ -8,8 +8,10 @@ which the page's viewer shares. The numbers of the tables tell the arms apart, n
 import io
 import itertools
 import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -17,8 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import Bbox
 
-from mtbench.report.formatting import Spread, bounds, listed, number, times
+from mtbench.report.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.results.format import ResultCell, Speedup
 from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
 
@@ -27,11 +30,16 @@ ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the
 SHADES = ("#f6f7f8", "#e4e9ed", "#cfe5f7", "#9ccbf0", "#62abe4", "#1f6fb5", "#17568f", "#103f6b", "#0a2a49")
 HIGH = 5  # the first shade that needs light text
 
+SPEEDUPS = "speedups"  # name of the figure that a page starts with
 WIDTH = 400  # points, about what a phone has
+NAMES, NAME_LETTERS = 172, 25  # of the column with arms in a figure: points, and letters of a line
+ROW = 26  # points of an arm in a figure with two lines for its name
+NOTE_LETTERS, NOTE_LINE = 88, 10.5  # of the source below a figure: letters of a line, points of a line
 MOST_TICKS = 5  # of an axis
 HALVES, TENTHS = (tuple(1 + i / n for i in range(9 * n)) for n in (2, 10))  # of a decade
 LABEL_RADII = (13, 20, 28, 38)  # distances of a label from its point, in points
 LABEL_ANGLES = (45, 135, 315, 225, 20, 160, 200, 340, 70, 110, 250, 290)  # the preferred ones first
+PART = re.compile(r"[ ,:@/]")  # between the parts of an arm's name
 STYLE: Any = {
     "svg.hashsalt": "mtbench",
     "svg.fonttype": "none",
@@ -80,11 +88,17 @@ class Scene:
     cells: Sequence[ResultCell]  # without failed ones
     numbers: Mapping[str, int]  # arm -> its number in the tables
     own: Mapping[str, Speedup]  # arm -> its speedup over the baseline on its own checkpoint
-    note: str  # printed in every figure, since figures leave the page: for instance that it is a demonstration
+    note: str  # printed in every figure, since figures leave the page: its source, and that it is a demonstration
+    headline: Mapping[str, Speedup] = field(default_factory=dict)  # arm -> its speedup in the main table
+    names: Mapping[str, str] = field(default_factory=dict)  # arm -> its words; without them its id
 
     def label(self, cell: ResultCell, longest: int) -> str:
         """Return the name of an arm in a figure, with its number, cut at about `longest` letters."""
-        return arm_label(self.numbers[cell.arm], cell.arm, longest, void=bool(cell.void))
+        return arm_label(self.numbers[cell.arm], self.name(cell.arm), longest, void=bool(cell.void))
+
+    def name(self, arm: str) -> str:
+        """Return an arm in words."""
+        return self.names.get(arm, arm)
 
     def key(self, cells: Sequence[ResultCell]) -> list[str]:
         return [self.label(cell, 54) for cell in cells]
@@ -96,10 +110,98 @@ class Scene:
 
 def draw(scene: Scene) -> list[Drawing]:
     """Return the figures of one suite and batch size, without those that nothing was measured for."""
-    sketches: list[Callable[[Scene], Drawing | None]] = [_frontier, _histogram, _factors]
+    sketches: list[Callable[[Scene], Drawing | None]] = [_speedups, _frontier, _histogram, _factors]
     with mpl.rc_context(STYLE):
         drawn = [sketch(scene) for sketch in sketches]
     return [drawing for drawing in drawn if drawing is not None]
+
+
+def _speedups(scene: Scene) -> Drawing | None:
+    """Draw the speedup of each arm with its interval, on a log scale; to the right its accuracy, if there is one."""
+    shown = [(cell, scene.headline[cell.arm]) for cell in scene.cells if cell.arm in scene.headline]
+    shown = [(cell, speedup) for cell, speedup in shown if speedup.value]
+    if not shown:
+        return None
+    baselines = {scene.name(speedup.baseline) for _, speedup in shown}
+    over = baselines.pop() if len(baselines) == 1 else "the deployed baseline"
+    title = f"Speedup over {over}"
+    scored = any(cell.accuracy is not None for cell, _ in shown)
+    subtitle = f"95% intervals; right: speedup{_and_accuracy(scene, shown)}"
+    right = 88 if scored else 46
+    figure, axes = canvas(title, subtitle, ROW * len(shown) + 6, left=NAMES, right=right, axis=26)
+    reach, texts = [1.0], []
+    for row, (cell, speedup) in enumerate(shown):
+        _interval(axes, row, cell, speedup)
+        reach += [speedup.value or 1.0, *(bounds(speedup) or ())]
+        edge = axes.get_yaxis_transform()
+        _arm_text(axes, row, scene, cell, WIDTH - NAMES - right)
+        beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
+        unit = 1 / (WIDTH - NAMES - right)
+        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight="bold", **beside)
+        accuracy = None if cell.accuracy is None else cell.accuracy.value
+        if scored:
+            axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
+        texts.append(f"{scene.name(cell.arm)} {times(speedup.value, 2)} {interval(bounds(speedup), digits=2) or ''}")
+    _log_axis(axes, reach)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_yticks([])
+    return finish(
+        figure,
+        scene.note,
+        name=SPEEDUPS,
+        title=title,
+        caption="Wall time of plain decoding over that of the arm, on the same prompts. Filled points are faster by "
+        "their verdict; hollow points are not shown to be faster.",
+        alt=f"{title}, {subtitle}. {'; '.join(text.strip() for text in texts)}.",
+    )
+
+
+def _and_accuracy(scene: Scene, shown: Sequence[tuple[ResultCell, Speedup]]) -> str:
+    """Return what the figure says of accuracy in its subtitle: that it has it, and that of a common baseline."""
+    if all(cell.accuracy is None for cell, _ in shown):
+        return ""
+    baselines = {speedup.baseline for _, speedup in shown}
+    common = [cell for cell in scene.cells if {cell.arm} == baselines and cell.accuracy is not None]
+    own = "".join(f" (baseline {percent(cell.accuracy.value)}%)" for cell in common if cell.accuracy is not None)
+    return f" and accuracy{own}"
+
+
+def _arm_text(axes: Axes, row: int, scene: Scene, cell: ResultCell, plot: float) -> None:
+    """Write an arm's number and words to the left of the plot, in two lines at most. plot: its width in points."""
+    name = cut(scene.name(cell.arm), 2 * NAME_LETTERS - 4) + (" (void)" if cell.void else "")
+    lines = wrapped(name, NAME_LETTERS)
+    style: Any = {"transform": axes.get_yaxis_transform(), "fontsize": 10, "linespacing": 1.05}
+    axes.text(-(NAMES - 18) / plot, row, str(scene.numbers[cell.arm]), va="center_baseline", ha="right", **style)
+    align = "center_baseline" if len(lines) == 1 else "center"
+    axes.text(-(NAMES - 23) / plot, row, "\n".join(lines), va=align, **style)
+
+
+def _interval(axes: Axes, row: int, cell: ResultCell, speedup: Speedup) -> None:
+    """Draw a speedup and its interval: a cross if the arm is void, filled if it is faster by its verdict."""
+    limits = bounds(speedup)
+    if limits is not None and min(limits) > 0:
+        axes.plot(limits, [row, row], color=MUTED, lw=2, solid_capstyle="butt", zorder=2)
+    if cell.void:
+        axes.plot([speedup.value or 1.0], [row], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
+        return
+    fill = ACCENT if speedup.verdict.startswith("faster") else PAPER
+    edge = WARN if speedup.verdict.startswith("slower") else ACCENT
+    axes.plot([speedup.value or 1.0], [row], "o", ms=7, mew=1.6, mec=edge, mfc=fill, zorder=4)
+
+
+def _log_axis(axes: Axes, reach: Sequence[float]) -> None:
+    """Give the x axis a log scale of factors that shows all of `reach` and marks 1."""
+    known = [value for value in reach if value > 0]
+    low, high = min(known), max(known)
+    space = max(1.04, (high / low) ** 0.04)
+    axes.axvline(1, color=INK, lw=0.9, zorder=0)
+    axes.set_xscale("log")
+    axes.set_xlim(min(0.9, low / space), max(1.1, high * space))
+    ticks = log_ticks(*axes.get_xlim())
+    axes.set_xticks(ticks, [f"×{t:g}" for t in ticks])
+    axes.minorticks_off()
+    axes.grid(axis="x", color=RULE, lw=0.6)
+    axes.set_axisbelow(True)
 
 
 def _frontier(scene: Scene) -> Drawing | None:
@@ -135,7 +237,7 @@ def _frontier(scene: Scene) -> Drawing | None:
     axes.set_ylabel("accuracy, %")
     axes.grid(color=RULE, lw=0.6)
     _label_points(axes, [(x, y) for _, x, y in points], [scene.numbers[c.arm] for c in scored])
-    texts = [f"{cell.arm} {number(x, 0)} tokens/s, {number(y, 1)}%" for cell, x, y in points]
+    texts = [f"{scene.name(cell.arm)} {number(x, 0)} tokens/s, {number(y, 1)}%" for cell, x, y in points]
     return finish(
         figure,
         scene.note,
@@ -171,7 +273,7 @@ def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
     axes.set_yticks([])
     axes.set_xlabel("tokens per second")
     axes.grid(axis="x", color=RULE, lw=0.6)
-    texts = [f"{cell.arm} {number(cell.tokens_per_s.value, 1)}" for cell in timed]
+    texts = [f"{scene.name(cell.arm)} {number(cell.tokens_per_s.value, 1)}" for cell in timed]
     return finish(
         figure,
         scene.note,
@@ -200,7 +302,7 @@ def _histogram(scene: Scene) -> Drawing | None:
             per_forward = number(cell.tokens_per_forward, 2)
             axes.text(102, row, per_forward, va="center_baseline", fontsize=11, fontweight="bold")
         shown = listed(f"{share:.0f}% {_tokens(size)}" for size, share in shares.items() if share)
-        texts.append(f"{cell.arm}: {shown}")
+        texts.append(f"{scene.name(cell.arm)}: {shown}")
     axes.set_ylim(len(counted_cells) - 0.6, -0.85)
     axes.set_xlim(0, 100)
     axes.set_yticks([])
@@ -272,7 +374,7 @@ def _factors(scene: Scene) -> Drawing | None:
         ends = itertools.accumulate((factor for _, factor in of_arm), lambda at, factor: at * factor)
         reach += [*ends, *(bounds(speedup) or ())]
         shown = listed(f"{name} {number(factor, 2)}" for name, factor in of_arm)
-        texts.append(f"{cell.arm}: {shown}, {times(speedup.value, 2)}")
+        texts.append(f"{scene.name(cell.arm)}: {shown}, {times(speedup.value, 2)}")
         y += len(of_arm) + 2.9
     axes.axvline(1, color=INK, lw=0.9, zorder=0)
     axes.set_xscale("log")
@@ -373,12 +475,17 @@ def canvas(
 
 
 def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, alt: str) -> Drawing:
-    """Write the note into the figure and return it as SVG and PNG."""
+    """Write the note below the figure, in as many lines as it needs, and return it as SVG and PNG."""
     height = figure.get_size_inches()[1] * 72
-    figure.text(4 / WIDTH, 5 / height, note, fontsize=8, color=MUTED, va="baseline")
+    lines = wrapped(note, NOTE_LETTERS)
+    for line, text in enumerate(lines):
+        place = (4 / WIDTH, (5 - NOTE_LINE * line) / height)
+        figure.text(*place, text, fontsize=8, color=MUTED, va="baseline")
+    below = NOTE_LINE * (len(lines) - 1)
+    paper = Bbox([[0, -below / 72], [WIDTH / 72, height / 72]])
     svg, png = io.StringIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    figure.savefig(png, format="png", dpi=200, facecolor="#ffffff", metadata={"Software": None})
+    figure.savefig(svg, format="svg", transparent=True, bbox_inches=paper, metadata={"Date": None, "Creator": None})
+    figure.savefig(png, format="png", dpi=200, facecolor="#ffffff", bbox_inches=paper, metadata={"Software": None})
     return Drawing(name, title, caption, alt, svg.getvalue(), png.getvalue())
 
 
@@ -445,9 +552,21 @@ def _dots(axes: Axes, every: float) -> list[tuple[float, float]]:
 
 
 def arm_label(number: int, arm: str, longest: int, *, void: bool = False) -> str:
-    """Return the name of an arm with its number, cut at about `longest` letters."""
-    name = arm if len(arm) <= longest else f"{arm[: longest - 1]}…"
-    return f"{number}\u2002{name}{' (void)' if void else ''}"
+    """Return the name of an arm with its number; one of more than `longest` letters is cut between its parts."""
+    return f"{number}\u2002{cut(arm, longest)}{' (void)' if void else ''}"
+
+
+def cut(name: str, longest: int) -> str:
+    """Return a name; one of more than `longest` letters is cut between its parts."""
+    if len(name) <= longest:
+        return name
+    parts = [match.end() for match in PART.finditer(name) if match.end() < longest]
+    return f"{name[: parts[-1] if parts else longest - 1].rstrip()}…"
+
+
+def wrapped(text: str, letters: int) -> list[str]:
+    """Return a text in lines of at most `letters` letters, broken between words; a longer word has a line alone."""
+    return textwrap.wrap(text, letters, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _row_label(axes: Axes, y: float, label: str) -> None:

@@ -102,6 +102,11 @@ def memory(value: float | None) -> str:
     return f"{number(value / 1024)} GiB"
 
 
+def stacked(*lines: str | None) -> str:
+    """Return the lines that say something, one under the other."""
+    return "\n".join(line for line in lines if line and line != NONE) or NONE
+
+
 def _digits(value: float) -> int:
     if abs(value) < 9.995:
         return 2

@@ -59,9 +59,10 @@ class ShownItem(Record):
 
 
 class ShownArm(Record):
-    """An arm, and its number in the tables."""
+    """An arm, its words, and its number in the tables."""
 
     arm: str
+    name: str
     number: int
 
 
@@ -142,10 +143,13 @@ class _Generations:
     lines: Mapping[str, Mapping[str, GenerationLine]]  # by cell and item
     scores: Mapping[str, Mapping[str, float]]  # by cell and item
     texts: Texts
+    names: Mapping[str, str]  # words of every arm
 
 
-def viewer(run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str, int]) -> Viewer:
-    """Return the data of the viewer, small enough to be part of the page. numbers: arm -> its number."""
+def viewer(
+    run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str, int], names: Mapping[str, str]
+) -> Viewer:
+    """Return the data of the viewer, small enough to be part of the page. numbers, names: of each arm, by its id."""
     texts = Texts()
     scores = run.read("scores.json", Scores).root if run.has("scores.json") else {}
     by_name = {cell.cell: cell for cell in results.cells}
@@ -156,7 +160,7 @@ def viewer(run: RunDirectory, plan: Plan, results: Results, numbers: Mapping[str
         for name in group.cells:
             stored = run.read_lines(f"generations/{name}.jsonl", GenerationLine)
             lines[name] = {line.item: line for line in stored}
-        generations = _Generations(cells, own_speedups(cells), lines, scores, texts)
+        generations = _Generations(cells, own_speedups(cells), lines, scores, texts, names)
         shown = _group(plan, group, generations, numbers)
         if shown.items:
             groups.append(shown)
@@ -183,7 +187,10 @@ def _group(plan: Plan, group: Group, generations: _Generations, numbers: Mapping
         suite=suite_name(group.suite),
         batch_size=group.batch_size,
         batching=group.batching,
-        arms=[ShownArm(arm=cell.arm, number=numbers[cell.arm]) for cell in generations.cells],
+        arms=[
+            ShownArm(arm=cell.arm, name=generations.names[cell.arm], number=numbers[cell.arm])
+            for cell in generations.cells
+        ],
         items=items,
         of=len(answered),
     )
@@ -236,8 +243,8 @@ def _against(item: str, cell: ResultCell, line: GenerationLine, generations: _Ge
     if baseline is None or other is None:
         return None
     if line.token_ids == other.token_ids:
-        return Against(arm=baseline, same=None)
-    return Against(arm=baseline, same=_same(line.token_ids, other.token_ids))
+        return Against(arm=generations.names[baseline], same=None)
+    return Against(arm=generations.names[baseline], same=_same(line.token_ids, other.token_ids))
 
 
 def _baseline(cell: ResultCell, own: OwnSpeedups) -> str | None:

@@ -11,6 +11,8 @@ from mtbench.runs.simulation import KINDS, flags_of
 
 DEMONSTRATION = "Demonstration of how mtbench works: small model, CPU, synthetic task"
 SMALL_MODEL = "Demonstration: small model"
+REPEATED_FLAG = "accuracy inconclusive"  # a row says it by its verdict
+TOKENS_PRICED = 1_000_000
 SIMULATED = "Simulated {kinds}: speed only, not the speed of a trained model"
 
 
@@ -45,11 +47,12 @@ def is_synthetic(family: str, suite: str, device: str | None) -> bool:
 
 
 def checkpoint_names(cells: Sequence[ResultCell]) -> str:
-    """Return the families of the cells. For a cell with an overridden role, return its checkpoints instead."""
+    """Return the families of the cells. A cell whose own role is overridden is named by the checkpoint there."""
     names = []
     for cell in cells:
-        if any(is_overridden(cell.family, role, source) for role, source in cell.checkpoints.items()):
-            names += [f"{role}={_short(source)}" for role, source in cell.checkpoints.items()]
+        source = cell.checkpoints.get(cell.on)
+        if source is not None and is_overridden(cell.family, cell.on, source):
+            names.append(_short(source))
         else:
             names.append(cell.family)
     return listed(dict.fromkeys(names))
@@ -126,6 +129,18 @@ def headline_spreads(cell: ResultCell, speedups: Iterable[Speedup | None]) -> st
     spreads["tokens per forward"] = cell.tokens_per_forward_spread
     found = [f"{figure} {words}" for figure, spread in spreads.items() if (words := spread_over_tasks(spread))]
     return "; ".join(found) or None
+
+
+def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | None:
+    """Return the price of a million tokens; None without a price or a rate."""
+    if price_per_hour is None or not cell.tokens_per_s.value:
+        return None
+    return price_per_hour / 3600 / cell.tokens_per_s.value * TOKENS_PRICED
+
+
+def short_verdict(verdict: str | None) -> str | None:
+    """Return a verdict without its reasons."""
+    return None if verdict is None else verdict.partition(":")[0].partition(",")[0]
 
 
 def breaks_promise(cell: ResultCell) -> bool:

@@ -20,9 +20,9 @@ def finish(run: RunDirectory, execution: Execution, progress: Progress, *, pages
         return report(run) if pages else assemble(run)
 
 
-def report(run: RunDirectory) -> Results:
-    """Write results.json, report.md and report.html; return the results."""
+def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+    """Write results.json, report.md and report.html; return the results. price_per_hour: in place of the plan's."""
     with run.locked():
-        results = assemble(run)
+        results = assemble(run, price_per_hour=price_per_hour)
         write_report(run, results)
     return results

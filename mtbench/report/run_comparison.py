@@ -14,9 +14,19 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mtbench.report.formatting import NONE, bounds, count, interval, listed, number, percent, points, times
+from mtbench.report.formatting import (
+    NONE,
+    bounds,
+    count,
+    interval,
+    listed,
+    number,
+    percent,
+    points,
+    stacked,
+    times,
+)
 from mtbench.report.phrases import SMALL_MODEL, batches
-from mtbench.report.terminal import stacked
 from mtbench.results.comparison_format import CellAcrossRuns, CellFigures, Comparison, PairedAccuracy, PairedRatio
 from mtbench.results.comparisons import GroupKey
 

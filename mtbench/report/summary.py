@@ -19,7 +19,7 @@ KEPT = ("not worse", "worse by less")  # verdicts that limit the loss of accurac
 
 @dataclass(frozen=True, slots=True)
 class _Arm:
-    """An arm that is compared with a baseline on its own checkpoint; neither failed nor void."""
+    """An arm that is compared with a baseline; neither failed nor void."""
 
     cell: ResultCell
     speedup: Speedup
@@ -66,35 +66,38 @@ def summary(
 ) -> list[str]:
     """Return the gain in speed, the cells left out, and the cost of the gain in accuracy.
 
-    own: arm -> speedup over the baseline on its own checkpoint and its own engine, so that the gain of an engine is
-    not counted as a gain of the method.
+    own: arm -> its speedup of the main table. Both run by the same engine, so that the gain of an engine is not counted
+    as a gain of the method.
     """
     place = f"On {suite} at {batches}"
-    warnings, arms = _warnings(cells), _compared(cells, own)
+    arms = _compared(cells, own)
     if not arms:
-        nothing = f"{place}, no arm can be compared with a baseline on its own checkpoint"
-        return [*warnings, f"{nothing}{_advice(cells, own)}.", *_left_out(cells)]
+        nothing = f"{place}, no arm can be compared with a baseline"
+        return [f"{nothing}{_advice(cells, own)}.", *_left_out(cells)]
     faster = [arm for arm in arms if arm.speedup.verdict == "faster"]
     slower = [arm for arm in arms if arm.speedup.verdict == "slower"]
-    sentences = [*warnings, f"{place}, {_speed(arms, faster)}."]
+    sentences = [f"{place}, {_speed(arms, faster)}."]
     if slower:
         sentences.append(_slower(arms, slower))
     return [*sentences, *_left_out(cells), _price(cells, arms, faster, margin)]
 
 
-def _warnings(cells: Sequence[ResultCell]) -> list[str]:
-    """Return what a reader must know before any figure: an unfinished run, and arms that break their promise."""
+def warnings(cells: Sequence[ResultCell]) -> list[str]:
+    """Return what a reader must know before any figure: an unfinished run, and arms that break their promise.
+
+    cells: those of the whole run.
+    """
     found = []
     unfinished = sum(cell.status == "partial" for cell in cells)
     if unfinished:
-        of_all = f"{unfinished} of {counted(len(cells), 'arm')}"
+        of_all = f"{unfinished} of {counted(len(cells), 'cell')}"
         found.append(f"The run is not finished: blocks are missing in {of_all}; continue with `--resume`.")
     found += [
         f"{cell.arm} claims to be lossless and is not: its tokens are not those of {cell.lossless.against}."
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
     ]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _compared(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[_Arm]:
@@ -103,14 +106,14 @@ def _compared(cells: Sequence[ResultCell], own: Mapping[str, Speedup]) -> list[_
     return [
         _Arm(cell, own[arm], sound[own[arm].baseline])
         for arm, cell in sound.items()
-        if arm in own and own[arm].baseline in sound
+        if arm in own and own[arm].baseline in sound and not cell.reference
     ]
 
 
 def _speed(arms: Sequence[_Arm], faster: Sequence[_Arm]) -> str:
     """Return how many arms are faster than their baseline, and by how much."""
     names = {arm.speedup.baseline for arm in arms}
-    baseline = f"{names.pop()} on the same checkpoint" if len(names) == 1 else "their baselines on the same checkpoint"
+    baseline = names.pop() if len(names) == 1 else "their baselines"
     if not faster:
         reasons = {arm.speedup.verdict.partition(": ")[2] for arm in arms}
         reason = reasons.pop() if len(reasons) == 1 else ""
@@ -174,10 +177,7 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
         )
     kept_arms = [arm for arm in faster if arm.keeps_accuracy]
     if not kept_arms:
-        return (
-            f"No faster arm is shown to keep accuracy within {within} of the baseline's on the same items, so none is "
-            "recommended."
-        )
+        return f"No faster arm is shown to keep accuracy within {within} of the baseline's on the same items."
     best = max(kept_arms, key=lambda arm: arm.speedup.value or 0.0)
     if len(faster) == 1:
         return f"The faster arm keeps accuracy within {within} of the baseline's: {best.cost}."

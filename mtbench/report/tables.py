@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from mtbench import statistics
+from mtbench.report.arm_names import in_words
 from mtbench.report.figures import FACTORS
 from mtbench.report.formatting import (
     NONE,
@@ -19,15 +21,15 @@ from mtbench.report.formatting import (
     seconds,
     times,
 )
-from mtbench.report.phrases import flags_of_measurement, headline_spreads, ungraded
+from mtbench.report.phrases import short_verdict
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import (
     AcceptanceFigures,
     Accuracy,
-    AccuracyComparison,
     Percentiles,
     PlainSpeedup,
+    RequestLatency,
     ResultCell,
     Speedup,
     TaskFigures,
@@ -39,9 +41,17 @@ TONES = {  # first words of a verdict; any other verdict is neither good nor bad
     "bad": ("slower", "worse", "divergent"),
 }
 COMPARATIVES = ("faster", "slower", "not worse", "worse")  # verdicts that `than` may follow
-REPEATED_FLAG = "accuracy inconclusive"  # the row of such a cell gives this verdict, with the items needed
 SIGNS = {"good": "▲", "bad": "▼", "plain": "•"}
 POSITIONS_SHOWN = 6
+
+
+class Bar(NamedTuple):
+    """An interval, its value and the factor 1 on a common axis, each from 0 to 1."""
+
+    low: float
+    value: float
+    high: float
+    one: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +63,12 @@ class Entry:
     verdict: str | None = None
     against: str | None = None  # baseline
     detail: str | None = None  # a second value that belongs to the first
+    bar: Bar | None = None  # the interval, drawn
 
     @property
     def tone(self) -> str:
         """Whether the verdict is good, bad or neither, as `worse by less than the margin` is."""
-        verdict = self.verdict or ""
+        verdict = self.verdict or self.value
         if "less than the margin" in verdict:
             return "plain"
         for tone, words in TONES.items():
@@ -101,6 +112,12 @@ class Row:
     void: bool
     failed: bool
     simulated: bool
+    words: str = ""  # the arm in words; empty: as `arm`
+
+    @property
+    def title(self) -> str:
+        """The arm in words, or the name of the task."""
+        return self.words or self.arm
 
     @property
     def tags(self) -> list[str]:
@@ -121,6 +138,15 @@ class Table:
     rows: list[Row]
     of: str = "arm"
 
+    def named(self, names: Mapping[str, str]) -> "Table":
+        """Return the table with its arms in words. A row keeps the id of its arm."""
+        columns = [(in_words(heading, names), in_words(meaning, names)) for heading, meaning in self.columns]
+        rows = [
+            replace(row, words=names.get(row.arm, ""), entries=[_named(entry, names) for entry in row.entries])
+            for row in self.rows
+        ]
+        return Table(columns, rows, self.of)
+
     def first(self, n: int) -> "Table":
         """Return the table with its first n columns only."""
         return Table(self.columns[:n], [replace(row, entries=row.entries[:n]) for row in self.rows])
@@ -136,59 +162,11 @@ class Column:
     shown: bool = True
 
 
-def main_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
-    """Return quality, speed and cost of each arm."""
-    columns = [
-        Column(
-            "accuracy, %",
-            "share of items answered correctly; the verdict compares it with the arm named, on the same items",
-            lambda cell: _accuracy_entry(cell, own.same.get(cell.arm)),
-        ),
-        Column(
-            "tokens per forward",
-            "committed tokens per forward pass of the model, and those without the answers that end in a loop",
-            _per_forward_entry,
-        ),
-        *_speed_columns(cells, own),
-        Column(
-            "lossless",
-            "whether the tokens are those of the arm that it promises; floor: that arm against itself, at the smallest "
-            "and the largest batch size of the run",
-            _lossless_entry,
-        ),
-        Column(
-            "cut by budget, %",
-            "answers that ended at the token budget, and those of them that end in a loop",
-            _cut_entry,
-        ),
-        Column(
-            "between commits",
-            "median and 95th percentile of the time between two commits of a row",
-            lambda cell: _latency_entry(cell.commit_latency_s),
-        ),
-        Column(
-            "first token",
-            "median and 95th percentile of the time to the first token",
-            lambda cell: _latency_entry(cell.ttft_s),
-        ),
-        Column(
-            "positions per token",
-            "positions fed to the model per token of the answers",
-            lambda cell: Entry(number(cell.positions_fed_per_token)),
-        ),
-        Column(
-            "peak memory",
-            "highest use in an untimed pass; on a CPU of the whole process, libraries included",
-            lambda cell: Entry(memory(cell.peak_memory_bytes)),
-        ),
-    ]
-    return _table(columns, cells, numbers, lambda cell: [*_notes(cell), *_spread_note(cell, own)])
-
-
-def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column]:
+def speed_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> Table:
     """Return tokens per second and the speedups over each kind of baseline."""
     engines = {cell.arm: over_fastest_engine(cell) for cell in cells}
-    return [
+    decodes = {arm: speedup for arm, speedup in own.headline.items() if speedup.decode is not None}
+    columns = [
         Column(
             "tokens/s",
             "tokens per second of wall time, prefill included",
@@ -204,15 +182,62 @@ def _speed_columns(cells: Sequence[ResultCell], own: OwnSpeedups) -> list[Column
             "speedup, deployment",
             "the same over the baseline on the checkpoint that one would deploy without this method",
             lambda cell: _speedup_entry(own.deployed.get(cell.arm)),
+            shown=bool(own.deployed),
+        ),
+        Column(
+            "decoding alone",
+            "decoding time of the baseline of the main table over that of the arm, without the prompts",
+            lambda cell: _decode_entry(decodes.get(cell.arm)),
+            shown=bool(decodes),
         ),
         Column(
             "incl. engine",
-            "the same over the fastest reference by another engine, so that the ratio contains the engine's part; "
-            "plain: the ratio of plain decoding by the arm's own engine, which is the engine's part alone",
+            "wall time of the fastest reference by another engine over that of the arm, so that the ratio contains the "
+            "engine's part; plain: the ratio of plain decoding by the arm's own engine, which is the engine's part "
+            "alone",
             lambda cell: _engine_entry(engines[cell.arm]),
             shown=any(engines.values()),
         ),
     ]
+    return table_of(columns, cells, numbers, _failure)
+
+
+def latency_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
+    """Return the times of a request, and what its answer took."""
+    columns = [
+        Column(
+            "request",
+            "median, 95th and 99th percentile of the time from the start of a batch to the end of an answer",
+            lambda cell: _request_entry(cell.request_latency_s),
+            shown=any(cell.request_latency_s is not None for cell in cells),
+        ),
+        Column(
+            "first token",
+            "median and 95th percentile of the time to the first token",
+            lambda cell: _latency_entry(cell.ttft_s),
+        ),
+        Column(
+            "between commits",
+            "median and 95th percentile of the time between two commits of a row",
+            lambda cell: _latency_entry(cell.commit_latency_s),
+        ),
+        Column(
+            "cut by budget, %",
+            "answers that ended at the token budget, and those of them that end in a loop",
+            _cut_entry,
+        ),
+        Column(
+            "target positions per token",
+            "positions fed to the target per token of the answers; those of a draft model are not in it",
+            lambda cell: Entry(number(cell.positions_fed_per_token)),
+        ),
+        Column(
+            "peak memory",
+            "highest use in an untimed pass; on a CPU of the whole process, libraries included",
+            lambda cell: Entry(memory(cell.peak_memory_bytes)),
+        ),
+    ]
+    return table_of(columns, cells, numbers, _failure)
 
 
 def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
@@ -241,7 +266,7 @@ def cost_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table
         ),
         Column("same tokens again", "repeated requests with the tokens of round 1", _repeated_entry),
     ]
-    return _table(columns, cells, numbers, _failure)
+    return table_of(columns, cells, numbers, _failure)
 
 
 def _time_columns(cells: Sequence[ResultCell]) -> list[Column]:
@@ -279,8 +304,8 @@ def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
     """Return the columns about what a method computes beyond the target's forwards, if any arm does."""
     return [
         Column(
-            "positions per forward",
-            "positions fed to the model per forward",
+            "target positions per forward",
+            "positions fed to the target per forward; those of a draft model are not in it",
             lambda cell: Entry(number(cell.positions_fed_per_forward)),
         ),
         Column(
@@ -306,12 +331,17 @@ def _draft_columns(cells: Sequence[ResultCell]) -> list[Column]:
     ]
 
 
+def guesses(found: AcceptanceFigures | None) -> bool:
+    """Return whether an arm with this acceptance guesses. Where `offered` is null, only the length is known."""
+    return found is not None and found.length is not None and found.offered != 0
+
+
 def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) -> Table:
     """Return the acceptance of the arms that guess, ours and by the formulas of other projects."""
     figures: dict[str, AcceptanceFigures] = {}
     for cell in cells:
         found = cell.acceptance
-        if found is not None and found.length is not None and found.offered != 0:  # null: only the length is known
+        if found is not None and guesses(found):
             figures[cell.arm] = found
     columns = [
         Column(
@@ -337,7 +367,7 @@ def acceptance_table(cells: Sequence[ResultCell], numbers: Mapping[str, int]) ->
         who = figures[cell.arm].reported_by
         return _failure(cell) + ([("flag", f"Counted by {who}.")] if who else [])
 
-    return _table(columns, [cell for cell in cells if cell.arm in figures], numbers, notes)
+    return table_of(columns, [cell for cell in cells if cell.arm in figures], numbers, notes)
 
 
 def _owner_column(owner: str, figures: Mapping[str, AcceptanceFigures]) -> Column:
@@ -358,7 +388,7 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     shown = [cell for cell in cells if cell.status != "failed"]
     if not items or not shown:
         return Table([], [], of="task")
-    baselines = {cell.arm: own.same[cell.arm].baseline for cell in shown if cell.arm in own.same}
+    baselines = {cell.arm: own.headline[cell.arm].baseline for cell in shown if cell.arm in own.headline}
     columns = []
     for cell in shown:
         over = f"speedup over {baselines[cell.arm]}" if cell.arm in baselines else "a baseline"
@@ -376,7 +406,7 @@ def task_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: Own
     whole = [_task_entry(cell, baselines.get(cell.arm)) for cell in shown]
     rows.append(row(f"all items ({sum(items.values()):,})", whole))
     if any(cell.accuracy_macro for cell in shown):
-        rows.append(row(f"mean of the {len(items)}", [_percent_entry(cell.accuracy_macro) for cell in shown]))
+        rows.append(row(f"mean of the {len(items)}", [percent_entry(cell.accuracy_macro) for cell in shown]))
     return Table(columns, rows, of="task")
 
 
@@ -407,7 +437,7 @@ def factor_table(cells: Sequence[ResultCell], numbers: Mapping[str, int], own: O
             lambda cell: Entry(times(own.same[cell.arm].value), against=own.same[cell.arm].baseline),
         ),
     ]
-    return _table(columns, [cell for cell in cells if cell.arm in own.same], numbers, _failure)
+    return table_of(columns, [cell for cell in cells if cell.arm in own.same], numbers, _failure)
 
 
 def _factor_column(name: str, meaning: str, speedups: Mapping[str, Speedup]) -> Column:
@@ -494,7 +524,7 @@ def _reasons(what: str, reasons: Mapping[str, str | None]) -> list[str]:
     return sentences
 
 
-def _table(
+def table_of(
     columns: Sequence[Column],
     cells: Sequence[ResultCell],
     numbers: Mapping[str, int],
@@ -537,52 +567,13 @@ def _failure(cell: ResultCell) -> list[tuple[str, str]]:
     return [("failed", f"Failed: {cell.error}")] if cell.status == "failed" else []
 
 
-def _notes(cell: ResultCell) -> list[tuple[str, str]]:
-    """Return what a reader must know of an arm, the gravest first."""
-    notes = []
-    if cell.error:
-        notes.append(("failed", f"Failed: {cell.error}"))
-    elif cell.status != "ok":
-        notes.append(
-            ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
-        )
-    notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
-    flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
-    if flags:
-        notes.append(("flag", f"Note: {'; '.join(flags)}."))
-    return notes
-
-
-def _spread_note(cell: ResultCell, own: OwnSpeedups) -> list[tuple[str, str]]:
-    """Return the worst and the best task for the arm's speedups and tokens per forward, if the suite has several."""
-    spreads = headline_spreads(cell, (own.same.get(cell.arm), own.deployed.get(cell.arm)))
-    return [("spread", f"By task: {spreads}.")] if spreads else []
-
-
-def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
-    """Return the accuracy, with the verdict against the baseline on the same checkpoint if there is one."""
-    if cell.accuracy is None or cell.accuracy.value is None:
-        return Entry()
-    versus: AccuracyComparison | None = None
-    for comparison in cell.accuracy_vs:
-        if versus is None or (own is not None and comparison.baseline == own.baseline):
-            versus = comparison
-    entry = _percent_entry(cell.accuracy)
-    return entry if versus is None else replace(entry, verdict=versus.verdict, against=versus.baseline)
-
-
-def _per_forward_entry(cell: ResultCell) -> Entry:
-    detail = _without_loops(cell, cell.tokens_per_forward, "tokens_per_forward", number)
-    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=detail)
-
-
 def _acceptance_entry(
     cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
 ) -> Entry:
-    return Entry(written(figure), detail=_without_loops(cell, figure, name, written))
+    return Entry(written(figure), detail=without_loops(cell, figure, name, written))
 
 
-def _without_loops(
+def without_loops(
     cell: ResultCell, figure: float | None, name: str, written: Callable[[float | None], str]
 ) -> str | None:
     """Return a figure of the answers that do not end in a loop; None if no answer does, or if it is written alike.
@@ -614,17 +605,6 @@ def _engine_entry(speedup: Speedup | None) -> Entry:
 
 def _plain_entry(plain: PlainSpeedup | None) -> Entry:
     return Entry() if plain is None else Entry(times(plain.value), interval(bounds(plain)), detail=plain.arm)
-
-
-def _lossless_entry(cell: ResultCell) -> Entry:
-    graded = cell.lossless
-    if graded is None:
-        return Entry(ungraded(cell))
-    same = f"{graded.identical:,} of {graded.items:,}"
-    floor = None if graded.floor is None else f"floor {graded.floor.identical:,} of {graded.floor.items:,}"
-    if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
-        return Entry("lossy by design", f"{same} the same", graded.grade, graded.against, floor)
-    return Entry(same, "the same", graded.grade, graded.against, floor)
 
 
 def _cut_entry(cell: ResultCell) -> Entry:
@@ -674,17 +654,17 @@ def _task_entry(part: TaskFigures | ResultCell | None, baseline: str | None) -> 
     speedup = next((s for s in speedups if s.baseline == baseline), None)
     speed = Entry()
     if speedup is not None and speedup.value:
-        speed = Entry(times(speedup.value), interval(bounds(speedup)), speedup.verdict)
+        speed = Entry(times(speedup.value), interval(bounds(speedup)), short_verdict(speedup.verdict))
     elif part.tokens_per_s.value is not None:
         speed = Entry(f"{number(part.tokens_per_s.value)} tokens/s")
     if part.accuracy is None:
         return replace(speed, detail=listed(details) or None)
     if speed.value != NONE and (speedup is None or speedup.ci_low is not None):
         details.insert(0, speed.value)
-    return replace(_percent_entry(part.accuracy), detail=listed(details) or None)
+    return replace(percent_entry(part.accuracy), detail=listed(details) or None)
 
 
-def _percent_entry(accuracy: Accuracy | None) -> Entry:
+def percent_entry(accuracy: Accuracy | None) -> Entry:
     if accuracy is None or accuracy.value is None:
         return Entry()
     return Entry(percent(accuracy.value), interval(bounds(accuracy), 100, 1))
@@ -692,3 +672,24 @@ def _percent_entry(accuracy: Accuracy | None) -> Entry:
 
 def _latency_entry(spread: Percentiles) -> Entry:
     return Entry() if spread.p50 is None else Entry(seconds(spread.p50), f"p95 {seconds(spread.p95)}")
+
+
+def _request_entry(latency: RequestLatency | None) -> Entry:
+    if latency is None:
+        return Entry()
+    return Entry(seconds(latency.p50), f"p95 {seconds(latency.p95)}", detail=f"p99 {seconds(latency.p99)}")
+
+
+def _decode_entry(speedup: Speedup | None) -> Entry:
+    if speedup is None or speedup.decode is None:
+        return Entry()
+    return Entry(times(speedup.decode.value), interval(bounds(speedup.decode)), against=speedup.baseline)
+
+
+def _named(entry: Entry, names: Mapping[str, str]) -> Entry:
+    """Return an entry with its arms in words."""
+
+    def words(text: str | None) -> str | None:
+        return text and in_words(text, names)
+
+    return replace(entry, verdict=words(entry.verdict), against=words(entry.against), detail=words(entry.detail))

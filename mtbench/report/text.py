@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mtbench.report.formatting import NONE, counted, listed, memory, number
-from mtbench.report.phrases import disclaimers, is_overridden
+from mtbench.report.phrases import checkpoint_names, disclaimers, is_overridden, suite_name
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD
 from mtbench.results.format import ResultCell, Results
@@ -18,6 +18,33 @@ TITLE = "Comparison of multi-token decoding"
 def title(results: Results) -> str:
     """Return the title of the page: what everybody must know of it first."""
     return ". ".join(disclaimers(results.cells)) or TITLE
+
+
+def question(cells: Sequence[ResultCell]) -> str:
+    """Return what the run asks."""
+    arms, suites = dict.fromkeys(c.arm for c in cells), dict.fromkeys(suite_name(c.suite) for c in cells)
+    which = f"Which of {len(arms)} arms decodes" if len(arms) > 1 else "How does one arm decode"
+    return f"{which}{' fastest' if len(arms) > 1 else ''} on {listed(suites)}?"
+
+
+def subject(results: Results) -> str:
+    """Return on what it was asked: checkpoints, machine and batch sizes."""
+    sizes = dict.fromkeys(cell.batch_size for cell in results.cells)
+    noun = "batch size" if len(sizes) == 1 else "batch sizes"
+    parts = [checkpoint_names(results.cells), machine(results), f"{noun} {listed(sizes)}" if sizes else ""]
+    return " · ".join(part for part in parts if part)
+
+
+def machine(results: Results) -> str:
+    """Return the machine that decoded last: its GPU, or its processor; empty if it is not known."""
+    stored = results.environment
+    used: Machine = stored.sessions[-1] if stored.sessions else stored
+    on_gpu = any(cell.device == "cuda" for cell in results.cells)
+    if used.gpu is not None and used.gpu.name and on_gpu:
+        return used.gpu.name
+    if not used.processor:
+        return ""
+    return f"{used.processor} ({counted(used.cores, 'core')})" if used.cores else used.processor
 
 
 def facts(cells: Sequence[ResultCell]) -> list[str]:
@@ -47,21 +74,22 @@ def environment(results: Results) -> list[tuple[str, str]]:
     """Return what the run ran on, in pairs; unknown values are left out."""
     stored = results.environment
     session = stored.sessions[-1] if stored.sessions else SessionRecord()
-    machine: Machine = stored.sessions[-1] if stored.sessions else stored
+    used: Machine = stored.sessions[-1] if stored.sessions else stored
     starts = [start for start in (stored.started, *(s.started for s in stored.sessions)) if start]
     pairs: list[tuple[str, str | int | None]] = [
-        ("Processor", f"{machine.processor}, {machine.cores} cores"),
-        ("GPU", "none" if machine.gpu is None else _gpu_text(machine.gpu)),
-        ("Roofline probe", _probe_text(session, machine.gpu)),
+        ("Processor", f"{used.processor}, {used.cores} cores"),
+        ("GPU", "none" if used.gpu is None else _gpu_text(used.gpu)),
+        ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),
         ("Device and type", _device_text(results.cells)),
         ("Threads", session.threads),
-        ("Platform", machine.platform),
-        ("Versions", _versions_text(machine)),
-        ("Code", machine.git),
+        ("Platform", used.platform),
+        ("Versions", _versions_text(used)),
+        ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
         ("Command", _command_text(results.command)),
         ("Seed", results.seed),
+        ("Price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
         ("Started", listed(dict.fromkeys(starts))),
         ("Sessions", max(1, len(stored.sessions))),
         ("Run", f"{results.run_id} (plan {results.plan_sha256[:16]}…)"),
@@ -130,6 +158,10 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
         left_out.add("Incl. engine")
     if not any(cell.tasks for cell in cells):
         left_out.add("By task")
+    if results.price_per_hour is None:
+        left_out.add("Cost per million tokens")
+    if not any(cell.request_latency_s is not None for cell in cells):
+        left_out.add("Request times")
     if not any(cell.degenerate is not None and cell.degenerate.answers for cell in cells):
         left_out.add("Degenerate answers")
     choice = "Greedy decoding."
@@ -151,14 +183,30 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
 
 
 NOTES: Mapping[str, str] = {
+    "What to use": (
+        "The decision at the top is made from the verdicts alone. An arm can be used if it is faster than plain "
+        "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
+        "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
+        "nothing can be told."
+    ),
     "Speedup": (
         "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "
-        "and ratio is a ratio of totals. Over the baseline on the same checkpoint it is the gain of decoding. Over the "
-        "deployment baseline it also contains the effect of training. The two are never mixed, and each names its "
-        "baseline. Both baselines ran by the arm's own engine."
+        "and ratio is a ratio of totals. The main table has the speedup over plain decoding on the checkpoint that one "
+        "would deploy. It contains the effect of training, if the arm has a checkpoint of its own. Over the baseline "
+        "on the same checkpoint it is the gain of decoding; the table Speed has both. Both baselines ran by the "
+        "arm's own engine. Where reading the prompts takes more than half of the time, the ratio of decoding times "
+        "stands beside it."
+    ),
+    "Cost per million tokens": (
+        "The given price of the machine per hour, over the tokens that it decodes in an hour of wall time at this "
+        "batch size, prefill included. With several workers it is the price of the machine of one of them."
+    ),
+    "Request times": (
+        "From the start of a batch to the forward that ended the answer, prefill included. The requests of a batch "
+        "start together, so waiting for a free row is not in it."
     ),
     "Incl. engine": (
-        "The same ratio over a reference by another engine; the main table has the fastest of these references. The "
+        "The same ratio over a reference by another engine; the table Speed has the fastest of these references. The "
         "ratio contains the part of the engine, so it is not the gain of a method. Plain is the part of the engine "
         "alone: the same ratio for `ar` by the arm's own engine, on the checkpoint in the reference's role. A dash is "
         "a value that an engine does not report."
@@ -176,10 +224,10 @@ NOTES: Mapping[str, str] = {
     ),
     "By task": (
         "The same figures for the items and blocks of each task alone. Verdicts are adjusted for several arms, as for "
-        "the whole suite, and not for several tasks. An arm's row names the worst and the best task for its speedup "
-        "and tokens per forward. Tasks measured too little for a verdict or an interval do not count. The two are "
-        "extremes of measured values, so they tend to lie further apart than the true ones; results.json has their "
-        "intervals."
+        "the whole suite, and not for several tasks. The main table names the worst and the best task for the speedup "
+        "and tokens per forward of an arm. Tasks measured too little for a verdict or an interval do not count. The "
+        "two are extremes of measured values, so they tend to lie further apart than the true ones; results.json has "
+        "their intervals."
     ),
     "Degenerate answers": (
         "An answer ends in a loop if the budget cut it and its last {last_tokens} tokens repeat with a period of at "

@@ -9,20 +9,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, tables, text
+from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.batch_sweep import Sweep, sweep
+from mtbench.report.csv_tables import csv_tables
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import NONE, counted, listed
+from mtbench.report.formatting import NONE, listed
 from mtbench.report.generation_viewer import ITEMS, Viewer, viewer
+from mtbench.report.latex import latex
+from mtbench.report.main_table import main_table
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
-from mtbench.report.summary import remarks, summary
-from mtbench.report.tables import Entry, Table
-from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
+from mtbench.report.summary import remarks, summary, warnings
+from mtbench.report.tables import Table
+from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
+from mtbench.results.decision import headline, recommend
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan_checks import read_plan
@@ -41,6 +47,15 @@ THEME = {  # the figures' colours -> the page's, so that figures follow its ligh
 }
 
 
+class Detail(NamedTuple):
+    """A table that a page shows on demand."""
+
+    heading: str
+    caption: str
+    table: Table
+    open: bool = False  # shown at once
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """The part of the report about one suite at one batch size, with one way of batching."""
@@ -53,33 +68,14 @@ class Section:
     summary: list[str]
     table: Table
     remarks: list[str]
-    acceptance: Table
-    tasks: Table
-    cost: Table
+    details: list[Detail]
     gaps: list[str]
     simulated: list[str]
-    factors: Table
-    engines: Table
-    accuracies: Table
+    for_papers: dict[str, Table]  # tables written as LaTeX, by the end of the file's name
+    csv: dict[str, str]
     drawings: list[Drawing]
+    note: str  # its source, and what it is not
     cells: list[ResultCell]
-
-    @property
-    def compared(self) -> bool:
-        """Whether any arm has a baseline on its own checkpoint."""
-        return bool(self.factors.rows)
-
-    @property
-    def headline(self) -> str:
-        """The sentence of the summary that says which arms are faster."""
-        return next(sentence for sentence in self.summary if sentence.startswith("On "))
-
-    @property
-    def for_papers(self) -> dict[str, Table]:
-        """The tables written as LaTeX, by the end of the file's name. The main table ends with the grade."""
-        last = [heading for heading, _ in self.table.columns].index("lossless")
-        found = {"": self.table.first(last + 1), ".acceptance": self.acceptance, ".tasks": self.tasks}
-        return {name: table for name, table in found.items() if table.rows}
 
     @property
     def batches(self) -> str:
@@ -90,15 +86,23 @@ class Section:
         """The section's id in the page."""
         return self.slug.replace(".", "-")
 
+    @property
+    def key(self) -> GroupKey:
+        first = self.cells[0]
+        return GroupKey(first.suite, first.batch_size, first.batching)
+
 
 @dataclass(frozen=True, slots=True)
 class Words:
     """What the page and the Markdown say around the sections."""
 
     title: str
+    disclaimers: list[str]
+    question: str
     subject: str
-    summary: list[str]
-    own: dict[str, str]  # summary of each section that does not repeat the report's
+    decision: str
+    warnings: list[str]
+    own: dict[str, str]  # what to use in each section, if the decision covers several
     environment: list[tuple[str, str]]
     method: list[tuple[str, str]]
 
@@ -106,20 +110,33 @@ class Words:
 def write_report(run: RunDirectory, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
     plan, results = read_plan(run), cleaned(results)
-    arms = dict.fromkeys(cell.arm for cell in results.cells)
-    numbers = {arm: number for number, arm in enumerate(arms, start=1)}
-    sections, sweeps = _sections(results, numbers), _sweeps(results, numbers)
+    naming = Naming.of(results.cells)
+    sections, sweeps = _sections(results, naming), _sweeps(results, naming)
     for section in sections:
         for name, table in section.for_papers.items():
-            run.write_text(f"tables/{section.slug}{name}.tex", _latex(section, table))
+            run.write_text(f"tables/{section.slug}{name}.tex", latex(table, _paper_notes(section)))
+        for name, written in section.csv.items():
+            run.write_text(f"tables/{section.slug}{name}.csv", written)
         for drawing in section.drawings:
             _write_drawing(run, f"{section.slug}.{drawing.name}", drawing)
     for swept in sweeps:
         _write_drawing(run, swept.slug, swept.drawing)
-    words = _words(results, sections)
+    words = _words(results, sections, naming)
     run.write_text("report.md", _markdown(sections, sweeps, words))
-    run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, numbers)))
+    run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, *naming)))
     return run.path / "report.html"
+
+
+class Naming(NamedTuple):
+    """How people read an arm: its number in the tables and its words, by its id."""
+
+    numbers: dict[str, int]
+    words: dict[str, str]
+
+    @classmethod
+    def of(cls, cells: Sequence[ResultCell]) -> "Naming":
+        arms = dict.fromkeys(cell.arm for cell in cells)
+        return cls({arm: number for number, arm in enumerate(arms, start=1)}, arm_names(cells))
 
 
 def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
@@ -127,43 +144,91 @@ def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
     run.write_bytes(f"figures/{name}.png", drawing.png)
 
 
-def _sections(results: Results, numbers: Mapping[str, int]) -> list[Section]:
+def _sections(results: Results, naming: Naming) -> list[Section]:
     sections: list[Section] = []
     for group, cells in groups_of(results.cells).items():
         slug = _unique(_slug(group.suite, group.batching, f"b{group.batch_size}"), [s.slug for s in sections])
-        sections.append(_section(slug, group, cells, results, numbers))
+        sections.append(_section(slug, group, cells, results, naming))
     return sections
 
 
-def _section(
-    slug: str, group: GroupKey, cells: list[ResultCell], results: Results, numbers: Mapping[str, int]
-) -> Section:
+def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Results, naming: Naming) -> Section:
     own, suite = own_speedups(cells), suite_name(group.suite)
-    margin = results.statistics.accuracy_margin
+    margin, price, numbers = results.statistics.accuracy_margin, results.price_per_hour, naming.numbers
+    main = main_table(cells, numbers, own, price).named(naming.words)
+    details = [detail._replace(table=detail.table.named(naming.words)) for detail in _details(cells, numbers, own)]
+    by_heading = {detail.heading: detail.table for detail in details}
+    for_papers = {"": main, ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
     sound = [cell for cell in cells if cell.status != "failed"]
+    note = source(cells, results, group)
+    scene = figures.Scene(sound, numbers, own.same, note, own.headline, naming.words)
+    said = summary(cells, own.headline, suite, batches(group.batch_size, group.batching), margin)
     return Section(
         slug=slug,
         suite=suite,
         batch_size=group.batch_size,
         batching=group.batching,
         facts=text.facts(cells),
-        summary=summary(cells, own.same, suite, batches(group.batch_size, group.batching), margin),
-        table=tables.main_table(cells, numbers, own),
-        remarks=remarks(cells, own.same),
-        acceptance=tables.acceptance_table(cells, numbers),
-        tasks=tables.task_table(cells, numbers, own),
-        cost=tables.cost_table(cells, numbers),
-        gaps=tables.gaps(cells),
-        simulated=simulations(cells),
-        factors=tables.factor_table(cells, numbers, own),
-        engines=tables.engine_table(cells, numbers),
-        accuracies=tables.accuracy_table(cells, numbers),
-        drawings=figures.draw(figures.Scene(sound, numbers, own.same, _figure_note(cells, results))),
+        summary=[in_words(sentence, naming.words) for sentence in said],
+        table=main,
+        remarks=[in_words(remark, naming.words) for remark in remarks(cells, own.same)],
+        details=[detail for detail in details if detail.table.rows],
+        gaps=[in_words(gap, naming.words) for gap in tables.gaps(cells)],
+        simulated=[in_words(mark, naming.words) for mark in simulations(cells)],
+        for_papers={name: table for name, table in for_papers.items() if table.rows},
+        csv=csv_tables(cells, own, naming.words, price),
+        drawings=figures.draw(scene),
+        note=note,
         cells=cells,
     )
 
 
-def _sweeps(results: Results, numbers: Mapping[str, int]) -> list[Sweep]:
+def _details(cells: list[ResultCell], numbers: Mapping[str, int], own: OwnSpeedups) -> list[Detail]:
+    """Return the tables behind the main table, in the order of the page. Those that a run lacks are empty."""
+    return [
+        Detail(
+            "Accuracy compared",
+            "Paired differences on the same items, one row for each arm and baseline",
+            tables.accuracy_table(cells, numbers),
+            open=True,
+        ),
+        Detail(
+            "By task",
+            "Speedup, tokens per forward and acceptance rate, and accuracy if the suite is scored; for a baseline, "
+            "tokens per second instead of a speedup",
+            tables.task_table(cells, numbers, own),
+        ),
+        Detail(
+            "Acceptance",
+            "Our figures, and those of other projects by their own formulas, from the same commits",
+            tables.acceptance_table(cells, numbers),
+        ),
+        Detail("Speed", "Rates, and speedups over each kind of baseline", tables.speed_table(cells, numbers, own)),
+        Detail(
+            "Latency, answers and memory",
+            "Times of a request, how answers ended, and what they took",
+            tables.latency_table(cells, numbers),
+        ),
+        Detail(
+            "Factors of the speedup",
+            "Factors over the baseline on the same checkpoint; the rate ratio is the product of the first five",
+            tables.factor_table(cells, numbers, own),
+        ),
+        Detail(
+            "Speedup over another engine",
+            "These ratios include the gain of the engine; plain decoding on the arm's own engine shows how large that "
+            "gain is",
+            tables.engine_table(cells, numbers),
+        ),
+        Detail(
+            "Cost of the measurement",
+            "Time, memory and disturbances of each arm's measurement",
+            tables.cost_table(cells, numbers),
+        ),
+    ]
+
+
+def _sweeps(results: Results, naming: Naming) -> list[Sweep]:
     """Return the sweep of each suite and way of batching that ran at enough batch sizes."""
     sweeps: list[Sweep] = []
     for suite, batching in dict.fromkeys((entry.suite, entry.batching) for entry in results.stops_paying):
@@ -173,7 +238,7 @@ def _sweeps(results: Results, numbers: Mapping[str, int]) -> list[Sweep]:
         heading = f"{suite_name(suite)}, over batch sizes"
         if batching != "static":
             heading += f", {batching}"
-        found = sweep(slug, heading, cells, entries, numbers, _figure_note(cells, results))
+        found = sweep(slug, heading, cells, entries, naming.numbers, source(cells, results), naming.words)
         if found is not None:
             sweeps.append(found)
     return sweeps
@@ -189,65 +254,63 @@ def _unique(slug: str, others: Sequence[str]) -> str:
     return f"{slug}_{len(others)}" if slug in others else slug
 
 
-def _figure_note(cells: Sequence[ResultCell], results: Results) -> str:
-    """Return the note in every figure: what the cells are not, or which run they are of."""
-    return ". ".join(disclaimers(cells)) or f"mtbench, run {results.run_id}"
+def source(cells: Sequence[ResultCell], results: Results, group: GroupKey | None = None) -> str:
+    """Return the source that every figure names, since figures leave the page: what ran, on what, and what it is not.
+
+    group: of which the cells are; None: of several.
+    """
+    suites = listed(dict.fromkeys(suite_name(cell.suite) for cell in cells))
+    sizes = None if group is None else batches(group.batch_size, group.batching)
+    known = [suites, sizes, checkpoint_names(cells), text.machine(results), f"mtbench run {results.run_id}"]
+    return ". ".join([*disclaimers(cells), f"Source: {listed(part for part in known if part)}"])
 
 
-def _words(results: Results, sections: Sequence[Section]) -> Words:
-    lead = ["Nothing was run."]
-    if sections:
-        first = _headline(sections)
-        others = [section for section in sections if section is not first and section.compared]
-        lead = [*first.summary, *(section.headline for section in others)]
+def _words(results: Results, sections: Sequence[Section], naming: Naming) -> Words:
+    recommendations = recommend(results.cells, max_loss=results.statistics.accuracy_margin)
+    texts = {(r.suite, r.batch_size, r.batching): in_words(r.text, naming.words) for r in recommendations}
+    several = len(sections) > 1
     return Words(
         title=text.title(results),
-        subject=_subject(sections),
-        summary=lead,
-        own={section.slug: _own_summary(section, sections) for section in sections},
+        disclaimers=disclaimers(results.cells),
+        question=text.question(results.cells),
+        subject=text.subject(results),
+        decision=in_words(headline(recommendations), naming.words) if sections else "Nothing was run.",
+        warnings=[in_words(warning, naming.words) for warning in warnings(results.cells)],
+        own={section.slug: texts.get(section.key, "") if several else "" for section in sections},
         environment=text.environment(results),
         method=text.method_notes(results),
     )
 
 
-def _subject(sections: Sequence[Section]) -> str:
-    """Return what was compared, on what."""
-    cells = [cell for section in sections for cell in section.cells]
-    suites = listed(dict.fromkeys(section.suite for section in sections))
-    sizes = dict.fromkeys(section.batch_size for section in sections)
-    noun = "batch size" if len(sizes) == 1 else "batch sizes"
-    arms = counted(len({cell.arm for cell in cells}), "arm")
-    return f"{arms} on {suites}, checkpoints {checkpoint_names(cells)}, {noun} {listed(sizes)}"
+def _pictured(sections: Sequence[Section]) -> Section | None:
+    """Return the section whose first figure the page starts with; None if nothing is drawn.
+
+    That is the first suite's largest batch, which has all items, among those with speedups.
+    """
+    of_first = [s for s in sections if s.suite == sections[0].suite and s.drawings]
+    with_speedups = [s for s in of_first if s.drawings[0].name == figures.SPEEDUPS]
+    return max(with_speedups or of_first, key=lambda s: (s.batch_size, s.batching == "static"), default=None)
 
 
-def _headline(sections: Sequence[Section]) -> Section:
-    """Return the section that the page starts with: the first suite's largest batch, which has all its items."""
-    of_first = (s for s in sections if s.suite == sections[0].suite)
-    return max(of_first, key=lambda s: (s.batch_size, s.batching == "static"))
-
-
-def _own_summary(section: Section, sections: Sequence[Section]) -> str:
-    """Return a section's summary; none if the report starts with it and it is the only one, or compares nothing."""
-    repeated = section is _headline(sections) and (len(sections) == 1 or not section.compared)
-    return "" if repeated else " ".join(section.summary)
+def _paper_notes(section: Section) -> list[str]:
+    """Return the notes below a table for a paper."""
+    return [f"{listed(section.facts)}.", "95% intervals in brackets.", f"{section.note}."]
 
 
 def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, data: Viewer) -> str:
     drawn = {s.slug: [(d, inline(d, f"{s.anchor}-{d.name}")) for d in s.drawings] for s in sections}
+    first = _pictured(sections)
+    picture = None if first is None else (first, *drawn[first.slug].pop(0))
     return template("report.html.j2").render(
         sections=sections,
         drawn=drawn,
+        picture=picture,
         sweeps=[(s, inline(s.drawing, s.slug.replace(".", "-"))) for s in sweeps],
         viewer=dump(data),
         most_items=ITEMS,
         shades=range(len(figures.SHADES)),
         light=figures.SHADES,
-        title=words.title,
-        subject=words.subject,
-        summary=words.summary,
-        own=words.own,
-        environment=words.environment,
-        method=words.method,
+        words=words,
     )
 
 
@@ -291,9 +354,16 @@ def _page_font(found: re.Match[str]) -> str:
 
 
 def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words) -> str:
-    lines = [f"# {plain(words.title)}", "", plain(f"{words.subject}."), "", plain(" ".join(words.summary)), ""]
+    lines = [f"# {plain(words.title)}", "", f"{plain(words.question)} {plain(words.subject)}.", ""]
+    lines += [f"**{plain(words.decision)}**", ""]
+    for warning in words.warnings:
+        lines += [plain(warning), ""]
+    first = _pictured(sections)
+    if first is not None:
+        lines += _markdown_figure(f"{first.slug}.{first.drawings[0].name}", first.drawings[0])
     for section in sections:
-        lines += _markdown_section(section, words.own[section.slug])
+        drawings = section.drawings[1:] if section is first else section.drawings
+        lines += _markdown_section(section, words.own[section.slug], drawings)
     for one in sweeps:
         lines += [f"## {plain(one.heading)}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
         lines += _markdown_figure(one.slug, one.drawing)
@@ -302,32 +372,25 @@ def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words
     return "\n".join(lines)
 
 
-def _markdown_section(section: Section, own_summary: str) -> list[str]:
+def _markdown_section(section: Section, own: str, drawings: Sequence[Drawing]) -> list[str]:
     lines = [f"## {plain(section.suite)}, {section.batches}", "", plain(f"{listed(section.facts)}."), ""]
-    if own_summary:
-        lines += [plain(own_summary), ""]
+    if own:
+        lines += [f"**{plain(own)}**", ""]
+    lines += [plain(" ".join(section.summary)), ""]
     if section.simulated:
         lines += [f"**{plain(' '.join(section.simulated))}**", ""]
     lines += _markdown_table(section.table)
-    notes = [plain(f"{row.number} {row.arm}: {note}") for row in section.table.rows for _, note in row.notes]
+    notes = [plain(f"{row.number} {row.title}: {note}") for row in section.table.rows for _, note in row.notes]
     if notes:
         lines += [*(f"- {note}" for note in notes), ""]
     for remark in section.remarks:
         lines += [plain(remark), ""]
-    for drawing in section.drawings:
-        lines += _markdown_figure(f"{section.slug}.{drawing.name}", drawing)
-    for heading, table in (
-        ("By task", section.tasks),
-        ("Acceptance", section.acceptance),
-        ("Factors of the speedup", section.factors),
-        ("Speedup over another engine", section.engines),
-        ("Accuracy, compared on the same items", section.accuracies),
-        ("Cost of the measurement", section.cost),
-    ):
-        if table.rows:
-            lines += [f"### {heading}", "", *_markdown_table(table)]
+    for detail in section.details:
+        lines += [f"### {detail.heading}", "", *_markdown_table(detail.table)]
     if section.gaps:
         lines += [plain(" ".join(section.gaps)), ""]
+    for drawing in drawings:
+        lines += _markdown_figure(f"{section.slug}.{drawing.name}", drawing)
     return lines
 
 
@@ -344,7 +407,8 @@ def _markdown_table(table: Table) -> list[str]:
             places = ["failed"] + [NONE] * (len(table.columns) - 1)
         if row.tags:
             places[0] = f"**{plain(listed(row.tags))}** {places[0]}"
-        lines.append(f"| {row.number or ''} | {plain(row.arm)} | {' | '.join(places)} |")
+        name = plain(row.arm) if row.title == row.arm else f"{plain(row.title)}<br>{plain(row.arm)}"
+        lines.append(f"| {row.number or ''} | {name} | {' | '.join(places)} |")
     return [*lines, ""]
 
 
@@ -352,44 +416,3 @@ def plain(text: str) -> str:
     """Return text with its Markdown signs escaped."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)
-
-
-def _latex(section: Section, table: Table) -> str:
-    """Return a table for a paper; it needs the package booktabs."""
-    columns = [heading for heading, _ in table.columns]
-    lines = [
-        f"% {_tex(section.suite)}, {section.batches}. {_tex(listed(section.facts))}.",
-        *(f"% {_tex(sentence)}" for sentence in section.summary),
-        f"\\begin{{tabular}}{{l{'r' * len(columns)}}}",
-        "\\toprule",
-        " & ".join([table.of, *map(_tex, columns)]) + " \\\\",
-        "\\midrule",
-    ]
-    for row in table.rows:
-        if row.failed:
-            reason = _tex(row.notes[0][1])
-            lines.append(f"{_tex(row.arm)} & \\multicolumn{{{len(columns)}}}{{l}}{{{reason}}} \\\\")
-            continue
-        arm = _tex(row.arm) + "".join(f"\\,({_tex(tag)})" for tag in row.tags)
-        lines.append(" & ".join([arm, *map(_latex_entry, row.entries)]) + " \\\\")
-    for disclaimer in disclaimers(section.cells):
-        lines.append(f"\\midrule\n\\multicolumn{{{len(columns) + 1}}}{{l}}{{{_tex(disclaimer)}}} \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _latex_entry(entry: Entry) -> str:
-    value = f"{entry.value} {entry.interval}" if entry.interval else entry.value
-    if entry.detail:
-        value = f"{value}, {entry.detail}"
-    if entry.verdict:
-        value = f"{value} ({entry.verdict})"
-    return _tex(value)
-
-
-def _tex(text: str) -> str:
-    """Return text with its LaTeX signs escaped."""
-    text = text.replace("\\", "\\textbackslash ")
-    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
-    for sign, written in (("~", "\\textasciitilde "), ("^", "\\textasciicircum "), ("×", "$\\times$"), ("–", "--")):
-        text = text.replace(sign, written)
-    return text.replace("≈", "$\\approx$").replace("−", "$-$").replace("\n", " ")

@@ -28,6 +28,7 @@ from mtbench.results.format import (
     Left,
     Lossless,
     Percentiles,
+    RequestLatency,
     ResultCell,
     ResultEnvironment,
     Results,
@@ -136,8 +137,11 @@ def void_reasons(stored: Stored) -> dict[str, list[str]]:
     return {name: _void(data, _lossless(stored, data)) for name, data in stored.cells.items()}
 
 
-def assemble(run: RunDirectory) -> Results:
-    """Write results.json from the stored lines and return it. Failed cells are in it, too."""
+def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+    """Write results.json from the stored lines and return it. Failed cells are in it, too.
+
+    price_per_hour: in place of the plan's.
+    """
     stored = read_stored(run)
     plan, environment = stored.plan, stored.environment
     cells = [cell for group in plan.groups for cell in _group_cells(stored, group)]
@@ -156,6 +160,7 @@ def assemble(run: RunDirectory) -> Results:
             speed_margin=statistics.SPEED_MARGIN,
             accuracy_margin=plan.request.accuracy_margin,
         ),
+        price_per_hour=plan.request.price_per_hour if price_per_hour is None else price_per_hour,
         cells=cells,
         stops_paying=stops_paying(cells),
     )
@@ -297,6 +302,7 @@ class _Times(NamedTuple):
     host_gap_s: float | None
     ttft_s: Percentiles
     commit_latency_s: Percentiles
+    request_latency_s: RequestLatency | None
     parts: SpeedParts | None
     draft_s: float | None
     head_s: float | None
@@ -314,6 +320,7 @@ def _times(data: CellData) -> _Times:
         host_gap_s=None if decode_s is None or device_s is None else decode_s - device_s,
         ttft_s=_percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
         commit_latency_s=_percentiles(_commit_gaps(data)),
+        request_latency_s=_request_latency(data),
         parts=None if parts is None else SpeedParts(**parts._asdict()),
         draft_s=data.total("draft_s"),
         head_s=data.total("head_s"),
@@ -339,6 +346,31 @@ def _commit_gaps(data: CellData) -> list[float]:
                     gaps.append(waited_s)
                 waited_s = 0.0
     return gaps
+
+
+def _request_latency(data: CellData) -> RequestLatency | None:
+    """Return the times from the start of a batch to the forward that ended each answer, in round 1.
+
+    A batch of one request takes its wall time. None for refilled slots, and if an engine hides the steps of a batch.
+    """
+    if data.cell.batching != "static":
+        return None
+    first = {t.block: t for t in data.samples if t.round == 1}
+    times = []
+    for line in data.lines.values():
+        timing = first.get(line.block)
+        if timing is None:
+            continue
+        if timing.items == 1:
+            times.append(timing.wall_s)
+        elif timing.prefill_s is None or timing.step_s is None or line.forwards is None:
+            return None
+        else:
+            times.append(timing.prefill_s + sum(timing.step_s[: line.forwards]))
+    if not times:
+        return None
+    p50, p95, p99 = map(float, np.percentile(times, [50, 95, 99]))
+    return RequestLatency(p50=max(0.0, p50), p95=max(0.0, p95), p99=max(0.0, p99), requests=len(times))
 
 
 def _percentiles(values: Sequence[float]) -> Percentiles:

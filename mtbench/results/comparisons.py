@@ -52,6 +52,11 @@ class OwnSpeedups(NamedTuple):
     same: dict[str, Speedup]  # over the baseline on the arm's own checkpoint
     deployed: dict[str, Speedup]  # over the baseline on the checkpoint that one would deploy without the method
 
+    @property
+    def headline(self) -> dict[str, Speedup]:
+        """Return the gain of using an arm: over the deployed baseline, or on its own checkpoint if that is deployed."""
+        return {**self.same, **self.deployed}
+
 
 def groups_of(cells: Iterable[ResultCell]) -> dict[GroupKey, list[ResultCell]]:
     """Return the cells by group, in their order."""
@@ -303,7 +308,15 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
         length_ratio=statistics.ratio_of_totals([tokens], [tokens0]).value,
         verdict=str(verdict),
         factors=None if factors is None else SpeedFactors(**factors._asdict()),
+        decode=_decode_ratio(data, baseline),
     )
+
+
+def _decode_ratio(data: CellData, baseline: CellData) -> Estimate | None:
+    """Return the decoding time of the baseline over that of the arm, on the same blocks; None if one is hidden."""
+    if not data.total("decode_s") or not baseline.total("decode_s"):
+        return None
+    return estimate(statistics.ratio_of_totals([baseline.by_block("decode_s")], [data.by_block("decode_s")]))
 
 
 def _plain_speedup(data: CellData, baseline: CellData, group: Mapping[str, CellData]) -> PlainSpeedup | None:

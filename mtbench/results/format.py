@@ -15,6 +15,7 @@ from mtbench.records import (
     Interval,
     NonNegative,
     NotNull,
+    Price,
     Record,
     Seconds,
     Sha256,
@@ -74,6 +75,15 @@ class Percentiles(Record):
 
     p50: Seconds | None = Field(description="median, in seconds; null: not measured")
     p95: Seconds | None = Field(description="95th percentile, in seconds; null: not measured")
+
+
+class RequestLatency(Record):
+    """Times from the start of a request's batch to the forward that ended its answer, in seconds."""
+
+    p50: Seconds = Field(description="median, in seconds")
+    p95: Seconds = Field(description="95th percentile, in seconds")
+    p99: Seconds = Field(description="99th percentile, in seconds")
+    requests: Size = Field(description="requests of round 1 whose times are known")
 
 
 class Samples(Record):
@@ -215,6 +225,11 @@ class Speedup(Sparse):
     )
     spread: Spread | None = Field(
         None, description="worst and best task; null: fewer than two tasks were measured enough, or all are equal"
+    )
+    decode: Estimate | None = Field(
+        None,
+        description="decoding time of the baseline over that of the arm, without the prompts; null: not measured, or "
+        "an engine does not tell it",
     )
 
     @model_validator(mode="after")
@@ -432,6 +447,11 @@ class ResultCell(Sparse):
     )
     ttft_s: Percentiles = Field(description="time to the first token")
     commit_latency_s: Percentiles = Field(description="time between two commits of the same row, in round 1")
+    request_latency_s: RequestLatency | None = Field(
+        None,
+        description="end-to-end time of a request, in round 1; null: not measured, finished rows are refilled, or an "
+        "engine hides its steps",
+    )
     parts: SpeedParts | None = Field(description="parts of tokens per second; null: not measured, or hidden")
     positions_fed: Count | None = Field(description="positions fed to the target")
     positions_fed_per_token: NonNegative | None = Field(description="positions fed to the target per token")
@@ -512,6 +532,9 @@ class Results(Record):
     temperature: NonNegative = Field(description="sampling temperature; 0: greedy decoding")
     plan_sha256: Sha256 = Field(description="SHA-256 of plan.json")
     statistics: StatisticsInfo = Field(description="how intervals and verdicts were computed")
+    price_per_hour: Price | None = Field(
+        None, description="price of the machine that one worker decodes on, per hour; null: not given"
+    )
     cells: list[ResultCell] = Field(description="cells in the order of the plan")
     stops_paying: list[StopsPaying] = Field(
         description="for every arm and baseline by the same engine at several batch sizes, where the arm stops paying"

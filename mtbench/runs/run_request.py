@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from mtbench.records import Record
+from mtbench.records import Price, Record
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import LeftLine
@@ -55,6 +55,9 @@ class RunRequest(Record):
     protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
     fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
     accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+    price_per_hour: Price | None = Field(
+        None, description="price of the machine that one worker decodes on, per hour; null: not given"
+    )
 
 
 def default_limit(batch_size: Sequence[int], batching: Sequence[str]) -> int:

@@ -11,13 +11,13 @@ from rich.console import Console
 
 from mtbench import statistics
 from mtbench.records import dump
+from mtbench.report.main_table import main_table
 from mtbench.report.phrases import spread_over_tasks
 from mtbench.report.summary import summary
-from mtbench.report.tables import main_table
 from mtbench.report.terminal import results_tables
 from mtbench.results import subtasks
 from mtbench.results.aggregate import assemble
-from mtbench.results.comparisons import OwnSpeedups, compare, own_speedups
+from mtbench.results.comparisons import compare, own_speedups
 from mtbench.results.format import (
     Accuracy,
     ResultCell,
@@ -195,41 +195,36 @@ def test_the_summary_says_it_beside_the_headline() -> None:
     assert "at 2.00 tokens per forward (from 1.50 on chat to 2.40 on code)." in said
 
 
-SAME = f"speedup over {AR} from 1.20 on chat to 2.60 on code"
-DEPLOYED = "speedup over ar@mars/graph from 1.30 on chat to 2.10 on code"
-TOKENS = "tokens per forward from 1.50 on chat to 2.40 on code"
-
-
 def test_the_row_of_an_arm_says_it() -> None:
-    """For both kinds of baseline, after what limits the figures. The baseline has nothing to say."""
+    """Below its speedup and its tokens per forward. The baseline has nothing to say."""
     both = cells(flags=["accuracy 1%"])
-    deployed = both[1].speedup[0].changed(baseline="ar@mars/graph", spread=made(1.3, 2.1))
-    own = OwnSpeedups(own_speedups(both).same, {ARM: deployed})
-    baseline, arm = main_table(both, {AR: 1, ARM: 2}, own).rows
-    assert baseline.notes == []
-    assert arm.notes == [("flag", "Note: accuracy 1%."), ("spread", f"By task: {SAME}; {DEPLOYED}; {TOKENS}.")]
+    baseline, arm = main_table(both, {AR: 1, ARM: 2}, own_speedups(both)).rows
+    said = [entry.detail for entry in arm.entries if entry.detail]
+    assert said[:2] == ["by task from 1.20 on chat to 2.60 on code", "by task from 1.50 on chat to 2.40 on code"]
+    assert not any("by task" in (entry.detail or "") for entry in baseline.entries)
+    assert arm.notes == [("flag", "accuracy 1%.")]
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("given", "shown"),
     [
-        ({}, f"{ARM} by task: {SAME}; {TOKENS}"),
-        ({"speedup": []}, f"{ARM} by task: {TOKENS}"),
-        ({"tokens_per_forward_spread": None}, f"{ARM} by task: {SAME}"),
-        ({"void": ["tokens differ between rounds"]}, None),
-        ({"status": "failed", "error": "out of memory"}, None),
-        ({"speedup": [], "tokens_per_forward_spread": None}, None),
+        ({}, True),
+        ({"speedup": []}, False),
+        ({"void": ["tokens differ between rounds"]}, False),
+        ({"status": "failed", "error": "out of memory"}, False),
     ],
-    ids=["both", "no speedup", "no forwards", "void", "failed", "none"],
+    ids=["both", "no speedup", "void", "failed"],
 )
-def test_the_terminal_says_it_below_the_table(given: dict[str, Any], line: str | None) -> None:
-    """A line per arm that can be trusted and has a spread."""
-    console = Console(width=200)
-    with console.capture() as printed:
-        console.print(*results_tables(made_results(cells(**given)), 200))
-    words = " ".join(printed.get().split())
-    assert ("by task" in words) is (line is not None)
-    assert line is None or words.endswith(line) or f"{line} (1)" in words
+def test_a_wide_terminal_says_it_beside_the_speedup(given: dict[str, Any], shown: bool) -> None:
+    """Of an arm that can be trusted; a narrow terminal keeps one line an arm."""
+    texts = {}
+    for width in (160, 80):
+        console = Console(width=width)
+        with console.capture() as printed:
+            console.print(*results_tables(made_results(cells(**given)), width))
+        texts[width] = printed.get()
+    assert ("from 1.20 on chat to 2.60 on code" in texts[160]) is shown
+    assert "on chat" not in texts[80]
 
 
 def test_results_of_earlier_versions_are_read() -> None:

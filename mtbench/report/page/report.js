@@ -1,4 +1,15 @@
 "use strict";
+// What a link or the printer asks for must not stay folded.
+(() => {
+  const unfold = () => {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    const folded = target && target.querySelector(":scope > details");
+    if (folded) folded.open = true;
+  };
+  addEventListener("hashchange", unfold);
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((folded) => { folded.open = true; }));
+  unfold();
+})();
 (() => {
   const holder = document.getElementById("viewer-data");
   if (!holder) return;
@@ -101,7 +112,9 @@
       const answer = entry.answers[index];
       const card = element("article", "answer");
       const heading = element("h3");
-      heading.append(element("span", "number", arm.number), element("span", "arm", arm.arm));
+      const who = element("span", "name", arm.name);
+      if (arm.name !== arm.arm) who.append(element("span", "arm id", arm.arm));
+      heading.append(element("span", "number", arm.number), who);
       card.append(heading);
       if (answer) card.append(countsOf(answer), textOf(answer));
       else card.append(element("p", "counts", "no answer is stored for this item"));
@@ -150,7 +163,7 @@
         else hidden.add(arm.arm);
         show();
       });
-      label.append(check, element("span", "number", arm.number), element("span", "arm", arm.arm));
+      label.append(check, element("span", "number", arm.number), element("span", "", arm.name));
       box.append(label);
     });
   };

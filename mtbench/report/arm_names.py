@@ -1,0 +1,61 @@
+"""Arms in words, for people: `mars:tau=0.95@mars/graph` is "MARS τ=0.95". The id stands below or beside it."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from mtbench.decoding.registry import METHODS
+from mtbench.results.format import ResultCell
+
+ARM = re.compile(r"(?P<method>[^:@]+)(?::(?P<options>.*))?@(?P<on>[^@/#]+)(?:/(?P<engine>[^@/#]+))?(?:#(?P<copy>\d+))?")
+SYMBOLS = {"tau": "τ"}  # options that papers write as a symbol
+
+
+def arm_names(cells: Iterable[ResultCell]) -> dict[str, str]:
+    """Return the words of every arm: its method and its options, and what else tells it from another arm.
+
+    Arms with the same method and options differ in checkpoint, engine or copy; the words then name what differs.
+    """
+    alike: dict[str, list[str]] = {}  # method and options in words -> arms
+    for arm in dict.fromkeys(cell.arm for cell in cells):
+        alike.setdefault(_method_and_options(arm), []).append(arm)
+    names = {}
+    for words, arms in alike.items():
+        for arm, rest in zip(arms, _differences(arms), strict=True):
+            names[arm] = f"{words} ({rest})" if rest else words
+    return names if len(set(names.values())) == len(names) else {arm: arm for arm in names}
+
+
+def in_words(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with the words of every arm in place of its id."""
+    if not names:
+        return text
+    longest_first = sorted(names, key=len, reverse=True)
+    ids = re.compile(rf"(?<![\w:@/-])(?:{'|'.join(map(re.escape, longest_first))})(?![\w@/#-])")
+    return ids.sub(lambda found: names[found[0]], text)
+
+
+def _method_and_options(arm: str) -> str:
+    found = ARM.fullmatch(arm)
+    if found is None:
+        return arm
+    method = METHODS[found["method"]].title if found["method"] in METHODS else ""
+    options = (found["options"] or "").split(",") if found["options"] else []
+    return " ".join([method or found["method"], *map(_option, options)])
+
+
+def _option(given: str) -> str:
+    """Return `name=value` in words; of a switch that is on, its name alone."""
+    name, equals, value = given.partition("=")
+    name = SYMBOLS.get(name, name.replace("_", " "))
+    return name if value == "true" else f"{name}{equals}{value}"
+
+
+def _differences(arms: Sequence[str]) -> list[str]:
+    """Return for each of several arms in the same words what tells it from the others; empty for a single arm."""
+    if len(arms) == 1:
+        return [""]
+    parts = [ARM.fullmatch(arm) for arm in arms]
+    differing = [
+        name for name in ("on", "engine", "copy") if len({None if part is None else part[name] for part in parts}) > 1
+    ]
+    return [", ".join(part[name] or "1" for name in differing) if part else "" for part in parts]

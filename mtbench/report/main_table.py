@@ -1,0 +1,174 @@
+"""The main table of a page: what each arm gains and what it costs. The other tables are in tables.py."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from mtbench import statistics
+from mtbench.report.formatting import bounds, interval, listed, number, times
+from mtbench.report.phrases import (
+    REPEATED_FLAG,
+    cost_per_million,
+    flags_of_measurement,
+    short_verdict,
+    spread_over_tasks,
+    ungraded,
+)
+from mtbench.report.tables import Bar, Column, Entry, Table, percent_entry, table_of, without_loops
+from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
+from mtbench.results.format import ResultCell, Speedup
+
+LEAST_SPAN = 1.25  # of the axis of the bars, as a factor on either side of 1
+PREFILL_WEIGHS = 0.5  # share of wall time from which on the speed of decoding alone is given, too
+
+
+def main_table(
+    cells: Sequence[ResultCell],
+    numbers: Mapping[str, int],
+    own: OwnSpeedups,
+    price_per_hour: float | None = None,
+) -> Table:
+    """Return accuracy, speedup, tokens per forward, grade and notes of each arm; its price if the machine has one."""
+    baselines = {speedup.baseline for speedup in own.headline.values()}
+    common = baselines.pop() if len(baselines) == 1 else None
+    by_arm = {cell.arm: cell for cell in cells}
+    drawn = _bars([speedup for arm, speedup in own.headline.items() if arm in by_arm and not by_arm[arm].void])
+    columns = [
+        Column(
+            "accuracy, %",
+            "share of items answered correctly; the verdict compares it with the baseline's, on the same items",
+            lambda cell: _accuracy_entry(cell, own.headline.get(cell.arm)),
+            shown=any(cell.accuracy is not None for cell in cells),
+        ),
+        Column(
+            f"speedup over {common}" if common else "speedup",
+            "wall time of plain decoding, on the checkpoint that one would deploy without the method, over that of the "
+            "arm, on the same prompts",
+            lambda cell: _headline_entry(cell, by_arm, own, drawn, named=common is None),
+        ),
+        Column(
+            "tokens per forward",
+            "committed tokens per forward pass of the model, and those without the answers that end in a loop",
+            _per_forward_entry,
+        ),
+        Column(
+            "lossless",
+            "whether the tokens are those of the arm that it promises; floor: that arm against itself, at the smallest "
+            "and the largest batch size of the run",
+            _lossless_entry,
+        ),
+        Column(
+            "cost per 1M tokens",
+            "price of the machine over the tokens that it decodes in an hour, prefill included",
+            lambda cell: Entry(number(cost_per_million(cell, price_per_hour))),
+            shown=price_per_hour is not None,
+        ),
+    ]
+    return table_of(columns, cells, numbers, _notes)
+
+
+def _bars(speedups: Sequence[Speedup]) -> Callable[[Speedup], Bar | None]:
+    """Return what draws a speedup on one logarithmic axis for all of them, with the factor 1 on it."""
+    ends = [end for s in speedups for end in (s.value, *(bounds(s) or ())) if end is not None and end > 0]
+    low, high = min([1 / LEAST_SPAN, *ends]), max([LEAST_SPAN, *ends])
+
+    def place(factor: float) -> float:
+        return round(math.log(min(max(factor, low), high) / low) / math.log(high / low), 4)
+
+    def bar(speedup: Speedup) -> Bar | None:
+        if speedup.value is None or speedup.value <= 0:
+            return None
+        least, most = bounds(speedup) or (speedup.value, speedup.value)
+        return Bar(place(max(least, low)), place(speedup.value), place(most), place(1.0))
+
+    return bar
+
+
+def _accuracy_entry(cell: ResultCell, own: Speedup | None) -> Entry:
+    """Return the accuracy, with the verdict against the arm's baseline if there is one."""
+    entry = percent_entry(cell.accuracy)
+    verdicts = {comparison.baseline: comparison.verdict for comparison in cell.accuracy_vs}
+    if cell.accuracy is None or cell.accuracy.value is None or not verdicts:
+        return entry
+    baseline = own.baseline if own is not None and own.baseline in verdicts else next(iter(verdicts))
+    return replace(entry, verdict=short_verdict(verdicts[baseline]), against=None if own else baseline)
+
+
+def _headline_entry(
+    cell: ResultCell,
+    by_arm: Mapping[str, ResultCell],
+    own: OwnSpeedups,
+    drawn: Callable[[Speedup], Bar | None],
+    *,
+    named: bool,
+) -> Entry:
+    """Return the speedup with its interval, drawn; its worst and best task; and its part without the prompts."""
+    speedup = own.headline.get(cell.arm)
+    if speedup is None or speedup.value is None:
+        return _other_engine_entry(cell)
+    details = []
+    over_tasks = None if cell.void else spread_over_tasks(speedup.spread)
+    if over_tasks:
+        details.append(f"by task {over_tasks}")
+    length = speedup.length_ratio
+    if length is not None and abs(length - 1) > statistics.LENGTH_RATIO_SHOWN_BEYOND:
+        details.append(f"length {times(length)}")
+    if speedup.decode is not None and _prefill_weighs([cell, *filter(None, [by_arm.get(speedup.baseline)])]):
+        details.append(f"decoding alone {times(speedup.decode.value)}")
+    return Entry(
+        times(speedup.value),
+        interval(bounds(speedup)),
+        short_verdict(speedup.verdict),
+        speedup.baseline if named else None,
+        "; ".join(details) or None,
+        None if cell.void else drawn(speedup),
+    )
+
+
+def _other_engine_entry(cell: ResultCell) -> Entry:
+    """Return the ratio over a reference by another engine, for an arm that has no baseline by its own."""
+    over = over_fastest_engine(cell)
+    if over is None or cell.engine is not None:
+        return Entry()
+    return Entry(times(over.value), interval(bounds(over)), against=over.baseline, detail="includes the engine")
+
+
+def _prefill_weighs(cells: Sequence[ResultCell]) -> bool:
+    """Return whether reading the prompts takes most of the time of one of these cells."""
+    return any(c.prefill_s is not None and c.wall_s and c.prefill_s > PREFILL_WEIGHS * c.wall_s for c in cells)
+
+
+def _per_forward_entry(cell: ResultCell) -> Entry:
+    details = [without_loops(cell, cell.tokens_per_forward, "tokens_per_forward", number)]
+    over_tasks = None if cell.void else spread_over_tasks(cell.tokens_per_forward_spread)
+    if over_tasks:
+        details.append(f"by task {over_tasks}")
+    known = listed(detail for detail in details if detail)
+    return Entry(number(cell.tokens_per_forward), interval(cell.tokens_per_forward_ci), detail=known or None)
+
+
+def _lossless_entry(cell: ResultCell) -> Entry:
+    graded = cell.lossless
+    if graded is None:
+        return Entry(ungraded(cell))
+    same = f"{graded.identical:,} of {graded.items:,} the same"
+    floor = "" if graded.floor is None else f", floor {graded.floor.identical:,} of {graded.floor.items:,}"
+    if cell.claims != "lossless":  # compared with an equivalent arm, which is lossy too
+        return Entry("lossy by design", None, graded.grade, graded.against, f"{same}{floor}")
+    return Entry(graded.grade, against=graded.against, detail=f"{same}{floor}")
+
+
+def _notes(cell: ResultCell) -> list[tuple[str, str]]:
+    """Return what a reader must know of an arm, the gravest first."""
+    notes = []
+    if cell.error:
+        notes.append(("failed", f"Failed: {cell.error}"))
+    elif cell.status == "partial":
+        notes.append(
+            ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
+        )
+    notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
+    flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
+    if flags:
+        notes.append(("flag", f"{'; '.join(flags)}."))
+    return notes

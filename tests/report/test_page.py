@@ -1,0 +1,265 @@
+"""What a reader of a run sees first: the question, the decision, and one line an arm, on a page and in a terminal."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import cell_data, generation_line, made_results, result_cell, speedup, timing_line
+from rich.console import Console
+
+from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.main_table import main_table
+from mtbench.report.terminal import decision_lines, results_tables
+from mtbench.report.write import write_report
+from mtbench.results.aggregate import _request_latency, assemble
+from mtbench.results.comparisons import OwnSpeedups, own_speedups
+from mtbench.results.format import Estimate, ResultCell, Results
+from mtbench.runs.directory import RunDirectory
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+AXE = "axe-core@4.10.3"
+AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        ((ARM,), ("MARS τ=0.95",)),
+        (("mars:tau=0.5,cache=block@mars/graph",), ("MARS τ=0.5 cache=block",)),
+        (("mars:extra=true@mars/graph",), ("MARS extra",)),
+        ((AR, "ar@mars/graph"), ("Plain decoding (ar)", "Plain decoding (mars)")),
+        ((AR, "ar@ar/eager"), ("Plain decoding (graph)", "Plain decoding (eager)")),
+        ((AR, f"{AR}#2"), ("Plain decoding (1)", "Plain decoding (2)")),
+        (("hf-generate@ar",), ("transformers generate",)),
+        (("openai:url=http://127.0.0.1:8000/v1@ar",), ("OpenAI server url=http://127.0.0.1:8000/v1",)),
+        (("of-a-plugin:k=1@ar/graph",), ("of-a-plugin k=1",)),
+        (("no arm at all",), ("no arm at all",)),
+    ],
+)
+def test_an_arm_in_words_says_what_tells_it_from_the_others(arms: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """Its method and options; checkpoint, engine and copy only where they differ."""
+    assert tuple(arm_names(result_cell(arm=arm) for arm in arms).values()) == words
+
+
+def test_a_sentence_names_whole_arms_only() -> None:
+    """An id that is a part of another one is not replaced inside it."""
+    names = {AR: "Plain decoding", f"{AR}#2": "Plain decoding (2)", "ar@ar": "another"}
+    said = f"faster than {AR}: 1.2; {AR}#2 and ar@ar are not, nor is mars-{AR}"
+    assert (
+        in_words(said, names)
+        == f"faster than Plain decoding: 1.2; Plain decoding (2) and another are not, nor is mars-{AR}"
+    )
+
+
+@pytest.fixture(scope="module")
+def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """The report of a run with ten arms in a group, one of them twice as fast with the same tokens, and a price."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path_factory.mktemp("many") / "run")))
+    results = run.read_json("results.json")
+    group = [c for c in results["cells"] if (c["suite"], c["batch_size"]) == ("arithmetic", 2)]
+    pattern = group[-1]
+    for i in range(10 - len(group)):
+        arm = f"mars:tau=0.9{i},cache=block@mars/graph"
+        flags = ["83% cut by the budget", "shared processor: computed in 60% of the time"]
+        results["cells"].append(pattern | {"arm": arm, "cell": f"{pattern['cell']}.{i}", "flags": flags})
+    limits = {"value": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": "faster"}
+    pattern["speedup"] = [s | limits for s in pattern["speedup"]]
+    pattern |= {
+        "claims": "lossless",
+        "agreement": [a | {"items": 7, "identical": 7} for a in pattern["agreement"]],
+    }
+    results["price_per_hour"] = 3.6
+    write_report(run, Results.model_validate(results))
+    run.write_json("results.json", results)
+    return run
+
+
+def test_the_page_starts_with_the_decision(many_arms: RunDirectory) -> None:
+    """Question, subject and decision come before the first section, in the same order in Markdown and terminal."""
+    page, markdown = ((many_arms.path / name).read_text() for name in ("report.html", "report.md"))
+    decision = decision_lines(many_arms.read("results.json", Results))[-1]
+    assert "use MARS τ=0.3: 1.90 to 2.10 times" in decision
+    first_screen = page.partition("<main>")[0].partition("<body>")[2]
+    places = [
+        first_screen.find(part) for part in ("<h1>Which of 10 arms", "batch sizes 1, 2", "use MARS τ=0.3", "<figure>")
+    ]
+    assert places == sorted(places)
+    assert -1 not in places
+    before = markdown.partition("\n## ")[0]
+    assert "Which of 10 arms decodes fastest" in before
+    assert "use MARS τ=0.3: 1.90 to 2.10 times" in before
+    assert "![" in before
+
+
+def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -> None:
+    """None is wider, and no name is cut."""
+    results = many_arms.read("results.json", Results)
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(*results_tables(results, 80))
+    text = captured.get()
+    assert max(map(len, text.splitlines())) <= 80
+    table = text.partition("arithmetic, batch size 2")[2].partition("Demonstration")[0]
+    lines = [line for line in table.splitlines() if re.match(" ?(MARS|Plain)", line)]
+    assert len(lines) == 10
+    assert len([line for line in table.splitlines() if line.strip(" ─")]) - len(lines) <= 4  # title and headings
+
+
+def test_csv_has_the_figures_of_the_results(many_arms: RunDirectory) -> None:
+    """Unrounded, with the words of the arm and the cost of its tokens."""
+    results = many_arms.read("results.json", Results)
+    rows = list(csv.DictReader(io.StringIO((many_arms.path / "tables/arithmetic.b2.csv").read_text())))
+    cells = {c.arm: c for c in results.cells if (c.suite, c.batch_size) == ("arithmetic", 2)}
+    assert [row["arm"] for row in rows] == [*cells]
+    row = next(row for row in rows if row["name"] == "MARS τ=0.3")
+    cell = cells[row["arm"]]
+    assert (float(row["speedup"]), row["verdict"], row["baseline"]) == (2.0, "faster", AR)
+    assert cell.accuracy is not None
+    assert float(row["accuracy"]) == cell.accuracy.value
+    assert cell.tokens_per_s.value is not None
+    assert float(row["cost_per_million_tokens"]) == pytest.approx(1000 / cell.tokens_per_s.value)
+
+
+def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp_path: Path) -> None:
+    """The price of the rebuilt report is stored in results.json; without one it is the plan's."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    for price in (None, 2.5):
+        results = assemble(run, price_per_hour=price)
+        assert run.read("results.json", Results).price_per_hour == price
+        cells = [c for c in results.cells if c.batch_size == 2 and c.suite == "arithmetic"]
+        numbers = {c.arm: n for n, c in enumerate(cells)}
+        headings = [h for h, _ in main_table(cells, numbers, own_speedups(cells), results.price_per_hour).columns]
+        assert ("cost per 1M tokens" in headings) is (price is not None)
+
+
+def test_prefill_that_weighs_more_than_half_shows_the_gain_of_decoding_alone() -> None:
+    """Else wall-clock alone."""
+    decode = Estimate(value=3.0, ci_low=2.9, ci_high=3.1)
+    over = speedup(baseline=AR, verdict="faster", value=1.2, ci_low=1.1, ci_high=1.3, decode=decode)
+    for prefill_s, shown in ((6.0, True), (4.0, False)):
+        baseline = result_cell(arm=AR, reference=True, wall_s=10.0, prefill_s=prefill_s)
+        cells = [baseline, result_cell(arm=ARM, wall_s=9.0, prefill_s=1.0, speedup=[over])]
+        rows = main_table(cells, {AR: 1, ARM: 2}, OwnSpeedups({ARM: over}, {})).rows
+        details = " ".join(entry.detail or "" for entry in rows[1].entries)
+        assert ("decoding alone ×3.00" in details) is shown
+
+
+def test_the_time_of_a_request_ends_with_its_answer() -> None:
+    """Prefill and the steps up to its last forward; a batch of one takes its wall time; hidden steps hide it."""
+    lines = [generation_line(item=f"a/{n}/0", forwards=n, commits=[1] * n) for n in (1, 3)]
+    timing = timing_line(rows=2, items=2, prefill_s=1.0, step_s=[0.5, 0.25, 0.25], wall_s=9.0)
+    found = _request_latency(cell_data(lines, [timing], batch_size=2))
+    assert found is not None
+    assert found.p50 == pytest.approx(1.75)
+    assert found.requests == 2
+    alone = _request_latency(cell_data(lines[:1], [timing_line(wall_s=9.0)]))
+    assert alone is not None
+    assert alone.p99 == 9.0
+    assert _request_latency(cell_data(lines, [timing.changed(step_s=None)])) is None
+    assert _request_latency(cell_data(lines, [timing], batching="refill")) is None
+
+
+def test_results_of_earlier_versions_are_read(small_run: RunDirectory) -> None:
+    """They have no price, no times of requests and no speedup of decoding alone."""
+    stored = small_run.read_json("results.json")
+    del stored["price_per_hour"]
+    for cell in stored["cells"]:
+        del cell["request_latency_s"]
+        for over in cell["speedup"]:
+            del over["decode"]
+    read = Results.model_validate(stored)
+    assert read.price_per_hour is None
+    assert all(isinstance(cell, ResultCell) and cell.request_latency_s is None for cell in read.cells)
+    assert decision_lines(made_results([]))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    """A browser, closed at the end. Skips if there is none."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as p:
+        opened = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("width", [400, 1280, 1920])
+def test_nothing_is_wider_than_the_screen(many_arms: RunDirectory, browser: Any, width: int) -> None:
+    """Ten arms fit the main table without a scroll bar; on a phone each arm is a card. Nothing is cut."""
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto((many_arms.path / "report.html").resolve().as_uri())
+    for state in ("folded", "open"):
+        if state == "open":
+            page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        cut = """() => [...document.querySelectorAll('.main, .main td, .main th, .first *')]
+            .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.hidden, thead'))
+            .map(e => e.outerHTML.slice(0, 80))"""
+        assert page.evaluate(cut) == []
+    rows = page.evaluate("[...document.querySelectorAll('.main')].map(t => getComputedStyle(t).display)")
+    assert set(rows) == {"block" if width == 400 else "table"}
+    page.close()
+    assert wrong == []
+
+
+@pytest.mark.whole
+def test_links_and_the_printer_unfold_what_they_ask_for(many_arms: RunDirectory, browser: Any) -> None:
+    """A link to the viewer opens it; a printed page is complete."""
+    page = browser.new_page()
+    page.goto((many_arms.path / "report.html").resolve().as_uri())
+    assert not page.locator("#viewer-status").is_visible()
+    page.locator("nav a[href='#generations']").click()
+    page.locator("#viewer-status").wait_for(state="visible", timeout=5000)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
+    page.close()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(many_arms: RunDirectory, browser: Any, axe: str, scheme: str) -> None:
+    """By axe-core, with everything unfolded."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    page.goto((many_arms.path / "report.html").resolve().as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [
+        (v["id"], v["help"], v["nodes"][0]["html"][:200])
+        for v in found["violations"]
+        if v["impact"] in ("serious", "critical")
+    ]
+    page.close()
+    assert serious == []
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, installed by npm into a temporary folder. Skips if npm cannot install it."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("npm is not on the path, so axe-core cannot be installed")
+    folder = tmp_path_factory.mktemp("axe")
+    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", AXE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm did not install axe-core in two minutes")
+    if done.returncode:
+        pytest.skip(f"npm cannot install {AXE}: {done.stderr.strip().splitlines()[-1:]}")
+    package = folder / "node_modules/axe-core"
+    assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
+    return (package / "axe.min.js").read_text()
