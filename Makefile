@@ -9,7 +9,7 @@ PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "architecture or those_of_ar or assisted or static_cache"
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test unit lint slow faults mutants schemas clean
+.PHONY: run real test unit lint slow faults mutants schemas reference docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
@@ -51,6 +51,18 @@ mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes fil
 schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
 	$(BIN)/python -m mtbench.cli.schemas
 
+reference: $(INSTALLED)  ## generate docs/reference/ and the generated parts of the other pages
+	$(BIN)/python -m mtbench.cli.reference
+
+docs: reference  ## build the documentation site in site/; it opens from the disk
+	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/zensical build --clean --strict
+
+dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+
 # torch is installed first, at its pinned version: an open range may download gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -68,4 +80,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info
+	rm -rf .venv .venv-oldest build dist site *.egg-info
