@@ -55,10 +55,11 @@ reference: $(INSTALLED)  ## generate docs/reference/ and the generated parts of 
 	$(BIN)/python -m mtbench.cli.reference
 
 docs: reference  ## build the documentation site in site/; it opens from the disk
-	$(BIN)/pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/pip install -q -c constraints.txt zensical
 	$(BIN)/zensical build --clean --strict
 
 dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show
+	$(BIN)/pip install -q -c constraints.txt twine==7.0.0
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist . >/dev/null
 	$(BIN)/twine check --strict dist/*
