@@ -10,7 +10,7 @@ MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "arc
 # One process more than cores: many tests wait for processes and timers.
 PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test unit lint slow faults mutants schemas clean
+.PHONY: run real test unit lint slow faults mutants schemas reference docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
@@ -52,6 +52,19 @@ mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes fil
 schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
 	$(BIN)/python -m mtbench.cli.schemas
 
+reference: $(INSTALLED)  ## generate docs/reference/ and the generated parts of the other pages
+	$(BIN)/python -m mtbench.cli.reference
+
+docs: reference  ## build the documentation site in site/; it opens from the disk
+	$(BIN)/pip install -q -c constraints.txt zensical
+	$(BIN)/zensical build --clean --strict
+
+dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show
+	$(BIN)/pip install -q -c constraints.txt twine==7.0.0
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+
 # torch is installed first, at its pinned version: an open range may download gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -69,4 +82,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info
+	rm -rf .venv .venv-oldest build dist site *.egg-info

