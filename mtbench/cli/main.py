@@ -7,6 +7,7 @@ failed; 2: a user's mistake or something missing; 3: the time budget ended the r
 import errno
 import importlib
 import os
+import shlex
 import signal
 import sys
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -14,7 +15,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mtbench import __version__
+from mtbench import __version__, plugins
 from mtbench.cli import session
 from mtbench.cli.session import FAILED, INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
@@ -162,7 +163,8 @@ def _how_to_resume() -> str:
     resumed = command if command in ("reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
-    return f"complete results are kept; resume with `mtbench {resumed} -o {session.started[-1]} --resume`"
+    named = "".join(f" --plugin {shlex.quote(file.path)}" for file in plugins.loaded())
+    return f"complete results are kept; resume with `mtbench {resumed} -o {session.started[-1]} --resume{named}`"
 
 
 def _complain_of_usage(mistake: str) -> int:
