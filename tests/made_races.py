@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from made_records import result_cell
@@ -82,8 +83,13 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
     word_of = dict(zip(lossy, words, strict=True))
     cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
     for place, (arm, ratio, speed) in enumerate(zip(arms, ratios, speeds, strict=True)):
-        times = {"value": ratio.value, "ci_low": ratio.ci_low, "ci_high": ratio.ci_high, "verdict": str(speed)}
-        nothing = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
+        times: dict[str, Any] = {
+            "value": ratio.value,
+            "ci_low": ratio.ci_low,
+            "ci_high": ratio.ci_high,
+            "verdict": str(speed),
+        }
+        nothing: dict[str, Any] = dict.fromkeys(("ci_repeat", "rate_ratio", "rate_ratio_ci", "length_ratio", "factors"))
         difference = differences[place]
         accuracy = AccuracyComparison(
             baseline=PLAIN,

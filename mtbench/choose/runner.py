@@ -3,7 +3,7 @@
 The rule (race.py) sees stored lines only. Answers are scored at each look; scores.json is written at the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Racing:
     plan: Plan
     race: Race
     execution: Execution
+    expect: Callable[[int], None] | None = None  # is told how many batches are left at most when cells leave
     _suites: dict[str, Suite] = field(default_factory=dict)
     _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
     _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
@@ -85,11 +86,22 @@ class Racing:
         outcome = self.outcome(group)
         self._made[key] = max(outcome.made, default=0)
         known = {line.cell for line in self.run.read_lines("left.jsonl", LeftLine)}
-        return [
+        leaving = [
             LeftLine(cell=gone.name, block=gone.block, lost=gone.lost, reason=self._by_arm(gone.reason))
             for gone in outcome.left
             if gone.name not in known
         ]
+        if self.expect is not None and leaving:
+            self.expect(self._batches(known | {line.cell for line in leaving}))
+        return leaving
+
+    def _batches(self, gone: Collection[str]) -> int:
+        """Return the batches that are left to decode if no further cell leaves."""
+        left = 0
+        for group in self.plan.groups:
+            live = [name for name in group.cells if name not in gone]
+            left += sum(len(group.blocks) - len(self.run.lines(f"timings/{name}.jsonl")) for name in live)
+        return left
 
     def looks(self, group: Group) -> list[int]:
         return self.race.looks_at(group.suite, group.batch_size)

@@ -85,9 +85,16 @@ class View:
 
     def decided(self, arm: Entrant) -> bool:
         """Return whether the speed of the arm over plain decoding has a word, as results.json will say it."""
+        if arm is self.plain:
+            return True
+        if any(statistics.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
+            return False
         ratios = [self._time_ratio(self.plain, e) for e in self.arms]
         verdicts = statistics.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
-        return arm is self.plain or verdicts[self.arms.index(arm)].word != statistics.INCONCLUSIVE
+        return verdicts[self.arms.index(arm)].word != statistics.INCONCLUSIVE
+
+    def _walls(self, arm: Entrant) -> list[float]:
+        return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
 
     def _time_ratio(self, above: Entrant, below: Entrant) -> Ratio:
         """Return the time of one arm over that of another on the blocks that both have."""

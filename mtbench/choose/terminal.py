@@ -28,9 +28,9 @@ def candidate_tables(arms: Sequence[str], refused: Mapping[str, str]) -> list[Ta
 
 def decision_tables(results: Results, decision: Decision) -> list[Table]:
     """Return a table for each suite and batch size: a line for each arm, the chosen ones first."""
-    of_group = {(r.suite, r.batch_size, r.batching): r for r in decision.recommendations}
+    found = {(r.suite, r.batch_size, r.batching): r for r in decision.recommendations}
     return [
-        _table(key.suite, key.batch_size, cells, of_group.get(tuple(key)))
+        _table(key.suite, key.batch_size, cells, found.get((key.suite, key.batch_size, key.batching)))
         for key, cells in groups_of(results.cells).items()
     ]
 

@@ -62,6 +62,7 @@ def run(opened: RunDirectory, execution: Execution) -> Decision:
     racing = Racing(opened, plan, race, execution)
     with opened.locked():
         with RunProgress(err) as progress:
+            racing.expect = progress.expect
             results = pipeline.finish(opened, racing.executing(), progress)
         decision = decide(racing, results)
     for table in decision_tables(results, decision):

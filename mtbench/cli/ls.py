@@ -1,4 +1,4 @@
-"""`mtbench ls`: one line for every method, suite or family; with a name, its details."""
+"""`mtbench ls`: one line for every method, suite or family; with a name, its details. And the arms that can run."""
 
 import inspect
 import re
@@ -11,9 +11,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.cli.request_options import PluginOption
+from mtbench.cli.request_options import (
+    CheckpointOption,
+    FamilyOption,
+    ModelOption,
+    OfflineOption,
+    PluginOption,
+    checkpoints,
+)
 from mtbench.cli.session import out, say
-from mtbench.errors import unknown
+from mtbench.errors import UserError, unknown
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
@@ -30,20 +37,44 @@ NONE = "–"
 
 @app.command()
 def ls(
-    kind: Annotated[str, typer.Argument(help="methods, suites or families.")] = "methods",
+    kind: Annotated[str, typer.Argument(help="methods, suites, families or arms.")] = "methods",
     name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
+    family: FamilyOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = [],  # noqa: B006
+    offline: OfflineOption = False,
     plugin: PluginOption = [],  # noqa: B006
 ) -> None:
-    """List methods, suites or families, or describe one of them."""
+    """List methods, suites or families, or describe one of them.
+
+    `arms` lists what `mtbench choose` can race on the checkpoints of --family, --model and --checkpoint, and why other
+    methods cannot run on them.
+    """
+    if kind == "arms":
+        _list_arms(family, model, checkpoint, offline=offline)
+        return
+    if family or model or checkpoint:
+        raise UserError("--family, --model and --checkpoint belong to `mtbench ls arms`.")
     listings = {"methods": (_list_methods, _show_method), "suites": (_list_suites, _show_suite)}
     listings["families"] = (_list_families, _show_family)
     if kind not in listings:
-        raise unknown("listing", kind, listings, "mtbench ls --help")
+        raise unknown("listing", kind, (*listings, "arms"), "mtbench ls --help")
     list_all, show_one = listings[kind]
     if name is None:
         list_all()
     else:
         show_one(name)
+
+
+def _list_arms(family: str | None, model: str | None, checkpoint: Sequence[str], *, offline: bool) -> None:
+    from mtbench.choose.candidates import candidates
+    from mtbench.choose.terminal import candidate_tables
+    from mtbench.runs.run_request import RunRequest
+
+    roles = checkpoints(checkpoint)
+    found = candidates(RunRequest(family=family, model=model, checkpoint=roles, offline=offline))
+    for table in candidate_tables([str(arm) for arm in (found.plain, *found.arms)], found.refused):
+        out.print(table)
 
 
 def _methods() -> Registry[Any]:
@@ -70,6 +101,7 @@ def _show_method(name: str) -> None:
         ("claims", _claims(method)),
         ("checkpoints", ", ".join([*method.roles, *roles_of(method, {})])),
         ("default arms", "\n".join(method.default_arms) or NONE),
+        ("arms in a choice", "\n".join(method.choices or method.default_arms or (method.name,))),
     ]
     _print_facts(facts)
     options = options_of(method)

@@ -160,7 +160,7 @@ def _how_to_resume() -> str:
         return "what is complete is kept; resume with the same command"
     if not session.started:
         return "nothing was started"
-    resumed = command if command in ("reproduce", "gate", "load") else "run"
+    resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
     named = "".join(f" --plugin {shlex.quote(file.path)}" for file in plugins.loaded())

@@ -145,8 +145,8 @@ def check_options(method: type[Method], options: Mapping[str, Any]) -> Method:
 
 
 def _check_default_arms(method: type[Method]) -> None:
-    """Raise UserError unless the method's default arms can be parsed."""
-    parse_arms(method.default_arms)
+    """Raise UserError unless the arms that the method names can be parsed."""
+    parse_arms((*method.default_arms, *method.choices))
 
 
 METHODS.checks.append(_check_default_arms)

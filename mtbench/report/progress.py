@@ -48,6 +48,11 @@ class RunProgress:
         self.started_at = self.printed_at = time.monotonic()
         self.task = self.bar.add_task("", total=work, speed="")
 
+    def expect(self, work: int) -> None:
+        """Show that at most so many more batches are decoded: cells have left."""
+        self.work = self.done + work
+        self.bar.update(self.task, total=self.work)
+
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
         """Show that a batch of `cell`, the index-th cell of the run, is stored."""
         self.done += 1

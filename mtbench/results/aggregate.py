@@ -256,7 +256,7 @@ def _status(data: CellData, group: Group) -> Status:
     return "ok" if len(ran) == sum(group.rounds) else "partial"
 
 
-def _left(data: CellData) -> dict[str, Left]:
+def _left(data: CellData) -> dict[str, Any]:
     """Return the field `left` of a cell that left; other cells have none."""
     line = data.left
     return {} if line is None else {"left": Left(block=line.block, lost=line.lost, reason=line.reason)}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from mtbench.results.decision_format import Choice, Recommendation
 
 DEMONSTRATION = "On this demonstration"
+OPEN = "nothing can be told yet"
 
 
 def headline(recommendations: Sequence[Recommendation]) -> str:
@@ -84,7 +85,7 @@ def _answer(found: Recommendation, doubt: str | None) -> str:
         if undecided is None:
             return "nothing can be told, since no sound arm was compared with plain decoding"
         gain = "" if undecided.speedup.value is None else f" ({_times(undecided)} as fast as plain decoding)"
-        return f"nothing can be told yet; the most promising arm is {undecided.arm}{gain}: {doubt}"
+        return f"{OPEN}; the most promising arm is {undecided.arm}{gain}: {doubt}"
     parts = []
     if found.same_tokens is not None:
         parts.append(f"use {found.same_tokens.arm}: {_times(found.same_tokens)} as fast as plain decoding, same tokens")
@@ -95,7 +96,7 @@ def _answer(found: Recommendation, doubt: str | None) -> str:
 
 
 def _own_text(found: Recommendation) -> str:
-    return found.text.removeprefix(f"{DEMONSTRATION}: ")
+    return found.text.removeprefix(f"{DEMONSTRATION}: ").replace(f"{OPEN}; ", "")
 
 
 def _if_accepted(found: Recommendation) -> str:

@@ -91,7 +91,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 progress.note("time budget spent; `--resume` runs what is missing")
     if execution.timed_only:
         return
-    passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory)
+    lost = {line["cell"] for line in run.lines("left.jsonl") if line["lost"]}
+    passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
         passes.execute(pool, progress.note)
     else:

@@ -25,6 +25,7 @@ class UntimedPasses:
     failed: Set[str]  # cells that have no answers to pass over
     deadline: float  # by time.monotonic
     peak_memory_on_cpu: bool  # one process per cell: minutes on a real model
+    lost: Set[str] = frozenset()  # cells that left as not the one to choose: neither energy nor memory is measured
 
     def execute(self, pool: ModelPool, note: Callable[[str], None]) -> None:
         """Run the passes on the models of `pool`, as far as the deadline allows."""
@@ -33,9 +34,10 @@ class UntimedPasses:
         for cell in plan.cells:
             if cell.cell not in failed:
                 rescoring.check(cell)
-        energy.measure(run, plan, pool, failed, note, self.deadline)
+        left_out = failed | self.lost
+        energy.measure(run, plan, pool, left_out, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:
-            peak_memory.measure(run, plan, pool, failed, note, self.deadline)
+            peak_memory.measure(run, plan, pool, left_out, note, self.deadline)
         pool.clear()
 
     def execute_in_child(self, note: Callable[[str], None]) -> None:

@@ -30,6 +30,13 @@ def test_slower_arms_leave_and_the_race_ends_with_its_leader() -> None:
     assert left(plain, fast, slow) == {"slow": (6, True), "fast": (6, False), PLAIN: (6, False)}
 
 
+def test_a_race_goes_on_until_its_times_are_long_enough_for_a_word() -> None:
+    """Six blocks of 50 ms decide who is faster, and results.json has no word on so short times."""
+    arms = [entrant(PLAIN, 10), entrant("fast", 20, promises=True)]
+    assert left(*arms) == {"fast": (24, False), PLAIN: (24, False)}
+    assert "fast" not in left(*arms, at=[6, 16])
+
+
 def test_plain_decoding_wins_against_slower_arms() -> None:
     assert left(entrant(PLAIN, 1), entrant("slow", 0.5, promises=True)) == {"slow": (6, True), PLAIN: (6, False)}
 

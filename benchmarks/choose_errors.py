@@ -1,0 +1,139 @@
+"""How often `mtbench choose` is wrong, and what it saves: simulated races over the blocks of a run that was measured.
+
+    mtbench run --suite arithmetic --batch-size 8 --rounds 1 --limit 240 --method ar --method … -o RUN
+    python benchmarks/choose_errors.py RUN [--races 1000] [--blocks 120] [--max-loss 1]
+
+A race draws blocks of the run, with their times, answers and scores, so that all block-to-block noise is that of the
+machine. Its arms are those of the run, scaled by a known factor, and made-up ones near the leader: the time of an arm
+with the noise of another block. Their truth is that of all blocks of the run. Lossy arms lose a known share of the
+answers; some lose exactly what is accepted, where an error is most likely.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from mtbench.choose.runner import Racing
+from mtbench.choose.standing import Block, Entrant
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Race
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run_request import Execution
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from made_races import Truth, decide, missed_any, missed_same, wrongly_kept
+
+LOSSES = (0.0, 0.5, 1.0, 1.0, 2.0, 10.0)  # of made-up lossy arms, in shares of the accepted loss
+NEAR = 0.05  # made-up arms are within this share of an arm of the run
+
+
+def measured(path: Path) -> list[Entrant]:
+    """Return the arms of the largest batch size of a run."""
+    run = RunDirectory.open(path)
+    plan = read_plan(run)
+    group = max(plan.groups, key=lambda group: group.batch_size)
+    race = Race(objective="speed", max_loss=0.02, slo_s={}, refused={}, looks={})
+    found = Racing(run, plan, race, Execution()).entrants(group)
+    clean = [b for b in range(len(group.blocks)) if all(len(e.blocks) > b and e.blocks[b].wall_s for e in found)]
+    return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]
+
+
+def walls(entrant: Entrant) -> npt.NDArray[np.float64]:
+    return np.array([block.wall_s for block in entrant.blocks], float)
+
+
+def simulated(
+    arms: Sequence[Entrant], blocks: int, max_loss: float, rng: np.random.Generator
+) -> tuple[list[Entrant], list[Truth]]:
+    """Return the entrants of a race, and their truth."""
+    plain = next(e for e in arms if e.reference)
+    drawn, base = rng.integers(0, len(plain.blocks), blocks), walls(plain)
+    scores = [{f"{n}/{item}": s for item, s in plain.blocks[b].scores.items()} for n, b in enumerate(drawn)]
+    entrants = [_entrant(plain, base[drawn], scores, same=True)]
+    truths = []
+    for arm in [e for e in arms if not e.reference]:
+        time = walls(arm)
+        noise = np.log(time / base)
+        noise -= noise.mean()
+        factor = float(np.exp(rng.normal(0, 0.2)))
+        lossy = not arm.promises
+        loss = float(rng.choice(LOSSES)) * max_loss if lossy else None
+        own = scores if loss is None else _lossy(scores, loss, rng)
+        near = time.mean() * factor * (1 + rng.uniform(-NEAR, NEAR))
+        residual = np.exp(rng.choice(noise, blocks)) / np.exp(noise).mean()
+        made = {"measured": time[drawn] * factor, "near": base[drawn] / base.mean() * near * residual}
+        true = {"measured": time.mean() * factor, "near": near}
+        for kind, wall_s in made.items():
+            name = f"{arm.name} {kind}"
+            entrants.append(_entrant(replace(arm, name=name), wall_s, own, same=not lossy))
+            truths.append(Truth(name, float(base.mean() / true[kind]), loss))
+    return entrants, truths
+
+
+def _entrant(
+    arm: Entrant, wall_s: npt.NDArray[np.float64], scores: Sequence[dict[str, float]], *, same: bool
+) -> Entrant:
+    blocks = [Block(float(wall), of_block, same) for wall, of_block in zip(wall_s, scores, strict=True)]
+    return replace(arm, blocks=blocks, promises=same, firm=False, accuracy=None)
+
+
+def _lossy(scores: Sequence[dict[str, float]], loss: float, rng: np.random.Generator) -> list[dict[str, float]]:
+    """Return scores with a known expected loss: 1 % of the items are gained, and 1 % and the loss are lost."""
+    right = np.mean([score for of_block in scores for score in of_block.values()])
+    lost, gained = (0.01 + loss) / right, 0.01 / (1 - right)
+    return [
+        {item: float(rng.random() >= lost if score else rng.random() < gained) for item, score in of_block.items()}
+        for of_block in scores
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--races", type=int, default=1000)
+    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--max-loss", type=float, default=1.0, help="in points")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    arms, rng = measured(given.run), np.random.default_rng(given.seed)
+    max_loss = given.max_loss / 100
+    counts = dict.fromkeys(("same", "any", "kept", "cannot tell", "plain", "not told apart", "undecided"), 0)
+    used = full = 0
+    for _ in range(given.races):
+        entrants, truths = simulated(arms, given.blocks, max_loss, rng)
+        found, _, decoded = decide(entrants, max_loss)
+        used, full = used + decoded, full + given.blocks * len(entrants)
+        counts["same"] += missed_same(found, truths)
+        counts["any"] += missed_any(found, truths, max_loss)
+        counts["kept"] += wrongly_kept(found, truths, max_loss)
+        counts["not told apart"] += bool(found.as_good)
+        counts["undecided"] += found.undecided is not None
+        if found.word != "use":
+            counts[found.word] += 1
+    table = Table(
+        "of all races", "share", title=f"{given.races:,} races of {len(arms) * 2 - 2} arms, {given.blocks} blocks"
+    )
+    rows = {
+        "an arm with the same tokens is over 2 % faster, and is not named": counts["same"] / given.races,
+        "an allowed arm is over 2 % faster, and is not named": counts["any"] / given.races,
+        "an arm is wrongly said to lose no more than accepted": counts["kept"] / given.races,
+        "blocks decoded, of the full grid": used / full,
+        "the decision is plain decoding": counts["plain"] / given.races,
+        "nothing can be told": counts["cannot tell"] / given.races,
+        "arms are named that are not told apart": counts["not told apart"] / given.races,
+        "a faster arm is named whose accuracy or speed is open": counts["undecided"] / given.races,
+    }
+    for name, share in rows.items():
+        table.add_row(name, f"{100 * share:.1f} %")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Which arms can be raced on some checkpoints, and why the others cannot."""
+
+from pathlib import Path
+
+import pytest
+from small import save_small
+
+from mtbench.choose.candidates import candidates, serving_settings
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import RunRequest
+
+
+def test_the_embedded_family_serves_nearly_all_methods() -> None:
+    """Plain decoding is the reference on the checkpoint that one would deploy; it is no candidate."""
+    found = candidates(RunRequest(family="tiny"))
+    assert str(found.plain) == "ar@ar/graph"
+    methods = {arm.method for arm in found.arms}
+    assert {"mars", "eagle", "medusa", "speculative", "prompt-lookup", "block-diffusion"} <= methods
+    assert methods | found.refused.keys() | {"ar"} == set(METHODS)
+    assert set(found.refused) == {"hf-generate", "openai", "mtp"}
+
+
+def test_a_model_alone_serves_what_needs_no_training(tmp_path: Path) -> None:
+    """The reasons name the role that is missing."""
+    found = candidates(RunRequest(model=str(save_small(tmp_path / "model", 1))))
+    assert {arm.method for arm in found.arms} == {"jacobi", "lookahead", "prompt-lookup", "suffix"}
+    assert "--checkpoint eagle=PATH_OR_ID" in found.refused["eagle"]
+    assert "'mars'" in found.refused["mars"]
+
+
+def test_named_candidates_are_raced_or_refused() -> None:
+    found = candidates(RunRequest(family="tiny", method=("ar", "mars:tau=0.9|0.5")))
+    assert [str(arm) for arm in found.arms] == ["mars:tau=0.9@mars/graph", "mars:tau=0.5@mars/graph"]
+    with pytest.raises(UserError, match="cannot be raced: an external engine"):
+        candidates(RunRequest(family="tiny", method=("hf-generate:prompt_lookup=3",)))
+
+
+def test_a_serving_engine_s_setting_is_given_only_if_it_holds_every_option() -> None:
+    several, looked_up = "speculative:draft=draft_mars,per_forward=4", "prompt-lookup:ahead=auto"
+    arms = ("ar", "speculative:ahead=2", several, looked_up, "jacobi")
+    plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(1,), limit=1))
+    plain, chain, masks, auto, jacobi = map(serving_settings, plan.cells)
+    settings = '{"method": "draft_model", "model": "embedded:tiny/draft", "num_speculative_tokens": 2}'
+    assert chain["vLLM"] == f"--speculative-config '{settings}'"
+    assert "--speculative-num-draft-tokens 3" in chain["SGLang"]
+    assert plain == masks == auto == jacobi == {}
