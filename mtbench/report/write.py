@@ -158,7 +158,8 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
     main = main_table(cells, numbers, own, price).named(naming.words)
     details = [detail._replace(table=detail.table.named(naming.words)) for detail in _details(cells, numbers, own)]
     by_heading = {detail.heading: detail.table for detail in details}
-    for_papers = {"": main, ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
+    last = [heading for heading, _ in main.columns].index("lossless")
+    of_paper = {"": main.first(last + 1), ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
     sound = [cell for cell in cells if cell.status != "failed"]
     note = source(cells, results, group)
     scene = figures.Scene(sound, numbers, own.same, note, own.headline, naming.words)
@@ -175,7 +176,7 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
         details=[detail for detail in details if detail.table.rows],
         gaps=[in_words(gap, naming.words) for gap in tables.gaps(cells)],
         simulated=[in_words(mark, naming.words) for mark in simulations(cells)],
-        for_papers={name: table for name, table in for_papers.items() if table.rows},
+        for_papers={name: table for name, table in of_paper.items() if table.rows},
         csv=csv_tables(cells, own, naming.words, price),
         drawings=figures.draw(scene),
         note=note,
