@@ -20,7 +20,7 @@ from mtbench.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Word
 from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, Status, findings_of, geometric_mean_s
 from mtbench.records import cleaned
 from mtbench.report.formatting import NONE, counted, listed
-from mtbench.report.write import plain
+from mtbench.report.markdown import plain
 
 NANOSECONDS = 1e9  # unit of Bencher's own measure `latency`
 NO_XML = re.compile("[\ufffe\uffff]")  # characters that XML 1.0 has not, besides control characters

@@ -20,7 +20,8 @@ from mtbench.gate.format import STAGES, ChangedCell, Finding, Gate, StageName, W
 from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, SIGNS, CellRow, Status
 from mtbench.records import cleaned, dump
 from mtbench.report.formatting import NONE, count, interval, number, points, times
-from mtbench.report.write import inline, plain, template
+from mtbench.report.markdown import plain
+from mtbench.report.write import inline, template
 
 PAGE = "gate.html"
 STYLES: dict[Word, str] = {"PASS": "bold green", "FAIL": "bold red", "INCONCLUSIVE": "bold yellow"}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
-from mtbench.report.formatting import bounds, interval, listed, number, times
+from mtbench.report.formatting import bounds, counted, interval, listed, number, times
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,
@@ -168,6 +168,8 @@ def _notes(cell: ResultCell) -> list[tuple[str, str]]:
             ("failed", f"Unfinished ({cell.status}): some items have no answer yet; continue with `--resume`.")
         )
     notes += [("void", f"Void, not to be trusted: {reason}.") for reason in cell.void]
+    if cell.left is not None:
+        notes.append(("flag", f"Left after {counted(cell.left.block, 'block')}: {cell.left.reason}."))
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
     if flags:
         notes.append(("flag", f"{'; '.join(flags)}."))

@@ -145,6 +145,8 @@ def _notes_of(cell: ResultCell) -> list[str]:
         notes.append(f"failed: {cell.error}")
     if cell.status == "partial":
         notes.append("not finished; continue with `--resume`")
+    if cell.left is not None:
+        notes.append(f"left after {counted(cell.left.block, 'block')}: {cell.left.reason}")
     flags = [flag for flag in flags_of_measurement(cell) if flag != REPEATED_FLAG]
     return notes + [f"void: {reason}" for reason in cell.void] + flags
 

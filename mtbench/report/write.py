@@ -7,26 +7,25 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, tables, text
-from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.arm_names import in_words
 from mtbench.report.batch_sweep import Sweep, sweep
 from mtbench.report.csv_tables import csv_tables
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import NONE, listed
+from mtbench.report.formatting import listed
 from mtbench.report.generation_viewer import ITEMS, Viewer, viewer
 from mtbench.report.latex import latex
 from mtbench.report.main_table import main_table
+from mtbench.report.markdown import markdown
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
+from mtbench.report.sections import Detail, Naming, Section, Words, pictured
 from mtbench.report.summary import remarks, summary, warnings
-from mtbench.report.tables import Table
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
 from mtbench.results.decision import headline, recommend
 from mtbench.results.format import ResultCell, Results
@@ -47,66 +46,6 @@ THEME = {  # the figures' colours -> the page's, so that figures follow its ligh
 }
 
 
-class Detail(NamedTuple):
-    """A table that a page shows on demand."""
-
-    heading: str
-    caption: str
-    table: Table
-    open: bool = False  # shown at once
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """The part of the report about one suite at one batch size, with one way of batching."""
-
-    slug: str
-    suite: str
-    batch_size: int
-    batching: str
-    facts: list[str]
-    summary: list[str]
-    table: Table
-    remarks: list[str]
-    details: list[Detail]
-    gaps: list[str]
-    simulated: list[str]
-    for_papers: dict[str, Table]  # tables written as LaTeX, by the end of the file's name
-    csv: dict[str, str]
-    drawings: list[Drawing]
-    note: str  # its source, and what it is not
-    cells: list[ResultCell]
-
-    @property
-    def batches(self) -> str:
-        return batches(self.batch_size, self.batching)
-
-    @property
-    def anchor(self) -> str:
-        """The section's id in the page."""
-        return self.slug.replace(".", "-")
-
-    @property
-    def key(self) -> GroupKey:
-        first = self.cells[0]
-        return GroupKey(first.suite, first.batch_size, first.batching)
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    """What the page and the Markdown say around the sections."""
-
-    title: str
-    disclaimers: list[str]
-    question: str
-    subject: str
-    decision: str
-    warnings: list[str]
-    own: dict[str, str]  # what to use in each section, if the decision covers several
-    environment: list[tuple[str, str]]
-    method: list[tuple[str, str]]
-
-
 def write_report(run: RunDirectory, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
     plan, results = read_plan(run), cleaned(results)
@@ -122,21 +61,9 @@ def write_report(run: RunDirectory, results: Results) -> Path:
     for swept in sweeps:
         _write_drawing(run, swept.slug, swept.drawing)
     words = _words(results, sections, naming)
-    run.write_text("report.md", _markdown(sections, sweeps, words))
+    run.write_text("report.md", markdown(sections, sweeps, words))
     run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, *naming)))
     return run.path / "report.html"
-
-
-class Naming(NamedTuple):
-    """How people read an arm: its number in the tables and its words, by its id."""
-
-    numbers: dict[str, int]
-    words: dict[str, str]
-
-    @classmethod
-    def of(cls, cells: Sequence[ResultCell]) -> "Naming":
-        arms = dict.fromkeys(cell.arm for cell in cells)
-        return cls({arm: number for number, arm in enumerate(arms, start=1)}, arm_names(cells))
 
 
 def _write_drawing(run: RunDirectory, name: str, drawing: Drawing) -> None:
@@ -158,7 +85,8 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
     main = main_table(cells, numbers, own, price).named(naming.words)
     details = [detail._replace(table=detail.table.named(naming.words)) for detail in _details(cells, numbers, own)]
     by_heading = {detail.heading: detail.table for detail in details}
-    for_papers = {"": main, ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
+    last = [heading for heading, _ in main.columns].index("lossless")
+    of_paper = {"": main.first(last + 1), ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
     sound = [cell for cell in cells if cell.status != "failed"]
     note = source(cells, results, group)
     scene = figures.Scene(sound, numbers, own.same, note, own.headline, naming.words)
@@ -175,7 +103,7 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
         details=[detail for detail in details if detail.table.rows],
         gaps=[in_words(gap, naming.words) for gap in tables.gaps(cells)],
         simulated=[in_words(mark, naming.words) for mark in simulations(cells)],
-        for_papers={name: table for name, table in for_papers.items() if table.rows},
+        for_papers={name: table for name, table in of_paper.items() if table.rows},
         csv=csv_tables(cells, own, naming.words, price),
         drawings=figures.draw(scene),
         note=note,
@@ -282,16 +210,6 @@ def _words(results: Results, sections: Sequence[Section], naming: Naming) -> Wor
     )
 
 
-def _pictured(sections: Sequence[Section]) -> Section | None:
-    """Return the section whose first figure the page starts with; None if nothing is drawn.
-
-    That is the first suite's largest batch, which has all items, among those with speedups.
-    """
-    of_first = [s for s in sections if s.suite == sections[0].suite and s.drawings]
-    with_speedups = [s for s in of_first if s.drawings[0].name == figures.SPEEDUPS]
-    return max(with_speedups or of_first, key=lambda s: (s.batch_size, s.batching == "static"), default=None)
-
-
 def _paper_notes(section: Section) -> list[str]:
     """Return the notes below a table for a paper."""
     return [f"{listed(section.facts)}.", "95% intervals in brackets.", f"{section.note}."]
@@ -299,7 +217,7 @@ def _paper_notes(section: Section) -> list[str]:
 
 def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, data: Viewer) -> str:
     drawn = {s.slug: [(d, inline(d, f"{s.anchor}-{d.name}")) for d in s.drawings] for s in sections}
-    first = _pictured(sections)
+    first = pictured(sections)
     picture = None if first is None else (first, *drawn[first.slug].pop(0))
     return template("report.html.j2").render(
         sections=sections,
@@ -351,68 +269,3 @@ def inline(drawing: Drawing, prefix: str) -> Markup:
 def _page_font(found: re.Match[str]) -> str:
     """Return `font: 700 13px 'DejaVu Sans', …` with the page's typeface in its place."""
     return f"font{found[1] or ''}: {found[2]}var(--sans)"
-
-
-def _markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words) -> str:
-    lines = [f"# {plain(words.title)}", "", f"{plain(words.question)} {plain(words.subject)}.", ""]
-    lines += [f"**{plain(words.decision)}**", ""]
-    for warning in words.warnings:
-        lines += [plain(warning), ""]
-    first = _pictured(sections)
-    if first is not None:
-        lines += _markdown_figure(f"{first.slug}.{first.drawings[0].name}", first.drawings[0])
-    for section in sections:
-        drawings = section.drawings[1:] if section is first else section.drawings
-        lines += _markdown_section(section, words.own[section.slug], drawings)
-    for one in sweeps:
-        lines += [f"## {plain(one.heading)}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
-        lines += _markdown_figure(one.slug, one.drawing)
-    lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in words.environment), ""]
-    lines += ["## How to read it", "", *(f"- **{name}.** {plain(note)}" for name, note in words.method), ""]
-    return "\n".join(lines)
-
-
-def _markdown_section(section: Section, own: str, drawings: Sequence[Drawing]) -> list[str]:
-    lines = [f"## {plain(section.suite)}, {section.batches}", "", plain(f"{listed(section.facts)}."), ""]
-    if own:
-        lines += [f"**{plain(own)}**", ""]
-    lines += [plain(" ".join(section.summary)), ""]
-    if section.simulated:
-        lines += [f"**{plain(' '.join(section.simulated))}**", ""]
-    lines += _markdown_table(section.table)
-    notes = [plain(f"{row.number} {row.title}: {note}") for row in section.table.rows for _, note in row.notes]
-    if notes:
-        lines += [*(f"- {note}" for note in notes), ""]
-    for remark in section.remarks:
-        lines += [plain(remark), ""]
-    for detail in section.details:
-        lines += [f"### {detail.heading}", "", *_markdown_table(detail.table)]
-    if section.gaps:
-        lines += [plain(" ".join(section.gaps)), ""]
-    for drawing in drawings:
-        lines += _markdown_figure(f"{section.slug}.{drawing.name}", drawing)
-    return lines
-
-
-def _markdown_figure(name: str, drawing: Drawing) -> list[str]:
-    return [f"![{plain(drawing.alt)}](figures/{name}.svg)", "", f"*{plain(drawing.caption)}*", ""]
-
-
-def _markdown_table(table: Table) -> list[str]:
-    headings = " | ".join(plain(heading) for heading, _ in table.columns)
-    lines = [f"| | {table.of} | {headings} |", "|--:|:--|" + "--:|" * len(table.columns)]
-    for row in table.rows:
-        places = [plain(entry.line()) for entry in row.entries]
-        if row.failed:
-            places = ["failed"] + [NONE] * (len(table.columns) - 1)
-        if row.tags:
-            places[0] = f"**{plain(listed(row.tags))}** {places[0]}"
-        name = plain(row.arm) if row.title == row.arm else f"{plain(row.title)}<br>{plain(row.arm)}"
-        lines.append(f"| {row.number or ''} | {name} | {' | '.join(places)} |")
-    return [*lines, ""]
-
-
-def plain(text: str) -> str:
-    """Return text with its Markdown signs escaped."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)

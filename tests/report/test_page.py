@@ -126,6 +126,18 @@ def test_csv_has_the_figures_of_the_results(many_arms: RunDirectory) -> None:
     assert float(row["cost_per_million_tokens"]) == pytest.approx(1000 / cell.tokens_per_s.value)
 
 
+def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirectory) -> None:
+    """Booktabs rules, arms in words, one line an arm; the source, and what the run is not, stand below the table."""
+    text = (many_arms.path / "tables/arithmetic.b2.tex").read_text()
+    table, _, notes = text.partition("\\end{tabular}")
+    assert all(rule in table for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
+    head = "arm & accuracy, \\% & speedup over Plain decoding (ar) & tokens per forward & lossless \\\\"
+    assert head in table
+    assert "MARS $\\tau$=0.3 & 0.0 [" in table
+    assert table.count("\\\\\n") == 1 + 10
+    assert "Source: arithmetic, batch size 2" in notes
+
+
 def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp_path: Path) -> None:
     """The price of the rebuilt report is stored in results.json; without one it is the plan's."""
     run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
