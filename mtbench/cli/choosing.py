@@ -75,6 +75,8 @@ def run(opened: RunDirectory, execution: Execution) -> Decision:
     for arm, settings in decision.serving.items():
         for engine, text in settings.items():
             say(f"{arm} in {engine} (not measured here): {text}")
+    if not decision.complete:
+        say(f"the time budget ended the race; go on with `mtbench choose -o {opened.path} --resume`")
     spent = decision.spent
     if spent.forwards_full:
         say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")

@@ -89,6 +89,8 @@ def clear_unplanned(directory: Path, given: Collection[str]) -> bool:
 def reopen(directory: Path, request: RunRequest, given: Collection[str]) -> RunDirectory:
     """Open the run in `directory`. Raise UserError if a `given` field of the request differs from its plan."""
     run = RunDirectory.open(directory)
+    if run.has("race.json"):
+        raise UserError(f"{str(directory)!r} is a race; go on with `mtbench choose -o {directory} --resume`.")
     stored, asked = dump(read_plan(run).request), dump(request)
     for name in changed(stored, asked, set(given) - PER_EXECUTION):
         raise UserError(

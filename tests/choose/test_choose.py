@@ -17,6 +17,7 @@ from mtbench.cli import ls
 from mtbench.errors import UserError
 from mtbench.records import dump
 from mtbench.report import pipeline
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import LeftLine, Race
@@ -52,6 +53,8 @@ def finish(racing: Racing) -> Decision:
 def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
     racing = begun(tmp_path / "race")
     assert [group.batch_size for group in racing.plan.groups] == [8, 1]
+    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
+        lifecycle.reopen(racing.run.path, racing.plan.request, ())
     assert racing.race.looks == {"arithmetic b8": [6, 8], "arithmetic b1": [6, 8, 11, 16, 24]}
 
 
