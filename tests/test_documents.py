@@ -200,9 +200,10 @@ def test_the_figures_of_the_readme_are_those_of_the_reports() -> None:
     for method, *cells in shown:
         for report, (tokens, speedup) in zip(REPORTS.values(), (cells[:2], cells[2:]), strict=True):
             found = rows((ROOT / "reports" / report / "README.md").read_text())
-            row = next(row for row in found if row[0].startswith(method.rstrip("`") + "@"))
+            name = method.split("`")[1]
+            row = next(row for row in found if row[0].startswith(f"`{name}@"))
             assert tokens in row
-            assert speedup.removesuffix(", lossy") in row
+            assert speedup in row
 
 
 def test_a_release_has_one_version() -> None:
