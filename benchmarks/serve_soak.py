@@ -34,6 +34,7 @@ MALFORMED: tuple[dict[str, Any], ...] = (
     {"unknown": 1},
 )
 DEADLINE_S = 120.0  # longer than any answer may take
+BUSY_S = 0.5  # wait of a client that was told to come again
 
 
 class Soak:
@@ -77,6 +78,8 @@ class Soak:
         except httpx.TransportError as error:
             outcome = type(error).__name__
         self.seen[outcome] += 1
+        if outcome == "busy":
+            await asyncio.sleep(BUSY_S)
         if outcome == "ok":
             self.latencies_s.append(time.perf_counter() - started_s)
 
@@ -106,6 +109,8 @@ class Soak:
         return "ok"
 
     def _outcome(self, answer: httpx.Response) -> str:
+        if answer.status_code == 503 and "retry-after" not in answer.headers:
+            return "503 without Retry-After"
         return {200: "ok", 503: "busy"}.get(answer.status_code, f"status {answer.status_code}")
 
     def _compare(self, number: int, text: str) -> None:
