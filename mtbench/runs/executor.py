@@ -84,7 +84,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
             progress.begin(len(plan.cells), sum(stage.work for stage in stages))
-            alone = in_this_process and not execution.timed_only and execution.leave is None  # a race ends when it is decided
+            # The gate's builds may not differ in what they tell; a race ends when it is decided.
+            alone = in_this_process and not execution.timed_only and execution.leave is None
             if alone and sum(stage.work for stage in stages) >= LONG_RUN:
                 _tell_time(plan, stages, sessions[0], progress)
             if not all(stage.run_blocks(sessions, deadline, execution) for stage in stages):
