@@ -15,7 +15,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.options import decoding_options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
 from mtbench.runs.lifecycle import refuse_existing
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.planner import begin_run, make_plan
@@ -39,7 +39,7 @@ def plan_race(request: RunRequest, found: Candidates, max_loss: float) -> Plan:
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 
 
-def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Mapping[str, float]) -> Race:
+def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Slo) -> Race:
     """Return when the groups of a plan are looked at, and by what they are judged."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
     return Race(objective=objective, max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)

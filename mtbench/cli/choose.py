@@ -6,7 +6,7 @@ ended the race.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -33,6 +33,9 @@ from mtbench.cli.request_options import (
 from mtbench.cli.session import INCOMPLETE, out, say
 from mtbench.errors import UserError, unknown
 from mtbench.runs.run_request import DEFAULTS, Execution, RunRequest
+
+if TYPE_CHECKING:
+    from mtbench.runs.formats import Slo
 
 app = typer.Typer()
 
@@ -170,16 +173,16 @@ def _share(points: float) -> float:
     return points / 100
 
 
-def slo_limits(text: str | None) -> dict[str, float]:
+def slo_limits(text: str | None) -> "Slo":
     """Return the limits in text such as `ttft=500ms,itl=50ms`, in seconds. Raises UserError for other text.
 
     >>> slo_limits("ttft=500ms,itl=0.05s")
     {'ttft': 0.5, 'itl': 0.05}
     """
-    found = {}
+    found: Slo = {}
     for part in text.split(",") if text else ():
         match = re.fullmatch(r"(ttft|itl)=(\d+(?:\.\d+)?)(ms|s)", part)
         if match is None:
             raise UserError(f"--slo {part!r} is not allowed; write ttft=500ms, itl=50ms, or both with a comma.")
-        found[match[1]] = float(match[2]) / (1000 if match[3] == "ms" else 1)
+        found["ttft" if match[1] == "ttft" else "itl"] = float(match[2]) / (1000 if match[3] == "ms" else 1)
     return found

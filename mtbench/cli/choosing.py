@@ -17,7 +17,7 @@ from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.formats import Objective, Race
+from mtbench.runs.formats import Objective, Race, Slo
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution, RunRequest
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     objective: Objective
     max_loss: float  # as a share
-    slo_s: dict[str, float]
+    slo_s: Slo
 
 
 def begin(request: RunRequest, settings: Settings, directory: Path | None) -> RunDirectory:

@@ -214,8 +214,8 @@ def _choice(arm: _Arm | None) -> Choice | None:
     if arm is None:
         return None
     speedup, cost = arm.speedup, None
-    if arm.accuracy is not None and arm.accuracy.found.difference is not None:
-        found = arm.accuracy.found
+    found = None if arm.accuracy is None else arm.accuracy.found
+    if arm.accuracy is not None and found is not None and found.difference is not None:
         cost = AccuracyCost(
             difference=found.difference,
             ci_low=found.ci_low,

@@ -147,12 +147,15 @@ class FailureLine(Sparse):
     )
 
 
+Slo = dict[Literal["ttft", "itl"], StoredSeconds]  # limits of 95th percentiles
+
+
 class Race(Record):
     """race.json: that cells may leave the run, and when it is looked at. Groups are named by suite and batch size."""
 
     objective: Objective = Field(description="what the chosen arm has the least of")
     max_loss: Share = Field(description="loss of accuracy that is accepted, as a share")
-    slo_s: dict[Literal["ttft", "itl"], StoredSeconds] = Field(
+    slo_s: Slo = Field(
         description="limits of the 95th percentiles of the time to the first token and between commits, in seconds"
     )
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
