@@ -21,7 +21,7 @@ from mtbench.runs.formats import Objective, Race, Slo
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution, RunRequest
-from mtbench.runs.time_estimate import estimate_s
+from mtbench.runs.time_estimate import all_blocks, estimate
 
 
 class Settings(NamedTuple):
@@ -89,9 +89,7 @@ def dry_run(request: RunRequest, settings: Settings, directory: Path | None) -> 
         lifecycle.refuse_existing(directory)
     found, plan = _planned(request, settings)
     print_candidates(found)
-    say(
-        f"at most about {estimate_s(plan) / 60:.0f} min, if no arm leaves and every answer takes its whole token budget"
-    )
+    say(f"at most, if no arm leaves: {estimate(plan).described(all_blocks(plan))}")
 
 
 def print_candidates(found: Candidates) -> None:
