@@ -6,6 +6,7 @@ The rule (race.py) sees stored lines only. Answers are scored at each look; scor
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from mtbench.choose.candidates import Candidates
 from mtbench.choose.race import Outcome, looks, replay, words
@@ -25,6 +26,7 @@ from mtbench.runs.score import scores_of
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import EXACT_EPSILON
 
+Slo = Literal["ttft", "itl"]
 BY_TIME: tuple[Objective, ...] = ("speed", "latency")
 
 
@@ -39,7 +41,7 @@ def plan_race(request: RunRequest, found: Candidates, max_loss: float) -> Plan:
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 
 
-def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Mapping[str, float]) -> Race:
+def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Mapping[Slo, float]) -> Race:
     """Return when the groups of a plan are looked at, and by what they are judged."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
     return Race(objective=objective, max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
@@ -167,7 +169,7 @@ class Racing:
     def _known(self, group: Group) -> dict[str, str]:
         """Return by arm the word on its accuracy from the largest batch size; empty for that size itself."""
         largest = max((g for g in self.plan.groups if g.suite == group.suite), key=lambda g: g.batch_size)
-        if largest is group:
+        if largest.batch_size == group.batch_size:
             return {}
         entrants, at = self.entrants(largest), self.looks(largest)
         found = words(entrants, at, self.race.max_loss, self.outcome(largest))

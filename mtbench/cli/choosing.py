@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mtbench.choose.candidates import Candidates, candidates
 from mtbench.choose.decide import decide
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     objective: Objective
     max_loss: float  # as a share
-    slo_s: dict[str, float]
+    slo_s: dict[Literal["ttft", "itl"], float]
 
 
 def begin(request: RunRequest, settings: Settings, directory: Path | None) -> RunDirectory:

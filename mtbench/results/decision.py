@@ -214,15 +214,11 @@ def _choice(arm: _Arm | None) -> Choice | None:
     if arm is None:
         return None
     speedup, cost = arm.speedup, None
-    if arm.accuracy is not None and arm.accuracy.found.difference is not None:
-        found = arm.accuracy.found
-        cost = AccuracyCost(
-            difference=found.difference,
-            ci_low=found.ci_low,
-            ci_high=found.ci_high,
-            n=found.n,
-            batch_size=arm.accuracy.batch_size,
-        )
+    if arm.accuracy is not None:
+        found, batch_size = arm.accuracy.found, arm.accuracy.batch_size
+        if found.difference is not None:
+            bounds = {"ci_low": found.ci_low, "ci_high": found.ci_high}
+            cost = AccuracyCost(difference=found.difference, **bounds, n=found.n, batch_size=batch_size)
     return Choice(
         arm=arm.cell.arm,
         speedup=Estimate(value=speedup.value, ci_low=speedup.ci_low, ci_high=speedup.ci_high),

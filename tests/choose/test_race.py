@@ -108,7 +108,7 @@ def test_errors_are_rare_and_races_short(spread: float, blocks: int) -> None:
     missed = wrong = used = full = 0
     races = 150
     for _ in range(races):
-        losses = rng.choice([None, None, None, 0.0, 0.01, 0.03, 0.2], 9)
+        losses = rng.choice(np.array([None, None, None, 0.0, 0.01, 0.03, 0.2], object), 9)
         speeds = np.exp(rng.normal(0.1, 0.3, len(losses)))
         truths = [Truth(f"a{n}", float(s), loss) for n, (s, loss) in enumerate(zip(speeds, losses, strict=True))]
         found, _, decoded = decide(draw(truths, blocks, 8, rng, spread=spread), LOSS)

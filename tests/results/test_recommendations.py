@@ -102,11 +102,11 @@ def test_an_arm_that_is_not_shown_to_have_the_same_tokens_is_not_used(given: dic
 
 def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree() -> None:
     """Their checkpoint is another one, and holds the weights of plain decoding."""
-    own = {"on": "medusa", "checkpoints": {"medusa": "embedded:tiny/medusa"}, "lossless": None}
-    agreeing = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=40)]}
+    own: dict[str, Any] = {"on": "medusa", "checkpoints": {"medusa": "embedded:tiny/medusa"}, "lossless": None}
+    agreeing: dict[str, Any] = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=40)]}
     assert names(one([plain(), arm("a", 2.0, **own, **agreeing)])) == ["a", None, None]
     assert names(one([plain(), lossy("a", 2.0, lost(verdict="inconclusive"), **agreeing)])) == [None] * 3
-    differing = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=39)]}
+    differing: dict[str, Any] = {"agreement": [Agreement(baseline=PLAIN, items=40, identical=39)]}
     assert names(one([plain(), arm("a", 2.0, **own, **differing)])) == [None] * 3
 
 
@@ -194,7 +194,11 @@ def test_without_plain_decoding_or_arms_nothing_can_be_told() -> None:
 
 def test_plain_decoding_is_that_on_the_checkpoint_that_one_would_deploy() -> None:
     """An arm on a tuned checkpoint is compared with plain decoding on the untuned one where that ran."""
-    on_tuned = {"on": "mars", "checkpoints": {"mars": "embedded:tiny/mars"}, "lossless": graded(against=TUNED)}
+    on_tuned: dict[str, Any] = {
+        "on": "mars",
+        "checkpoints": {"mars": "embedded:tiny/mars"},
+        "lossless": graded(against=TUNED),
+    }
     same = speedup(baseline=TUNED, value=3.0, ci_low=2.9, ci_high=3.1, verdict="faster")
     deployed = speedup(baseline=PLAIN, value=1.5, ci_low=1.4, ci_high=1.6, verdict="faster")
     tuned = arm("a", 1.0, **on_tuned, accuracy_vs=[lost()])
