@@ -167,7 +167,7 @@ class Racing:
     def _known(self, group: Group) -> dict[str, str]:
         """Return by arm the word on its accuracy from the largest batch size; empty for that size itself."""
         largest = max((g for g in self.plan.groups if g.suite == group.suite), key=lambda g: g.batch_size)
-        if largest is group:
+        if largest.batch_size == group.batch_size:
             return {}
         entrants, at = self.entrants(largest), self.looks(largest)
         found = words(entrants, at, self.race.max_loss, self.outcome(largest))

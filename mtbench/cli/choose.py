@@ -5,6 +5,7 @@ ended the race.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,32 +107,6 @@ def choose(
     All methods that the checkpoints serve run beside plain decoding on your prompts. The decision names the fastest arm
     with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.
     """
-    from mtbench.cli import choosing  # imports torch
-
-    if resume:
-        opened = choosing.reopen(_resumed(ctx, directory))
-    else:
-        request = RunRequest(
-            suite=(suite,),
-            family=family,
-            model=model,
-            checkpoint=checkpoints(checkpoint),
-            method=() if candidates == ["auto"] else tuple(candidates),
-            batch_size=tuple(whole_numbers(batch_size)),
-            limit=limit,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            data_dir=absolute(data_dir),
-            offline=offline,
-            dtype=dtype,
-            device=device,
-            seed=seed,
-        )
-        settings = choosing.Settings(_objective(objective), _share(max_loss), slo_limits(slo))
-        if dry_run:
-            choosing.dry_run(request, settings, directory)
-            return
-        opened = choosing.begin(request, settings, directory)
     execution = Execution(
         time_budget_s=seconds(time_budget),
         workers=workers,
@@ -139,10 +114,40 @@ def choose(
         offline=offline,
         allow_unsandboxed_code=allow_unsandboxed_code,
     )
+    _choose(ctx, execution, directory, resume=resume, dry_run=dry_run)
+
+
+def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *, resume: bool, dry_run: bool) -> None:
+    from mtbench.cli import choosing  # imports torch
+
+    if resume:
+        opened = choosing.reopen(_resumed(ctx, directory))
+    else:
+        request, given = _request_of(ctx.params), ctx.params
+        settings = choosing.Settings(
+            _objective(given["objective"]), _share(given["max_loss"]), slo_limits(given["slo"])
+        )
+        if dry_run:
+            choosing.dry_run(request, settings, directory)
+            return
+        opened = choosing.begin(request, settings, directory)
     decision = choosing.run(opened, execution)
     say(opened.path / "report.html", out)
     if not decision.complete:
         raise typer.Exit(INCOMPLETE)
+
+
+def _request_of(given: Mapping[str, Any]) -> RunRequest:
+    """Return the request of a race: its candidates are the methods, none for all that can run."""
+    same = ("family", "model", "limit", "max_new_tokens", "temperature", "offline", "dtype", "device", "seed")
+    return RunRequest(
+        suite=(given["suite"],),
+        checkpoint=checkpoints(given["checkpoint"]),
+        method=() if given["candidates"] == ["auto"] else tuple(given["candidates"]),
+        batch_size=tuple(whole_numbers(given["batch_size"])),
+        data_dir=absolute(given["data_dir"]),
+        **{name: given[name] for name in same},
+    )
 
 
 def _resumed(ctx: typer.Context, directory: Path | None) -> Path:
