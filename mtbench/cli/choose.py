@@ -102,7 +102,9 @@ def choose(
     resume: ResumeOption = False,
     dry_run: DryOption = False,
 ) -> None:
-    """Say which method to use: a race in which arms leave as soon as they are surely not the one to choose.
+    """Say which method to use, by a race of the methods that your checkpoints serve.
+
+    An arm leaves as soon as it is surely not the one to choose.
 
     All methods that the checkpoints serve run beside plain decoding on your prompts. The decision names the fastest arm
     with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.

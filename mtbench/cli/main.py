@@ -36,7 +36,7 @@ COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
 COMMANDS = {
     "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
     "choose": Entry(
-        "mtbench.cli.choose", COMPARE, "Race the methods that your checkpoints serve, and say which to use."
+        "mtbench.cli.choose", COMPARE, "Say which method to use, by a race of the methods that your checkpoints serve."
     ),
     "compare": Entry(
         "mtbench.cli.compare",

@@ -518,7 +518,7 @@ class ResultEnvironment(Environment):
     )
 
 
-class Results(Record):
+class Results(Sparse):
     """results.json: what the stored lines of a run add up to, cell by cell.
 
     A value is never NaN; null is what was not measured. No key is renamed without a new schema_version.

@@ -68,7 +68,7 @@ def default_limit(batch_size: Sequence[int], batching: Sequence[str]) -> int:
     many.
     """
     prompts_per_row = REFILLS if "refill" in batching else 1
-    return TIMED_BLOCKS * max(batch_size, default=1) * prompts_per_row
+    return TIMED_BLOCKS * max(1, *batch_size) * prompts_per_row
 
 
 DEFAULTS = RunRequest()

@@ -393,7 +393,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
-    "integer": (["--limit", "abc"], "Invalid value for '--limit'"),
+    "integer": (["--limit", "abc"], "--limit 'abc' is not allowed; give a whole number of items, or all."),
     "flag": (["--metod", "ar"], "No such option: --metod"),
     "hub": (["--suite", "arithmetic", "--model", "nobody/nothing", "--offline"], "pass `--checkpoint ROLE=PATH`"),
 }

@@ -522,7 +522,7 @@ def test_from_the_command_line(
     assert mtbench(*command, "--dry-run", monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
     assert "jacobi:ahead=256" in said
-    assert "tiny: about 0:" in said
+    assert re.search(r"tiny: about \d", said)
     assert not (tmp_path / "run").exists()
     assert mtbench(*command, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr().out
