@@ -103,7 +103,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(tmp_path: Path) -
     assert {cell.status for cell in results.cells} <= {"ok", "left"}
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
     """No arm leaves for its speed; the allowed arm with the least is chosen."""
     decision = finish(begun(tmp_path / "race", "memory"))
