@@ -6,6 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mtbench.choose.format import Decision
+from mtbench.report.arm_names import arm_names
 from mtbench.results.comparisons import groups_of
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import ResultCell, Results
@@ -37,14 +38,12 @@ def decision_tables(results: Results, decision: Decision) -> list[Table]:
 
 def _table(suite: str, size: int, cells: Sequence[ResultCell], found: Recommendation | None) -> Table:
     table = Table(title=f"{suite}, batch size {size}", box=None, title_justify="left", padding=(0, 2, 0, 0))
-    for heading in ("arm", "blocks", "speedup (95 %)", "accuracy", "outcome"):
-        right = heading in ("blocks", "accuracy")
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "outcome")
+    for heading in ("arm", "speedup (95 %)", "accuracy", "outcome"):
+        table.add_column(heading, justify="right" if heading == "accuracy" else "left", no_wrap=heading != "arm")
+    names = arm_names(cells)
     order = sorted(cells, key=lambda cell: (_place(cell, found), -(_speedup(cell, found) or 0.0)))
     for cell in order:
-        table.add_row(
-            *map(escape, (cell.arm, str(cell.blocks), _interval(cell, found), _accuracy(cell), _outcome(cell, found)))
-        )
+        table.add_row(*map(escape, (names[cell.arm], _interval(cell, found), _accuracy(cell), _outcome(cell, found))))
     return table
 
 
@@ -83,16 +82,17 @@ def _interval(cell: ResultCell, found: Recommendation | None) -> str:
 def _accuracy(cell: ResultCell) -> str:
     if cell.accuracy is None or cell.accuracy.value is None:
         return NONE
-    return f"{100 * cell.accuracy.value:.1f} % of {cell.accuracy.n}"
+    return f"{100 * cell.accuracy.value:.1f} %"
 
 
 def _outcome(cell: ResultCell, found: Recommendation | None) -> str:
+    """Return what became of an arm, in a few words; decision.json has the reason for which it left."""
     if found is not None and cell.arm in (chosen := _chosen(found)):
         return chosen[cell.arm]
     if cell.reference:
-        return "plain decoding"
+        return NONE
     if cell.error or cell.void:
-        return cell.error or cell.void[0]
+        return "failed" if cell.error else "void"
     if cell.left is not None:
-        return f"left after {cell.left.block} blocks: {cell.left.reason}"
-    return "stayed to the last block" if cell.status == "ok" else cell.status
+        return f"{'lost' if cell.left.lost else 'left'} after {cell.left.block} blocks"
+    return f"stayed, {cell.blocks} blocks" if cell.status == "ok" else cell.status
