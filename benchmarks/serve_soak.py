@@ -34,7 +34,7 @@ MALFORMED: tuple[dict[str, Any], ...] = (
     {"unknown": 1},
 )
 DEADLINE_S = 120.0  # longer than any answer may take
-BUSY_S = 0.5  # wait of a client that was told to come again
+BUSY_S = 0.5  # a client waits this long after a 503
 
 
 class Soak:

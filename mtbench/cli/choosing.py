@@ -14,7 +14,9 @@ from mtbench.cli import session
 from mtbench.cli.session import err, out, say, warn
 from mtbench.errors import UserError
 from mtbench.report import pipeline
+from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
+from mtbench.results.decision_text import without_preface
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Objective, Race, Slo
@@ -68,10 +70,11 @@ def run(opened: RunDirectory, execution: Execution) -> Decision:
     for table in decision_tables(results, decision):
         out.print(table)
     say("")
-    say(decision.headline)
+    names = arm_names(results.cells)
+    say(in_words(decision.headline, names))
     for recommendation in decision.recommendations:
-        if recommendation.text.removeprefix("On this demonstration: ") not in decision.headline:
-            say(recommendation.text)
+        if without_preface(recommendation) not in decision.headline:
+            say(in_words(recommendation.text, names))
     for arm, settings in decision.serving.items():
         for engine, text in settings.items():
             say(f"{arm} in {engine} (not measured here): {text}")

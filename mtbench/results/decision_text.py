@@ -43,7 +43,7 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
         return f"Nothing beats plain decoding {_where(recommendations)}: keep plain decoding."
     if words == {"cannot tell"}:
         return " ".join(
-            [f"Nothing can be told {_where(recommendations)}.", *map(_own_text, _largest_first(recommendations))]
+            [f"Nothing can be told {_where(recommendations)}.", *map(without_preface, _largest_first(recommendations))]
         )
     groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
@@ -58,7 +58,7 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     if first.word == "plain":
         return f"Nothing beats plain decoding {_where(recommendations)}."
     if first.word == "cannot tell":
-        return " ".join([f"Nothing can be told {_where(recommendations)}.", *map(_own_text, recommendations)])
+        return " ".join([f"Nothing can be told {_where(recommendations)}.", *map(without_preface, recommendations)])
     if len(recommendations) == 1:
         return f"{_capital(_where(recommendations))}: {_answer(first, None)}."
     parts = []
@@ -78,9 +78,7 @@ def _answer(found: Recommendation, doubt: str | None) -> str:
         return f"nothing beats plain decoding: {arms} shown to be no faster, or to lose more accuracy than accepted"
     if found.word == "cannot tell":
         if found.baseline is None:
-            return (
-                "nothing can be told, since nothing was compared with plain decoding; run a reference such as `ar`, too"
-            )
+            return "nothing can be told, since nothing was compared with plain decoding; run a reference, too"
         undecided = found.undecided
         if undecided is None:
             return "nothing can be told, since no sound arm was compared with plain decoding"
@@ -95,7 +93,8 @@ def _answer(found: Recommendation, doubt: str | None) -> str:
     return "; or, ".join(parts)
 
 
-def _own_text(found: Recommendation) -> str:
+def without_preface(found: Recommendation) -> str:
+    """Return the sentence of a recommendation as a headline has it."""
     return found.text.removeprefix(f"{DEMONSTRATION}: ").replace(f"{OPEN}; ", "")
 
 
