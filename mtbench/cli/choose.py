@@ -27,8 +27,8 @@ from mtbench.cli.request_options import (
     absolute,
     checkpoints,
     in_panels,
+    resumed,
     seconds,
-    was_given,
     whole_numbers,
 )
 from mtbench.cli.session import INCOMPLETE, out, say
@@ -123,7 +123,7 @@ def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *,
     from mtbench.cli import choosing  # imports torch
 
     if resume:
-        opened = choosing.reopen(_resumed(ctx, directory))
+        opened = choosing.reopen(resumed(ctx, directory, "choose", PER_SESSION))
     else:
         request, given = _request_of(ctx.params), ctx.params
         settings = choosing.Settings(
@@ -150,20 +150,6 @@ def _request_of(given: Mapping[str, Any]) -> RunRequest:
         data_dir=absolute(given["data_dir"]),
         **{name: given[name] for name in same},
     )
-
-
-def _resumed(ctx: typer.Context, directory: Path | None) -> Path:
-    """Return the directory of a race to go on with. Raises UserError for an option that cannot change."""
-    if directory is None:
-        raise UserError("--resume needs the run directory: `mtbench choose -o DIR --resume`.")
-    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in PER_SESSION)
-    if given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(
-            f"a race goes on as it began, so {named} cannot change; "
-            f"go on with `mtbench choose -o {directory} --resume`."
-        )
-    return directory
 
 
 def _objective(text: str) -> Any:

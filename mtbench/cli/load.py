@@ -24,11 +24,10 @@ from mtbench.cli.request_options import (
     ResumeOption,
     UnsandboxedOption,
     in_panels,
+    resumed,
     seconds,
-    was_given,
 )
 from mtbench.cli.session import INCOMPLETE, out, say
-from mtbench.errors import UserError
 from mtbench.runs.run_request import DEFAULTS
 
 app = typer.Typer()
@@ -147,7 +146,7 @@ def _load(
     from mtbench.cli import loading
 
     if resume:
-        opened: Any = loading.reopen(_resumed(ctx, directory))
+        opened: Any = loading.reopen(resumed(ctx, directory, "load", PER_SESSION))
     else:
         request = loading.request_of(ctx.params)
         if dry_run:
@@ -161,16 +160,3 @@ def _load(
     say(opened.path / loading.PAGE)
     if not found.complete:
         raise typer.Exit(INCOMPLETE)
-
-
-def _resumed(ctx: typer.Context, directory: Path | None) -> Path:
-    """Return the folder of a load to go on with. Raises UserError for an option that cannot change."""
-    if directory is None:
-        raise UserError("--resume needs the folder: `mtbench load -o DIR --resume`.")
-    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in PER_SESSION)
-    if given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(
-            f"a load goes on as it began, so {named} cannot change; go on with `mtbench load -o {directory} --resume`."
-        )
-    return directory

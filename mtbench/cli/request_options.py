@@ -385,6 +385,20 @@ def item_limit(text: str | None, batch_size: Sequence[int], batching: Sequence[s
         raise UserError(f"--limit {text!r} is not allowed; give a whole number of items, or {ALL}.") from None
 
 
+def resumed(ctx: Context, directory: Path | None, command: str, changeable: Collection[str]) -> Path:
+    """Return the directory that `--resume` goes on with. Raises UserError for an option that is not `changeable`."""
+    if directory is None:
+        raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
+    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in changeable)
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UserError(
+            f"what began goes on with the same options, so {named} cannot change; "
+            f"go on with `mtbench {command} -o {directory} --resume`."
+        )
+    return directory
+
+
 def absolute(path: Path | None) -> str | None:
     """Return the absolute path of a folder, as files store it."""
     return None if path is None else str(path.resolve())

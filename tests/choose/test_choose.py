@@ -119,7 +119,7 @@ def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
         (["--objective", "size"], "objective 'size'"),
         (["--max-loss", "0"], "--max-loss 0 is not allowed"),
         (["--slo", "e2e=5s"], "--slo 'e2e=5s' is not allowed"),
-        (["--resume"], "--resume needs the run directory"),
+        (["--resume"], "--resume needs the directory: `mtbench choose -o DIR --resume`"),
         (["--resume", "-o", "x", "--suite", "gsm8k"], "--suite cannot change"),
     ],
 )

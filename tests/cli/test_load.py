@@ -74,7 +74,7 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ([*URL, "--rates", "1", "--client", "locust"], "unknown client 'locust'"),
         ([*URL, "--rates", "1", "--rounds", "0"], "rounds is 0"),
         (["--url", "one", "--rates", "1"], "is not NAME=URL"),
-        (["--resume"], "--resume needs the folder"),
+        (["--resume"], "--resume needs the directory: `mtbench load -o DIR --resume`"),
     ],
 )
 def test_mistakes(words: list[str], reason: str) -> None:
