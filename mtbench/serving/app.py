@@ -121,8 +121,12 @@ class Service:
     async def _complete(self, request: HttpRequest, *, chat: bool) -> Response:
         arrived_s = time.perf_counter()
         try:
-            self._check_key(request)
-            self._check_capacity()
+            try:
+                self._check_key(request)
+                self._check_capacity()
+            except BadRequestError:
+                await _body(request, keep=False)  # a client that still sends would see a broken connection, no answer
+                raise
             raw = await _body(request)
             asked = wire.parse(raw, self.served, chat=chat, max_new_tokens=self.limits.max_new_tokens)
             self._check_capacity()
@@ -257,8 +261,8 @@ async def _write(send: Send, *messages: bytes, last: bool = False) -> None:
     await send({"type": "http.response.body", "body": b"".join(messages), "more_body": not last})
 
 
-async def _body(request: HttpRequest) -> bytes:
-    """Return the body of a request. Raise BadRequestError if it is too large or takes too long."""
+async def _body(request: HttpRequest, *, keep: bool = True) -> bytes:
+    """Return the body of a request; without `keep` only read it. Raise BadRequestError if it is too large or slow."""
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_S):
@@ -266,7 +270,7 @@ async def _body(request: HttpRequest) -> bytes:
                 size += len(part)
                 if size > LARGEST_BODY:
                     raise BadRequestError(f"the body has over {LARGEST_BODY:,} bytes.", None, "body_too_large", 413)
-                parts.append(part)
+                parts += [part] if keep else []
     except TimeoutError:
         raise BadRequestError(f"the body did not arrive within {BODY_S:g} s.", None, "timeout", 408) from None
     return b"".join(parts)
@@ -290,7 +294,7 @@ def _error(
 async def _bad_request(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, BadRequestError)
     headers = {"Retry-After": "1"} if error.status == 503 else {}
-    if error.status in (408, 413, 503):
+    if error.status in (408, 413):
         headers["Connection"] = "close"  # what is left of the body is not read
     return _error(error.status, error.message, param=error.param, code=error.code, headers=headers)
 

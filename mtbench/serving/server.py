@@ -30,6 +30,9 @@ LARGEST_HEADERS = 64 << 10  # bytes
 HEADERS_TOO_LARGE = 431  # HTTP status
 MOST_UNREAD = 16 << 20  # bytes of a refused request that are taken in, so that its client reads the answer
 BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE_S = (
+    75  # of an idle connection: longer than clients keep it (httpx, openai: 5 s), or it closes under a request
+)
 CLOSING_S = 5  # for connections to close after the last answer
 
 
@@ -118,6 +121,7 @@ async def serve(service: Service, listening: socket.socket, say: Callable[[str],
             server_header=False,
             backlog=BACKLOG,
             h11_max_incomplete_event_size=LARGEST_HEADERS,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSING_S,
         )
     )

@@ -1,5 +1,6 @@
 """The server over real HTTP, on a small model: the same answers, the protocol, and what goes wrong."""
 
+import http.client
 import json
 import socket
 import threading
@@ -242,6 +243,24 @@ def test_a_key_is_needed_where_there_is_one(runner: ModelRunner) -> None:
             assert client.get("/models", headers=headers).status_code == 401
         assert client.post("/completions", json=body, headers={"authorization": "Bearer sesam"}).status_code == 200
         assert client.get(running.url.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_a_refused_client_that_still_sends_gets_its_answer(runner: ModelRunner) -> None:
+    """The server reads what it refuses, and answers the next request on the same connection."""
+    with serving(small_served(ar(), runner), max_queue=0) as running:
+        host, port = running.url.removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"prompt": [3], "max_tokens": 2}).encode()
+        connection = http.client.HTTPConnection(host, int(port), timeout=WAIT_S)
+        for _ in range(2):
+            connection.putrequest("POST", "/v1/completions")
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders()
+            time.sleep(0.1)  # the server has seen the headers, and not the body
+            connection.send(body)
+            answer = connection.getresponse()
+            answer.read()
+            assert (answer.status, answer.will_close) == (503, False)
+        connection.close()
 
 
 LONG = {"prompt": [3], "max_tokens": 90, "ignore_eos": True}
