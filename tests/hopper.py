@@ -33,17 +33,23 @@ run, JITFunction.run = JITFunction.run, compile_only
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 """
 
+END = "end of a script"
+
 
 class Compiled(NamedTuple):
-    """What a script compiled and printed."""
+    """What one script compiled and printed."""
 
     kernels: list[dict[str, Any]]  # of each launch: name, registers, spills, shared bytes, threads, what its code uses
     printed: list[str]
 
 
-def compiled(script: str) -> Compiled:
-    """Run a script in a process of its own, in which a launch of a kernel only compiles it."""
-    done = subprocess.run([sys.executable, "-c", STAND_IN + script], capture_output=True, text=True)
+def compiled(*scripts: str) -> list[Compiled]:
+    """Run scripts one after the other in a process of its own, in which a launch of a kernel only compiles it."""
+    code = STAND_IN + f"print({END!r})\n".join(scripts)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    return Compiled([json.loads(x) for x in lines if x.startswith("{")], [x for x in lines if not x.startswith("{")])
+    parts = [part.splitlines() for part in done.stdout.split(f"{END}\n")]
+    return [
+        Compiled([json.loads(x) for x in lines if x.startswith("{")], [x for x in lines if not x.startswith("{")])
+        for lines in parts
+    ]

@@ -64,6 +64,7 @@ class Quiet:
             raise KeyboardInterrupt
 
     def note(self, text: str) -> None: ...
+    def show(self, text: str) -> None: ...
 
 
 TIMES = {"command", "environment", "tokens_per_s", "decode_tokens_per_s", "parts", "factors", "peak_memory_bytes"}

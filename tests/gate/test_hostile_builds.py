@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from fake_build import build
 from fake_gate import AR, a_gate
 from living import is_alive
+from thinned import one_in
 from whole import plan_of
 
 from mtbench import environments
@@ -108,8 +110,12 @@ def test_of_two_that_die_at_their_turns_base_is_named(gate: Callable[..., Gate])
         gate(base={"turn_code": dies}, turn_code=dies, asked={"live": True})
 
 
-@pytest.mark.parametrize("stage", ["not timed", "timed"])
-@pytest.mark.parametrize("file", ["timings/x.jsonl", "generations/x.jsonl", "failures.jsonl", "memory.json"])
+@pytest.mark.parametrize(
+    ("file", "stage"),
+    one_in(
+        3, product(["timings/x.jsonl", "generations/x.jsonl", "failures.jsonl", "memory.json"], ["not timed", "timed"])
+    ),
+)
 def test_a_head_that_writes_what_cannot_be_read_fails(gate: Callable[..., Gate], stage: str, file: str) -> None:
     """It is head's fault, not a mistake of the user."""
     code = f"""
@@ -127,7 +133,9 @@ def test_a_process_of_a_build_reads_no_input(gate: Callable[..., Gate]) -> None:
     within(60, lambda: gate(code="import sys; sys.stdin.read()", asked={"counts_only": True}))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"processor": 1, "platform": "a"}', "[" * 100_000, "\\xff"])
+@pytest.mark.parametrize(
+    "text", one_in(3, ["{", "[]", "{}", '{"processor": 1, "platform": "a"}', "[" * 100_000, "\\xff"])
+)
 def test_an_environment_of_another_kind(gate: Callable[..., Gate], text: str) -> None:
     code = f"(out / 'environment.json').write_bytes({text.encode()!r})"
     with pytest.raises(UserError, match=r"the plan of head \(head\) cannot be read: .*environment\.json"):

@@ -14,7 +14,7 @@ from mtbench.runs.plan import RunRequest
 
 pytestmark = pytest.mark.whole
 
-NEW = 16
+NEW, ITEMS = 16, 3
 ARMS = (
     *("ar", "ar:on=mars", "ar:on=medusa", "mars", "mars:tau=0.9,block_size=4|auto", "block-diffusion"),
     *("speculative:ahead=4|auto", "speculative:draft=draft_mars,per_forward=4", "speculative:verify=rejection"),
@@ -39,7 +39,7 @@ ELSEWHERE |= {"mtp"}  # needs layers in the target: tests/methods/test_mtp.py
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     request = RunRequest(
-        method=ARMS, batch_size=(6,), limit=6, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
+        method=ARMS, batch_size=(ITEMS,), limit=ITEMS, rounds=1, max_new_tokens=NEW, device="cpu", dtype="float64"
     )
     return whole_run(tmp_path_factory.mktemp("methods"), request)
 
@@ -62,7 +62,7 @@ def test_every_lossless_arm_says_what_plain_decoding_says(cells: list[dict[str, 
         if cell["claims"] != "lossless":
             assert cell["lossless"] is None
         elif cell["lossless"] is not None:
-            assert (cell["lossless"]["grade"], cell["lossless"]["items"]) == ("exact", 6)
+            assert (cell["lossless"]["grade"], cell["lossless"]["items"]) == ("exact", ITEMS)
     held = {c["method"] for c in cells if c["lossless"]}
     assert held >= {*METHODS} - {"ar", "block-diffusion", *ELSEWHERE}
 

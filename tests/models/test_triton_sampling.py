@@ -1,16 +1,14 @@
 """The sampling kernels against their definition, `sampling.sampled`: the same hash, the same noise, the same token.
 
-As in test_kernels.py they run in Triton's interpreter, in a process of its own, and are compiled for a Hopper GPU.
+test_kernels.py starts the process of Triton's interpreter in which they run, and compiles the kernels for a Hopper GPU.
 """
 
 import os
-import subprocess
-import sys
-from importlib.util import find_spec
+from itertools import product
 
 import pytest
 import torch
-from hopper import compiled
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.models import kernels, sampling
@@ -18,7 +16,6 @@ from mtbench.models import kernels, sampling
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETING = "TRITON_INTERPRET" in os.environ
 runs_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs in the interpreter's process")
-has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 if INTERPRETING or DEVICE == "cuda":
     from mtbench.models import triton_sampling
 
@@ -34,8 +31,7 @@ def scene(vocabulary: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
 
 
 @runs_kernels
-@pytest.mark.parametrize("temperature", [0.1, 0.7, 1.0, 3.3])
-@pytest.mark.parametrize("vocabulary", [1, 40, 1024, 2500])
+@pytest.mark.parametrize(("temperature", "vocabulary"), one_in(5, product([0.1, 0.7, 1.0, 3.3], [1, 40, 1024, 2500])))
 def test_the_kernels_sample_the_definitions_tokens(temperature: float, vocabulary: int) -> None:
     """For any seed and position, and temperatures that are no float32. The other results are those of the logits."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -84,50 +80,3 @@ def test_without_a_gpu_the_definition_samples() -> None:
     assert torch.equal(choice, sampling.sampled(logits.cpu(), 0.7, seed.cpu(), position.cpu()).argmax(-1))
     torch.testing.assert_close(largest, logits.cpu().amax(-1))
     torch.testing.assert_close(logsumexp, logits.cpu().logsumexp(-1))
-
-
-@pytest.mark.whole
-@has_triton
-@pytest.mark.skipif(INTERPRETING or DEVICE == "cuda", reason="this process runs them")
-def test_the_sampling_kernels_pass_in_the_interpreter() -> None:
-    """All tests of kernels above."""
-    options = ["-q", "--noconftest", "-p", "no:cacheprovider", "-k", "not compile and not interpreter and not share"]
-    command = [sys.executable, "-m", "pytest", *options, __file__]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert done.returncode == 0, done.stdout
-    assert "skipped" not in done.stdout
-
-
-SAMPLE = """
-from mtbench.models import kernels, triton_sampling
-like = torch.empty(0, dtype=torch.bfloat16)
-for rows, width in ((1, 1), (16, 4)):
-    logits, seed = like.new_empty(rows, width, 152064), torch.empty(rows, dtype=torch.int64)
-    triton_sampling.sample_logsumexp(logits, 0.7, seed, torch.empty(rows, width, dtype=torch.int64))
-"""
-VIEWS = """
-from mtbench.models import kernels, triton_kernels
-like, before = torch.empty(0, dtype=torch.bfloat16), kernels.compilations()
-for view in (512, 48, 1040, 32, 50):
-    cache, query = like.new_empty(16, view, 4, 128).transpose(1, 2), like.new_empty(16, 3, 28, 128).transpose(1, 2)
-    mask = torch.ones(16, 3, view, dtype=torch.bool)
-    triton_kernels.attend(query, cache, cache, mask, torch.ones(16, dtype=torch.int64), 0.1)
-    print(view, kernels.compilations() - before)
-"""
-
-
-@pytest.mark.whole
-@has_triton
-def test_the_sampling_kernels_compile_for_a_gpu_without_spilling() -> None:
-    """At Qwen2.5-7B's vocabulary; the number of positions and of rows needs no other code."""
-    found = compiled(SAMPLE).kernels
-    assert {kernel["name"] for kernel in found} == {"_sample_slice", "_sample_row"}
-    assert all(kernel["STACK"] == kernel["LOCAL"] == 0 for kernel in found)
-
-
-@pytest.mark.whole
-@has_triton
-@pytest.mark.skipif(INTERPRETING, reason="the interpreter compiles nothing")
-def test_views_that_are_multiples_of_16_share_a_kernel() -> None:
-    """Each kernel that Triton compiles is counted. A view of one block is not split; another view needs one more."""
-    assert compiled(VIEWS).printed == ["512 2", "48 3", "1040 3", "32 3", "50 4"]

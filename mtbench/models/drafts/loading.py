@@ -46,7 +46,7 @@ def _draft_config(source: str, offline: bool) -> DraftConfig | None:
             return config
     if part:
         raise UserError(
-            f"checkpoint {location!r} has no draft layers of a known format for {part!r} "
+            f"no {part!r} layers of a known format in the checkpoint {location!r} "
             f"({raw.get('model_type', 'no model_type')}); name a draft with `{OTHER_CHECKPOINT}`."
         )
     return None

@@ -1,0 +1,430 @@
+"""The same training again gives the same weights: repeated, in less memory, or stopped and resumed."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainings import (
+    COUNT,
+    MARS,
+    OUT_OF_MEMORY,
+    SHAPE,
+    STEPS,
+    USUAL,
+    Killed,
+    Watch,
+    assert_complete,
+    assert_same_training,
+    both_refuse,
+    broken_after,
+    broken_by,
+    conversation,
+    last_checkpoint,
+    losses_of,
+    plan,
+    record,
+    requested,
+    resume_folder,
+    run,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mtbench.errors import UserError
+from mtbench.models.checkpoint_files import weights_sha256
+from mtbench.models.families import RECORD
+from mtbench.training import checkpoint, loss, trainer
+from mtbench.training import train as training
+from mtbench.training.conversations import prepare
+from mtbench.training.draft_objectives import BlockDraft, DraftObjective, Eagle, MarkovBlockDraft, Mtp
+from mtbench.training.init_model import initialise
+from mtbench.training.objectives import Ar, Objective
+from mtbench.training.packing import PADDING
+
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An untrained checkpoint of two layers: drafts read one before the last."""
+    folder = tmp_path_factory.mktemp("deeper") / "init"
+    return str(initialise(map(conversation, range(COUNT)), folder, seed=1, data={}, **SHAPE | {"num_hidden_layers": 2}))
+
+
+@pytest.fixture(scope="module")
+def interrupted(base: str, rows: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Path], Path]:
+    """Return a function that puts a training killed at a step into a folder. Each one is made once."""
+    made: dict[int, Path] = {}
+
+    def copy(kill_at: int, folder: Path) -> Path:
+        if kill_at not in made:
+            out = tmp_path_factory.mktemp("interrupted") / "out"
+            with pytest.raises(Killed):
+                run(MARS, base, rows, USUAL, out, progress=Watch(kill_at))
+            assert not out.exists()
+            made[kill_at] = out
+        out = folder / "out"
+        shutil.copytree(resume_folder(made[kill_at]), resume_folder(out))
+        return out
+
+    return copy
+
+
+def test_the_same_command_makes_the_same_weights(base: str, rows: str, undisturbed: Path, tmp_path: Path) -> None:
+    """Training is a function of its request. Another seed gives another training."""
+    assert_same_training(run(MARS, base, rows, USUAL, tmp_path / "same" / "out"), undisturbed)
+    other = run(MARS, base, rows, replace(USUAL, seed=20261121), tmp_path / "other" / "out")
+    assert losses_of(other) != losses_of(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tolerance"),
+    [({"rows": 1}, 1e-5), ({"rows": 8}, 1e-5), ({"pack": 120}, 1e-5), ({"checkpointing": True}, 1e-6)],
+    ids=str,
+)
+def test_saving_memory_changes_no_loss(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path, changes: dict[str, Any], tolerance: float
+) -> None:
+    """Fewer rows per forward pass, packing and recomputed activations give the same curve."""
+    out = run(MARS, base, rows, replace(USUAL, **changes), tmp_path / "out")
+    assert losses_of(out) == pytest.approx(losses_of(undisturbed), abs=tolerance * 10)
+    assert record(out)["tokens"] == record(undisturbed)["tokens"]
+
+
+@pytest.mark.parametrize("objective", [Eagle(steps=2), Mtp()], ids=lambda objective: objective.name)
+@pytest.mark.parametrize("changes", [{"checkpointing": True}, {"pack": 120}], ids=str)
+def test_saving_memory_changes_no_loss_of_a_draft(
+    objective: DraftObjective, changes: dict[str, Any], deeper: str, rows: str, tmp_path: Path
+) -> None:
+    """With activations recomputed, its steps still read the keys of those before."""
+    plain = run(objective, deeper, rows, USUAL, tmp_path / "plain")
+    out = run(objective, deeper, rows, replace(USUAL, **changes), tmp_path / "out")
+    assert losses_of(out) == pytest.approx(losses_of(plain), abs=1e-4)
+
+
+def test_bfloat16_arithmetic_gives_nearly_the_same_losses(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Weights and optimizer stay in float32."""
+    out = run(MARS, base, rows, replace(USUAL, precision="bfloat16"), tmp_path / "out")
+    assert losses_of(out) == pytest.approx(losses_of(undisturbed), rel=0.02)
+    assert losses_of(out) != losses_of(undisturbed)
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.float32
+
+
+@pytest.mark.parametrize("kill_at", [5, STEPS])
+def test_a_resumable_checkpoint_has_the_whole_record(
+    base: str, rows: str, interrupted: Callable[[int, Path], Path], tmp_path: Path, kill_at: int
+) -> None:
+    """Objective, options, data, base, versions and seed as at the end; tokens as counted from the schedule."""
+    found = last_checkpoint(interrupted(kill_at, tmp_path))
+    assert found is not None
+    assert_complete(found)
+    entries, done, schedule = record(found), int(found.name.partition("-")[2]), plan(base, rows, MARS)
+    assert done == (kill_at - 1) // 2 * 2
+    assert entries["objective"] == "mars"
+    assert entries["options"] == asdict(MARS)
+    assert entries["settings"]["seed"] == 42
+    assert entries["base_sha256"] == weights_sha256(Path(base))
+    data = prepare(rows, None, AutoTokenizer.from_pretrained(base), max_length=48, seed=0)
+    assert entries["data"]["sha256"] == data.sha256
+    assert {"torch", "transformers", "multi-token-bench"} <= entries["versions"].keys()
+    batches = [schedule[number] for number in range(done * schedule.forwards)]
+    assert entries["tokens"] == {
+        "fed": sum(int((batch["document"] != PADDING).sum()) for batch in batches),
+        "predicted": sum(len(batch["predictor"]) for batch in batches),
+        "conversations": sum(len(schedule.conversations(step)) for step in range(done)),
+    }
+    assert [point["step"] for point in entries["curve"]] == list(range(1, done + 1))
+
+
+def test_a_long_training_has_a_curve_of_at_least_fifty_points(base: str, rows: str, tmp_path: Path) -> None:
+    """The last step has a point, even if the training was killed just before the checkpoint was written."""
+    settings, out = replace(USUAL, batch_size=1, epochs=7, save_steps=None), tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "write_checkpoint", broken_after(None, 0))
+        with pytest.raises(Killed):
+            run(Ar(), base, rows, settings, out)
+    entries = record(run(Ar(), base, rows, settings, out))
+    assert entries["steps"] == 105
+    assert [point["step"] for point in entries["curve"]] == [*range(2, 105, 2), 105]
+    assert entries["tokens"]["conversations"] == 105
+    rates = [point["learning_rate"] for point in entries["curve"]]
+    assert rates[0] == pytest.approx(1e-2 / 21)  # of step 2, the second of 21 that warm up
+    assert 0 < rates[-1] < 1e-5
+
+
+def test_the_curve_has_the_learning_rate_of_each_step(undisturbed: Path) -> None:
+    """From 0 up to the peak in a fifth of the steps, then along a cosine."""
+    rates = [point["learning_rate"] for point in record(undisturbed)["curve"]]
+    warm = math.ceil(0.2 * STEPS)
+    cosine = [0.5 * (1 + math.cos(math.pi * (step - warm) / (STEPS - warm))) for step in range(warm, STEPS)]
+    assert rates == pytest.approx([1e-2 * x for x in [*(step / warm for step in range(warm)), *cosine]])
+
+
+@pytest.mark.parametrize("kill_at", [1, 5, STEPS])
+def test_a_killed_and_resumed_training_equals_the_undisturbed_one(
+    base: str, rows: str, undisturbed: Path, interrupted: Callable[[int, Path], Path], tmp_path: Path, kill_at: int
+) -> None:
+    """Before the first save, right after one, and at the last step: curve, tokens and weights are equal to the bit.
+
+    Saved steps are not repeated.
+    """
+    out, watch = interrupted(kill_at, tmp_path), Watch()
+    assert_same_training(run(MARS, base, rows, USUAL, out, progress=watch), undisturbed)
+    saved = (kill_at - 1) // 2 * 2
+    assert (watch.started_at, watch.steps) == ((STEPS, saved), list(range(saved + 1, STEPS + 1)))
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        Eagle(steps=2),
+        BlockDraft(layers=1, block_size=3, anchors=4),
+        MarkovBlockDraft(layers=1, block_size=3, markov_rank=4, anchors=4),
+        Mtp(),
+    ],
+    ids=lambda objective: objective.name,
+)
+def test_a_draft_killed_and_resumed_equals_the_undisturbed_one(
+    objective: DraftObjective, deeper: str, rows: str, tmp_path: Path
+) -> None:
+    """Curve and weights are equal to the bit; saved steps are not repeated."""
+    undisturbed = run(objective, deeper, rows, USUAL, tmp_path / "undisturbed" / "out")
+    out, watch = tmp_path / "killed" / "out", Watch()
+    with pytest.raises(Killed):
+        run(objective, deeper, rows, USUAL, out, progress=Watch(5))
+    assert_same_training(run(objective, deeper, rows, USUAL, out, progress=watch), undisturbed)
+    assert watch.steps == list(range(5, STEPS + 1))
+
+
+KILLING = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import torch
+from mtbench.training.objectives import Mars
+from mtbench.training.train import TrainingRequest, train
+from mtbench.training.trainer import Settings
+
+torch.set_num_threads(1)
+base, rows, out, settings, options = json.loads(sys.argv[1])
+request = TrainingRequest(
+    objective=Mars(**options), base=base, data=(rows,), settings=Settings(**settings), out=Path(out)
+)
+
+def start():
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        train(request)
+    finally:
+        os._exit(0)
+
+def done():
+    return max((int(f.name[11:]) for f in request.resume_folder.glob("checkpoint-*")), default=0)
+
+random.seed(0)
+for goal in (0, 9, 33):
+    pid = start()
+    while not request.resume_folder.exists() or done() < goal:
+        time.sleep(0.001)
+    time.sleep(random.uniform(0, 0.1))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    print(done(), flush=True)
+if not Path(out).exists():
+    os.waitpid(start(), 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_killed_at_random_moments_equals_the_undisturbed_one(base: str, rows: str, tmp_path: Path) -> None:
+    """By SIGKILL, which cannot be caught, three times: before the first save, in a step or while saving."""
+    settings = replace(USUAL, epochs=12, save_steps=1)
+    undisturbed = run(MARS, base, rows, settings, tmp_path / "undisturbed" / "out")
+    out = tmp_path / "killed" / "out"
+    values = json.dumps([base, rows, str(out), asdict(settings), asdict(MARS)])
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLING, values], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert len(set(killed.stdout.splitlines())) == 3, killed.stdout + killed.stderr
+    assert_same_training(out, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "times"),
+    [
+        (torch, "save", 0),  # the first checkpoint's optimizer
+        (torch, "save", 4),  # that of a later one
+        (trainer, "write_record", 0),
+        (trainer, "write_record", 2),
+        (Path, "rename", 0),
+        (Path, "rename", 2),
+        (shutil, "rmtree", 0),
+        (shutil, "rmtree", 2),
+        (Path, "rename", 4),  # of the finished checkpoint
+        (checkpoint, "write_record", 0),
+        (training, "write_checkpoint", 0),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_a_checkpoint_is_complete_or_absent(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path, where: Any, what: str, times: int
+) -> None:
+    """If writing, moving or removing one is interrupted, the last one is complete, and the same command finishes."""
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, what, broken_after(getattr(where, what), times))
+        with pytest.raises(Killed):
+            run(MARS, base, rows, USUAL, out)
+    for folder in resume_folder(out).glob("checkpoint-*"):
+        if folder == last_checkpoint(out):
+            assert_complete(folder)
+    if out.exists():  # it is complete; only the resume folder could not be removed
+        assert_complete(out)
+        return
+    assert_same_training(run(MARS, base, rows, USUAL, out), undisturbed)
+
+
+def test_half_written_folders_of_a_killed_training_are_ignored(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    """Both `out.partial` and `writing`."""
+    out = tmp_path / "out"
+    for folder in (out.with_name("out.partial"), resume_folder(out) / "writing" / "checkpoint-2"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("half")
+        (folder / "stale").write_text("")
+    assert_same_training(run(MARS, base, rows, USUAL, out), undisturbed)
+    assert not (out / "stale").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "error"),
+    [
+        (torch, "save", RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0")),
+        (torch, "save", OSError(28, "No space left on device")),
+        (trainer, "write_record", OSError(28, "No space left on device")),
+        (checkpoint, "write_record", OSError(28, "No space left on device")),
+    ],
+)
+def test_a_full_disk_is_one_line_and_the_same_command_resumes(
+    base: str,
+    rows: str,
+    undisturbed: Path,
+    tmp_path: Path,
+    where: Any,
+    what: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a resumable checkpoint, whose writer has errors of its own, and in the finished one."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(where, what, broken_by(error))
+        with pytest.raises(UserError, match=r"^cannot write [^\n]*out[^\n]*Make room, then repeat the command[^\n]*$"):
+            run(MARS, base, rows, USUAL, out)
+    assert_same_training(run(MARS, base, rows, USUAL, out), undisturbed)
+
+
+def test_after_out_of_memory_a_training_resumes_with_fewer_rows(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows the advice, gives the same curve, and its record has the new setting."""
+    out, forward = tmp_path / "out", loss.target_states
+    calls = iter(range(1000))
+
+    def short(model: Any, batch: Any, taps: Any) -> Any:
+        if next(calls) == 5 * 2 + 1:
+            raise OUT_OF_MEMORY[0]
+        return forward(model, batch, taps)
+
+    monkeypatch.setattr(loss, "target_states", short)
+    with pytest.raises(UserError, match="--rows 1`"):
+        run(MARS, base, rows, USUAL, out)
+    watch = Watch()
+    run(MARS, base, rows, replace(USUAL, rows=1), out, progress=watch)
+    assert watch.started_at == (STEPS, 4)
+    assert losses_of(out) == pytest.approx(losses_of(undisturbed), abs=1e-5)
+    assert record(out)["settings"]["rows"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "objective", "what"),
+    [
+        ({"learning_rate": 2e-2}, MARS, "settings.learning_rate was 0.01, not 0.02"),
+        ({"held_out": 3}, MARS, "settings.held_out was 512, not 3"),
+        ({"seed": 1}, MARS, "settings.seed was 42, not 1"),
+        ({}, replace(MARS, block_size=5), "options.block_size was 4, not 5"),
+        ({}, Ar(), 'objective was "mars", not "ar"'),
+        ({"max_length": 20}, MARS, "settings.max_length was 48, not 20"),
+    ],
+    ids=str,
+)
+def test_an_interrupted_training_is_not_resumed_by_another_request(
+    base: str,
+    rows: str,
+    interrupted: Callable[[int, Path], Path],
+    tmp_path: Path,
+    changes: dict[str, Any],
+    objective: Objective,
+    what: str,
+) -> None:
+    """One line names the difference; every file stays as it was."""
+    out = interrupted(5, tmp_path)
+    before = {path: path.read_bytes() for path in resume_folder(out).rglob("*") if path.is_file()}
+    with pytest.raises(UserError) as refusal:
+        run(objective, base, rows, replace(USUAL, **changes), out)
+    assert what in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert {path: path.read_bytes() for path in resume_folder(out).rglob("*") if path.is_file()} == before
+
+
+def test_other_data_and_another_base_are_another_request(
+    base: str, rows: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    """They are compared by content, not by name."""
+    out, file, start = tmp_path / "out", tmp_path / "rows.jsonl", tmp_path / "base"
+    shutil.copy(rows, file)
+    shutil.copytree(base, start)
+    with pytest.raises(Killed):
+        run(MARS, str(start), str(file), USUAL, out, progress=Watch(2))
+    shutil.copy(undisturbed / "model.safetensors", start)
+    with pytest.raises(UserError, match="base_sha256 was"):
+        run(MARS, str(start), str(file), USUAL, out)
+    shutil.copy(Path(base) / "model.safetensors", start)
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[::-1]))
+    with pytest.raises(UserError, match=r"data\.sha256 was"):
+        run(MARS, str(start), str(file), USUAL, out)
+
+
+def test_an_existing_folder_is_never_overwritten(base: str, rows: str, undisturbed: Path) -> None:
+    """`--out` must not exist."""
+    before = (undisturbed / RECORD).read_bytes()
+    with pytest.raises(UserError, match="exists already"):
+        run(MARS, base, rows, USUAL, undisturbed)
+    assert (undisturbed / RECORD).read_bytes() == before
+
+
+def test_folders_are_refused_before_weights_are_loaded(
+    base: str,
+    rows: str,
+    interrupted: Callable[[int, Path], Path],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    """An existing `--out`, and an interrupted training of another request."""
+    out = interrupted(5, tmp_path)
+    request.getfixturevalue("without_weights")
+    (tmp_path / "existing").mkdir()
+    both_refuse(requested(MARS, base, rows, USUAL, tmp_path / "existing"), "exists already")
+    both_refuse(requested(MARS, base, rows, replace(USUAL, seed=1), out), r"settings\.seed was 42, not 1")

@@ -1,0 +1,113 @@
+"""What is wrong with a request is said before weights are loaded, by the dry run, too."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainings import COUNT, MARS, SHAPE, USUAL, both_refuse, requested, saved
+from transformers import AutoTokenizer, GPT2Config
+
+from mtbench.training.draft_objectives import BlockDraft, Eagle, MarkovBlockDraft
+from mtbench.training.init_model import initialise
+from mtbench.training.objectives import Ar, Draft, Mars, Objective
+from mtbench.training.train import check
+
+pytest_plugins = ["training_fixtures"]
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("cache")]
+
+
+@pytest.mark.usefixtures("without_weights")
+@pytest.mark.parametrize(
+    ("objective", "changes", "teacher", "reason"),
+    [
+        (Draft(), {}, True, "draft with these options uses no teacher; leave out `--teacher`"),
+        (Draft(distil="logits"), {}, False, "draft needs `--teacher CHECKPOINT`"),
+        (
+            Mars(),
+            {"pack": 64},
+            False,
+            "cannot hold a conversation of 48, for which mars feeds up to 93; give `--pack 93`",
+        ),
+        (Ar(), {"max_length": 2}, False, r"no conversation shorter than max_length 2 .*; give .* `--max-length N`"),
+    ],
+    ids=["teacher", "no teacher", "pack", "max_length"],
+)
+def test_options_are_refused_before_weights_are_loaded(
+    base: str, rows: str, tmp_path: Path, objective: Objective, changes: dict[str, Any], teacher: bool, reason: str
+) -> None:
+    """By the dry run, too; nothing is written."""
+    request = requested(objective, base, rows, replace(USUAL, **changes), tmp_path / "out")
+    both_refuse(replace(request, teacher=base) if teacher else request, reason)
+    assert not list(tmp_path.iterdir())
+
+
+def changed_copy(base: str, folder: Path, file: str, old: str, new: str) -> str:
+    """A copy of the base in which one text of a file is replaced."""
+    if not folder.exists():
+        shutil.copytree(base, folder)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    return str(folder)
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_a_base_is_refused_before_weights_are_loaded(base: str, rows: str, tmp_path: Path) -> None:
+    """One that is missing, has no chat template, no room for a mask token, or no list of layers."""
+
+    def refuse(source: str, reason: str, objective: Objective) -> None:
+        both_refuse(requested(objective, source, rows, USUAL, tmp_path / "out"), reason)
+
+    refuse("/nowhere/at-all", "'/nowhere/at-all'", Ar())
+    untemplated = tmp_path / "untemplated"
+    shutil.copytree(base, untemplated)
+    (untemplated / "chat_template.jinja").unlink()
+    refuse(str(untemplated), "the tokenizer has no chat template", Ar())
+    vocabulary = AutoTokenizer.from_pretrained(base).get_vocab()
+    full = tmp_path / "full"
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        changed_copy(base, full, file, "<|mask|>", "<|other|>")
+    changed_copy(base, full, "tokenizer_config.json", '"mask_token"', '"other_token"')
+    rows_of_base = json.loads((full / "config.json").read_text())["vocab_size"]
+    changed_copy(base, full, "config.json", f'"vocab_size": {rows_of_base}', f'"vocab_size": {len(vocabulary)}')
+    refuse(str(full), "has no mask token and no unused embedding row", MARS)
+    gpt2 = saved(tmp_path / "gpt2", base, GPT2Config(vocab_size=SHAPE["vocab_size"], n_embd=16, n_layer=1, n_head=2))
+    refuse(gpt2, r"has no `base_model\.layers` \(gpt2\)", Ar())
+    refuse(base, "eagle reads layers before the last, and the base has one", Eagle())
+    for drafts in (BlockDraft(), MarkovBlockDraft()):
+        refuse(str(full), "has no mask token and no unused embedding row", drafts)
+        grown = requested(drafts, str(full), rows, USUAL, tmp_path / "out", grow_vocabulary=True)
+        both_refuse(grown, f"{drafts.name} leaves the model as it is, and --grow-vocabulary would change it")
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_a_teacher_with_another_vocabulary_is_refused_before_weights_are_loaded(
+    base: str, rows: str, tmp_path: Path
+) -> None:
+    """A token id must mean the same to base and teacher."""
+    talk = [[{"role": "user", "content": "wholly other words"}, {"role": "assistant", "content": "words other"}]] * 3
+    other = initialise(talk, tmp_path / "other", seed=1, data={}, **SHAPE)
+    request = requested(Draft(distil="logits"), base, rows, USUAL, tmp_path / "out")
+    both_refuse(replace(request, teacher=str(other)), "the teacher's tokenizer gives")
+    both_refuse(replace(request, teacher="/nowhere/teacher"), "'/nowhere/teacher'")
+
+
+@pytest.mark.usefixtures("without_weights")
+def test_data_are_refused_before_weights_are_loaded(base: str, rows: str, tmp_path: Path) -> None:
+    """Data that do not exist, a suite without a number of examples, and a row that is not a conversation."""
+    both_refuse(requested(Ar(), base, "nothing", USUAL, tmp_path / "out"), "no data 'nothing'; known: a suite")
+    both_refuse(requested(Ar(), base, "arithmetic", USUAL, tmp_path / "out"), "`--examples N`")
+    late = tmp_path / "late.jsonl"
+    late.write_text(Path(rows).read_text() * 20 + '{"text": "no conversation"}\n')
+    both_refuse(requested(Ar(), base, str(late), USUAL, tmp_path / "out"), rf"line {20 * COUNT + 1}: columns")
+
+
+def test_a_dry_run_fetches_nothing_from_the_hub(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data sets on the hub are not read; everything else is checked, and nothing is written."""
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("the hub was asked"))
+    request = requested(Ar(), base, "owner/name", USUAL, tmp_path / "out")
+    assert check(request, fetch=False).data is None
+    assert not list(tmp_path.iterdir())
