@@ -226,6 +226,18 @@ def mean_of_proportions(parts: Sequence[tuple[int, int]], *, level: float = 0.95
     return Proportion(mean, stderr, max(0.0, mean - half), min(1.0, mean + half), sum(n for _, n in parts))
 
 
+def gains_and_losses(ours: Mapping[str, float], theirs: Mapping[str, float]) -> tuple[int, int, int]:
+    """Return the items on which our score is higher, those on which theirs is, and the common items.
+
+    >>> gains_and_losses({"a": 1.0, "b": 0.0, "c": 1.0}, {"a": 0.0, "b": 0.0, "d": 1.0})
+    (1, 0, 2)
+    """
+    common = ours.keys() & theirs.keys()
+    gained = sum(ours[item] > theirs[item] for item in common)
+    lost = sum(ours[item] < theirs[item] for item in common)
+    return gained, lost, len(common)
+
+
 def paired_difference(gained: int, lost: int, n: int, *, level: float = 0.95) -> Difference:
     """Return the arm's accuracy minus the baseline's on the same n items.
 

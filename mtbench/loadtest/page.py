@@ -1,6 +1,7 @@
 """Write what a load found: load.json and load.html, one self-contained file; and show it in the terminal."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -13,27 +14,11 @@ from mtbench.loadtest.figures import draw
 from mtbench.loadtest.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
 from mtbench.records import cleaned, dump
 from mtbench.report.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
+from mtbench.report.table import Entry
 from mtbench.report.write import inline, template
 from mtbench.runs.directory import RunDirectory
 
 PAGE, RESULTS = "load.html", "load.json"
-GOOD, BAD = ("faster", "not worse"), ("slower", "worse")  # words at the beginning of a verdict
-
-
-class Entry(NamedTuple):
-    """A value of a table with its interval, and a word on it."""
-
-    value: str
-    interval: str | None = None
-    verdict: str | None = None
-
-    @property
-    def tone(self) -> str:
-        """The colour of the word."""
-        word = self.verdict or ""
-        return "good" if word.startswith(GOOD) else "bad" if word.startswith(BAD) else "plain"
-
-
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
     ("achieved", "answered requests per second"),
@@ -215,15 +200,15 @@ def _entries(cell: LoadCell) -> list[Entry]:
 def _compared(comparison: Comparison) -> list[Entry]:
     difference = _entry(comparison.accuracy_difference, 100, 1)
     return [
-        _entry(comparison.speedup)._replace(verdict=comparison.speed_verdict),
-        _entry(comparison.goodput_ratio)._replace(verdict=comparison.goodput_verdict),
-        difference._replace(verdict=comparison.accuracy_verdict),
+        replace(_entry(comparison.speedup), verdict=comparison.speed_verdict),
+        replace(_entry(comparison.goodput_ratio), verdict=comparison.goodput_verdict),
+        replace(difference, verdict=comparison.accuracy_verdict),
     ]
 
 
 def _entry(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> Entry:
     if estimate is None:
-        return Entry(NONE)
+        return Entry()
     return Entry(_number(estimate, scale, digits), interval(bounds(estimate), scale, digits))
 
 

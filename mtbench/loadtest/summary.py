@@ -164,7 +164,8 @@ def compare(baseline: Sent, others: Sequence[Sent], margin: float) -> list[Compa
         shared = _shared_rounds(baseline, arm)
         speedups.append(_speedup(shared))
         goodputs.append(_goodput_ratio(baseline, arm, shared))
-        differences.append(statistics.paired_difference(*_changes(baseline, arm)))
+        changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
+        differences.append(statistics.paired_difference(*changes))
         doubts.append(None if shared else "no common round")
     by_speed, by_goodput = (statistics.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
     by_accuracy = statistics.accuracy_verdicts(differences, margin)
@@ -218,15 +219,6 @@ def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[Pair]) -> statist
     return statistics.ratio_of_totals([good[1], windows[0]], [good[0], windows[1]], unit="round")
 
 
-def _changes(baseline: Sent, arm: Sent) -> tuple[int, int, int]:
-    """Return the items that only the arm has right, those that only the baseline has right, and the common ones."""
-    ours, theirs = arm.first_scores, baseline.first_scores
-    common = ours.keys() & theirs.keys()
-    gained = sum(ours[item] > theirs[item] for item in common)
-    lost = sum(ours[item] < theirs[item] for item in common)
-    return gained, lost, len(common)
-
-
 def _rate(sent: Sent, amount: Callable[[PointLine], float]) -> Estimate:
     """Return an amount per second, with the rounds as the unit."""
     return _ratio(sent.by_round(amount), sent.windows_s)
@@ -245,8 +237,7 @@ def _estimate(ratio: statistics.Ratio) -> Estimate:
 
 def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
     """Return percentiles of a time: of each round, then their mean."""
-    by_round = [_known(map(value, point.requests)) for point in sent.points]
-    measured = [values for values in by_round if values]
+    measured = _by_round(sent, value)
 
     def mean(percentile: int) -> Estimate:
         each = [float(np.percentile(values, percentile)) for values in measured]
@@ -257,11 +248,15 @@ def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latenc
 
 def _mean_over_rounds(sent: Sent, value: Callable[[RequestLine], float | None]) -> Estimate | None:
     """Return the mean of a value over requests; None if no request has it."""
-    by_round = [_known(map(value, point.requests)) for point in sent.points]
-    measured = [values for values in by_round if values]
+    measured = _by_round(sent, value)
     if not measured:
         return None
     return _ratio([sum(values) for values in measured], [float(len(values)) for values in measured])
+
+
+def _by_round(sent: Sent, value: Callable[[RequestLine], float | None]) -> list[list[float]]:
+    """Return what is known of a value, for each round in which a request has it."""
+    return [found for point in sent.points if (found := _known(map(value, point.requests)))]
 
 
 def _accuracy(sent: Sent) -> Estimate:

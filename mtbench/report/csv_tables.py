@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
+from mtbench.report.acceptance_table import guesses
 from mtbench.report.phrases import cost_per_million
-from mtbench.report.tables import guesses
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.comparisons import OwnSpeedups
 from mtbench.results.format import AcceptanceFigures, Accuracy, Estimate, ResultCell, Speedup, TaskFigures, TaskSpeedup

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from mtbench.report.tables import Entry, Table
+from mtbench.report.table import Entry, Table
 
 
 def latex(table: Table, notes: Sequence[str]) -> str:

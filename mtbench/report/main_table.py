@@ -1,10 +1,12 @@
-"""The main table of a page: what each arm gains and what it costs. The other tables are in tables.py."""
+"""The main table of a page: what each arm gains and what it costs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
+from mtbench.report.acceptance_table import without_loops
+from mtbench.report.accuracy_tables import percent_entry
 from mtbench.report.formatting import bounds, counted, interval, listed, number, times
 from mtbench.report.phrases import (
     REPEATED_FLAG,
@@ -14,7 +16,7 @@ from mtbench.report.phrases import (
     spread_over_tasks,
     ungraded,
 )
-from mtbench.report.tables import Bar, Column, Entry, Table, percent_entry, table_of, without_loops
+from mtbench.report.table import Bar, Column, Entry, Table, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import ResultCell, Speedup
 

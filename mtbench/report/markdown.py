@@ -7,7 +7,7 @@ from mtbench.report.batch_sweep import Sweep
 from mtbench.report.figures import Drawing
 from mtbench.report.formatting import NONE, listed
 from mtbench.report.sections import Section, Words, pictured
-from mtbench.report.tables import Table
+from mtbench.report.table import Table
 
 
 def markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words) -> str:
@@ -25,9 +25,19 @@ def markdown(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words)
     for one in sweeps:
         lines += [f"## {plain(one.heading)}", "", *(f"- {plain(line)}" for line in one.sentences), ""]
         lines += _figure(one.slug, one.drawing)
+    lines += _race(words)
     lines += ["## Environment", "", *(f"- {name}: {plain(value)}" for name, value in words.environment), ""]
     lines += ["## How to read it", "", *(f"- **{name}.** {plain(note)}" for name, note in words.method), ""]
     return "\n".join(lines)
+
+
+def _race(words: Words) -> list[str]:
+    lines = ["## How the race went", ""] if words.race else []
+    for part in words.race:
+        lines += [f"### {plain(part.heading)}", ""]
+        lines += [plain(part.text), ""] if part.text else []
+        lines += [*(f"- {plain(name)}: {plain(text)}" for name, text in part.rows), ""] if part.rows else []
+    return lines
 
 
 def _section(section: Section, own: str, drawings: Sequence[Drawing]) -> list[str]:

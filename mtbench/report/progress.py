@@ -34,7 +34,7 @@ class RunProgress:
             disable=not self.live,
         )
         self.cells = self.work = self.done = 0
-        self.started_at = self.printed_at = time.monotonic()
+        self.first_at = self.printed_at = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
         self.bar.start()
@@ -45,7 +45,7 @@ class RunProgress:
 
     def begin(self, cells: int, work: int) -> None:
         self.cells, self.work = cells, work
-        self.started_at = self.printed_at = time.monotonic()
+        self.printed_at = time.monotonic()
         self.task = self.bar.add_task("", total=work, speed="")
 
     def expect(self, work: int) -> None:
@@ -66,13 +66,27 @@ class RunProgress:
             where += f" {cell.batching}"
         self.bar.update(self.task, advance=1, description=escape(where), speed=speed)
         now = time.monotonic()
+        if self.done == 1:
+            self.first_at = now  # loading and warm-up come before
         if not self.live and (now - self.printed_at > PLAIN_LINE_EVERY_S or self.done == self.work):
             self.printed_at = now
-            left = (now - self.started_at) / self.done * (self.work - self.done)
-            self._print(f"{self.done}/{self.work} batches, {left:.0f} s left | {where} | {speed}")
+            left = f", {self._left_s(now):.0f} s left" if self.done > 1 else ""
+            self._print(f"{self.done}/{self.work} batches{left} | {where} | {speed}")
+
+    def _left_s(self, now: float) -> float:
+        return (now - self.first_at) / (self.done - 1) * (self.work - self.done)
 
     def note(self, text: str) -> None:
+        """Print a line that stays."""
         self._print(text)
+
+    def show(self, text: str) -> None:
+        """Show what is done after the last batch."""
+        self.bar.update(self.task, description=escape(text), speed="")
+        now = time.monotonic()
+        if not self.live and now - self.printed_at > PLAIN_LINE_EVERY_S:
+            self.printed_at = now
+            self._print(text)
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)

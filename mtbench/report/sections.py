@@ -8,7 +8,8 @@ from mtbench.report import figures
 from mtbench.report.arm_names import arm_names
 from mtbench.report.figures import Drawing
 from mtbench.report.phrases import batches
-from mtbench.report.tables import Table
+from mtbench.report.race import Part
+from mtbench.report.table import Table
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.format import ResultCell
 
@@ -69,6 +70,7 @@ class Words:
     decision: str
     warnings: list[str]
     own: dict[str, str]  # what to use in each section, if the decision covers several
+    race: list[Part]  # how the race went; empty for a run that is none
     environment: list[tuple[str, str]]
     method: list[tuple[str, str]]
 

@@ -11,6 +11,7 @@ from mtbench import statistics
 from mtbench.decoding.registry import METHODS
 from mtbench.report.formatting import bounds, counted, interval, number, percent, times
 from mtbench.report.phrases import breaks_promise, fewer_items, floors, spread_over_tasks
+from mtbench.results import decision
 from mtbench.results.format import ResultCell, Speedup, Spread
 
 NOTED_BELOW = 0.95  # a factor of at least this is not named
@@ -50,6 +51,12 @@ class _Arm:
         """The items, if the arm has its baseline's tokens on all of them; else 0."""
         agreement = next((a for a in self.cell.agreement if a.baseline == self.speedup.baseline), None)
         return agreement.items if agreement is not None and agreement.identical == agreement.items else 0
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether it claims its baseline's tokens and is graded to have them, near-ties aside."""
+        lossless = self.cell.lossless
+        return lossless is not None and lossless.against == self.speedup.baseline and lossless.grade in decision.KEPT
 
     @property
     def keeps_accuracy(self) -> bool:
@@ -155,6 +162,9 @@ def _price(cells: Sequence[ResultCell], arms: Sequence[_Arm], faster: Sequence[_
     """Return the cost of the speed in accuracy."""
     scores = [cell.accuracy.value for cell in cells if cell.accuracy and cell.accuracy.value is not None]
     within = "1 point" if margin == 0.01 else f"{100 * margin:g} points"
+    if not scores and all(arm.keeps_promise for arm in faster or arms):
+        which = "The faster arms" if faster else "The arms"
+        return f"Nothing was scored. {which} are graded exact or near-tie, so their methods cost no accuracy."
     if not scores:
         return "Nothing was scored, so the cost of speed in accuracy is not known."
     if not faster:

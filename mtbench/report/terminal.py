@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.decided import decided
 from mtbench.report.formatting import NONE, bounds, counted, interval, number, percent
 from mtbench.report.phrases import (
     REPEATED_FLAG,
@@ -24,7 +25,7 @@ from mtbench.report.phrases import (
 )
 from mtbench.report.summary import warnings
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
-from mtbench.results.decision import headline, recommend
+from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results, Speedup
 from mtbench.runs.plan import Plan
 
@@ -65,11 +66,10 @@ def results_tables(results: Results, width: int) -> list[Group]:
     ]
 
 
-def decision_lines(results: Results) -> list[str]:
-    """Return what to use, by what was measured; before it, what spoils the run."""
+def decision_lines(results: Results, decision: Decision | None = None) -> list[str]:
+    """Return what to use, by the decision of a race or by what was measured; before it, what spoils the run."""
     names = arm_names(results.cells)
-    recommended = headline(recommend(results.cells, max_loss=results.statistics.accuracy_margin))
-    return [in_words(line, names) for line in (*warnings(results.cells), recommended)]
+    return [in_words(line, names) for line in (*warnings(results.cells), decided(results, decision).headline)]
 
 
 def _group_table(

@@ -13,10 +13,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from mtbench.records import cleaned, dump
-from mtbench.report import figures, tables, text
+from mtbench.report import figures, text
+from mtbench.report.acceptance_table import acceptance_table
+from mtbench.report.accuracy_tables import accuracy_table, task_table
 from mtbench.report.arm_names import in_words
 from mtbench.report.batch_sweep import Sweep, sweep
+from mtbench.report.cost_tables import cost_table, gaps, latency_table
 from mtbench.report.csv_tables import csv_tables
+from mtbench.report.decided import decided, read_decision
 from mtbench.report.figures import Drawing
 from mtbench.report.formatting import listed
 from mtbench.report.generation_viewer import ITEMS, Viewer, viewer
@@ -24,10 +28,12 @@ from mtbench.report.latex import latex
 from mtbench.report.main_table import main_table
 from mtbench.report.markdown import markdown
 from mtbench.report.phrases import batches, checkpoint_names, disclaimers, simulations, suite_name
+from mtbench.report.race import race_parts
 from mtbench.report.sections import Detail, Naming, Section, Words, pictured
+from mtbench.report.speed_tables import engine_table, factor_table, speed_table
 from mtbench.report.summary import remarks, summary, warnings
 from mtbench.results.comparisons import GroupKey, OwnSpeedups, groups_of, own_speedups
-from mtbench.results.decision import headline, recommend
+from mtbench.results.decision_format import Decision
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan_checks import read_plan
@@ -48,7 +54,7 @@ THEME = {  # the figures' colours -> the page's, so that figures follow its ligh
 
 def write_report(run: RunDirectory, results: Results) -> Path:
     """Write report.md, report.html, tables and figures. Return the path of report.html."""
-    plan, results = read_plan(run), cleaned(results)
+    plan, results, decision = read_plan(run), cleaned(results), read_decision(run)
     naming = Naming.of(results.cells)
     sections, sweeps = _sections(results, naming), _sweeps(results, naming)
     for section in sections:
@@ -60,7 +66,7 @@ def write_report(run: RunDirectory, results: Results) -> Path:
             _write_drawing(run, f"{section.slug}.{drawing.name}", drawing)
     for swept in sweeps:
         _write_drawing(run, swept.slug, swept.drawing)
-    words = _words(results, sections, naming)
+    words = _words(results, None if decision is None else cleaned(decision), sections, naming)
     run.write_text("report.md", markdown(sections, sweeps, words))
     run.write_text("report.html", _page(sections, sweeps, words, viewer(run, plan, results, *naming)))
     return run.path / "report.html"
@@ -101,7 +107,7 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
         table=main,
         remarks=[in_words(remark, naming.words) for remark in remarks(cells, own.same)],
         details=[detail for detail in details if detail.table.rows],
-        gaps=[in_words(gap, naming.words) for gap in tables.gaps(cells)],
+        gaps=[in_words(gap, naming.words) for gap in gaps(cells)],
         simulated=[in_words(mark, naming.words) for mark in simulations(cells)],
         for_papers={name: table for name, table in of_paper.items() if table.rows},
         csv=csv_tables(cells, own, naming.words, price),
@@ -117,41 +123,41 @@ def _details(cells: list[ResultCell], numbers: Mapping[str, int], own: OwnSpeedu
         Detail(
             "Accuracy compared",
             "Paired differences on the same items, one row for each arm and baseline",
-            tables.accuracy_table(cells, numbers),
+            accuracy_table(cells, numbers),
             open=True,
         ),
         Detail(
             "By task",
             "Speedup, tokens per forward and acceptance rate, and accuracy if the suite is scored; for a baseline, "
             "tokens per second instead of a speedup",
-            tables.task_table(cells, numbers, own),
+            task_table(cells, numbers, own),
         ),
         Detail(
             "Acceptance",
             "Our figures, and those of other projects by their own formulas, from the same commits",
-            tables.acceptance_table(cells, numbers),
+            acceptance_table(cells, numbers),
         ),
-        Detail("Speed", "Rates, and speedups over each kind of baseline", tables.speed_table(cells, numbers, own)),
+        Detail("Speed", "Rates, and speedups over each kind of baseline", speed_table(cells, numbers, own)),
         Detail(
             "Latency, answers and memory",
             "Times of a request, how answers ended, and what they took",
-            tables.latency_table(cells, numbers),
+            latency_table(cells, numbers),
         ),
         Detail(
             "Factors of the speedup",
             "Factors over the baseline on the same checkpoint; the rate ratio is the product of the first five",
-            tables.factor_table(cells, numbers, own),
+            factor_table(cells, numbers, own),
         ),
         Detail(
             "Speedup over another engine",
             "These ratios include the gain of the engine; plain decoding on the arm's own engine shows how large that "
             "gain is",
-            tables.engine_table(cells, numbers),
+            engine_table(cells, numbers),
         ),
         Detail(
             "Cost of the measurement",
             "Time, memory and disturbances of each arm's measurement",
-            tables.cost_table(cells, numbers),
+            cost_table(cells, numbers),
         ),
     ]
 
@@ -193,18 +199,18 @@ def source(cells: Sequence[ResultCell], results: Results, group: GroupKey | None
     return ". ".join([*disclaimers(cells), f"Source: {listed(part for part in known if part)}"])
 
 
-def _words(results: Results, sections: Sequence[Section], naming: Naming) -> Words:
-    recommendations = recommend(results.cells, max_loss=results.statistics.accuracy_margin)
-    texts = {(r.suite, r.batch_size, r.batching): in_words(r.text, naming.words) for r in recommendations}
+def _words(results: Results, decision: Decision | None, sections: Sequence[Section], naming: Naming) -> Words:
+    headline, texts = decided(results, decision)
     several = len(sections) > 1
     return Words(
         title=text.title(results),
         disclaimers=disclaimers(results.cells),
         question=text.question(results.cells),
         subject=text.subject(results),
-        decision=in_words(headline(recommendations), naming.words) if sections else "Nothing was run.",
+        decision=in_words(headline, naming.words) if sections else "Nothing was run.",
         warnings=[in_words(warning, naming.words) for warning in warnings(results.cells)],
-        own={section.slug: texts.get(section.key, "") if several else "" for section in sections},
+        own={s.slug: in_words(texts.get(s.key, ""), naming.words) if several else "" for s in sections},
+        race=race_parts(results, decision, naming.words),
         environment=text.environment(results),
         method=text.method_notes(results),
     )

@@ -49,7 +49,7 @@ from mtbench.reproduce.format import (
 )
 from mtbench.reproduce.rerun import EAGER, PAPER, RESULT, SHARES, Part, arm_of, stands_in, suites_of
 from mtbench.results import samples
-from mtbench.results.comparisons import gains_and_losses, wall_ratio
+from mtbench.results.comparisons import wall_ratio
 from mtbench.results.format import ResultCell, Results
 from mtbench.results.samples import CellData
 from mtbench.runs.directory import RunDirectory
@@ -333,7 +333,7 @@ def _accuracy(result: ResultCell) -> _Ours | str:
 
 
 def _accuracy_change(data: CellData, baseline: CellData) -> _Ours | str:
-    gained, lost, n = gains_and_losses(data, baseline)
+    gained, lost, n = statistics.gains_and_losses(data.scores, baseline.scores)
     change = statistics.paired_difference(gained, lost, n)
     if change.difference is None:
         return "nothing was scored"

@@ -15,7 +15,7 @@ from rich.table import Table
 from mtbench.report.formatting import NONE
 from mtbench.report.markdown import plain
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, is_synthetic
-from mtbench.report.tables import SIGNS
+from mtbench.report.table import SIGNS
 from mtbench.report.write import template
 from mtbench.reproduce.agreement import WORDS, Word
 from mtbench.reproduce.format import Figure, FigureDifference, OurFigure, Quantity, Reproduction

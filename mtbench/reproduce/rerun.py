@@ -27,7 +27,7 @@ from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
 from mtbench.reproduce.format import Asked, AskedFile, AskedPart, Published, PublishedRow
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.executor import Progress
 from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
@@ -232,18 +232,9 @@ def not_released(table: Published) -> list[str]:
     return list(roles)
 
 
-def refuse_existing(folder: Path) -> None:
-    """Raise UserError if the directory is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"{str(folder)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
-            f"`mtbench reproduce -o {folder} --resume`."
-        )
-
-
 def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[str]) -> None:
     """Create the directory of a reproduction. Raises UserError if it is not empty."""
-    refuse_existing(folder)
+    refuse_used(folder, "reproduce")
     kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
     try:
         for part in parts:

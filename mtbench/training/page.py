@@ -18,7 +18,7 @@ from mtbench.report.figures import Drawing
 from mtbench.report.formatting import NONE
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
-from mtbench.report.tables import SIGNS
+from mtbench.report.table import SIGNS
 from mtbench.report.write import inline, template
 from mtbench.statistics import Proportion
 from mtbench.training.checkpoint import read_record

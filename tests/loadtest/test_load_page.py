@@ -80,6 +80,15 @@ def test_the_page_is_one_file_and_runs_nothing(tmp_path: Path) -> None:
     assert shown == written(tmp_path, made())
 
 
+def test_a_loss_within_the_margin_is_not_marked_as_bad(tmp_path: Path) -> None:
+    """As on the page of a run; a loss beyond it is."""
+    load, words = made(), ("worse by less than the margin", "worse than margin")
+    compared = [c.changed(accuracy_verdict=word) for c, word in zip(load.comparisons, words, strict=False)]
+    shown = written(tmp_path, load.changed(comparisons=compared))
+    for word, tone in zip(words, ("plain", "bad"), strict=True):
+        assert f'<span class="verdict {tone}">{word}</span>' in shown
+
+
 def test_the_page_has_figures_words_and_definitions(tmp_path: Path) -> None:
     load = made()
     shown = written(tmp_path, load)

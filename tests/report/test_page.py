@@ -10,21 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import cell_data, generation_line, made_results, result_cell, speedup, timing_line
+from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
 
+from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.main_table import main_table
+from mtbench.report.race import race_parts
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
+from mtbench.results.decision import recommend
+from mtbench.results.decision_format import Choice
 from mtbench.results.format import Estimate, ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 AXE = "axe-core@4.10.3"
 AR, ARM = "ar@ar/graph", "mars:tau=0.95@mars/graph"
+REASON = "it needs a checkpoint in the role 'eagle': add `--checkpoint eagle=PATH_OR_ID`"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +80,9 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
         "agreement": [a | {"items": 7, "identical": 7} for a in pattern["agreement"]],
     }
     results["price_per_hour"] = 3.6
+    settings = {ARM: {"vLLM": f"--speculative-config '{'x' * 200}'"}}
+    decision = made_decision(Results.model_validate(results), refused={"eagle": REASON}, serving=settings)
+    run.write_json("decision.json", dump(decision))
     write_report(run, Results.model_validate(results))
     run.write_json("results.json", results)
     return run
@@ -95,6 +103,65 @@ def test_the_page_starts_with_the_decision(many_arms: RunDirectory) -> None:
     assert "Which of 10 arms decodes fastest" in before
     assert "use MARS τ=0.3: 1.90 to 2.10 times" in before
     assert "![" in before
+
+
+def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
+    """Arms in words, settings and commands as they are; what is open, and what it would take."""
+    slow, odd = "mars:tau=0.3@mars/graph", "mars@mars/graph"
+    results = small_run.read("results.json", Results)
+    cells = [cell.changed(demonstration=False) for cell in results.cells if cell.suite == "arithmetic"]
+    results = results.changed(cells=cells)
+    open_ = {"text": "At batch size 2: …", "undecided": None, "word": "cannot tell"}
+    found = [r.changed(**open_) for r in recommend(cells, max_loss=0.02)][:1]
+    choice = Choice(
+        arm=slow,
+        speedup=Estimate(value=1.1, ci_low=0.9, ci_high=1.3),
+        tokens_per_forward=1.2,
+        same_tokens=True,
+        accuracy=None,
+    )
+    found.append(
+        found[0].changed(undecided=choice, also_open=[odd], doubt="about 40 blocks would show whether it is faster")
+    )
+    decision = made_decision(
+        results,
+        complete=False,
+        recommendations=found,
+        slo_s={"ttft": 0.5},
+        over_slo=[cell.cell for cell in cells if cell.arm == odd],
+        serving={slow: {"vLLM": f"--draft {slow}"}},
+        command=["mtbench", "choose", "--candidates", slow],
+    )
+    parts = {part.heading: part for part in race_parts(results, decision, arm_names(cells))}
+    assert [*parts] == [
+        "What was asked",
+        "Who left, and when: arithmetic, batch size 1",
+        "Who left, and when: arithmetic, batch size 2",
+        "What is open",
+        "What it took",
+        "Error levels",
+        "The same method in serving engines (not measured here)",
+        "Repeat the race",
+    ]
+    assert ("Limits", "time to the first token at most 500 ms, for 95 % of the requests or commits") in parts[
+        "What was asked"
+    ].rows
+    one, two = (parts[f"Who left, and when: arithmetic, batch size {size}"] for size in (1, 2))
+    assert one.text == "Arms were compared after 6 of 8 blocks."
+    left = "after 6 blocks: surely slower than Plain decoding (ar)"
+    assert ("MARS τ=0.3", left) in one.rows
+    assert ("MARS", f"{left}; over a limit, so it is not recommended") in one.rows
+    assert two.rows[-1][1].startswith("stayed to the end, ")
+    assert parts["What is open"].text.startswith("The time budget ended the race; ")
+    assert [text for _, text in parts["What is open"].rows] == [
+        "At batch size 2: …",
+        "MARS τ=0.3 (0.90 to 1.30 times (95 %)): about 40 blocks would show whether it is faster",
+        "MARS: open, too",
+    ]
+    assert parts["What it took"].text.startswith("1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s")
+    settings = parts["The same method in serving engines (not measured here)"]
+    assert (settings.rows, settings.code) == ([("MARS τ=0.3, vLLM", f"--draft {slow}")], True)
+    assert parts["Repeat the race"].rows == [("Command", f"mtbench choose --candidates {slow}")]
 
 
 def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -> None:

@@ -42,6 +42,18 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "draw", lambda scene: [])
 
 
+@pytest.fixture
+def one_group_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report with the figures of its first group only."""
+    draw, scenes = figures.draw, list[figures.Scene]()
+
+    def first(scene: figures.Scene) -> list[figures.Drawing]:
+        scenes.append(scene)
+        return draw(scene) if len(scenes) == 1 else []
+
+    monkeypatch.setattr(figures, "draw", first)
+
+
 def write(run: RunDirectory, results: Any) -> None:
     """Write the report of changed results, which must still be valid."""
     write_report(run, Results.model_validate(results))
@@ -121,6 +133,7 @@ def test_a_demonstration_is_titled_as_one(reported: RunDirectory) -> None:
         assert DEMONSTRATION in (reported.path / f"figures/arithmetic.b1.{figure}.svg").read_text()
 
 
+@pytest.mark.usefixtures("one_group_drawn")
 def test_a_family_for_any_task_is_not_a_demonstration(run: RunDirectory) -> None:
     """Cells of another family have no such title."""
     results = run.read_json("results.json")
@@ -130,6 +143,7 @@ def test_a_family_for_any_task_is_not_a_demonstration(run: RunDirectory) -> None
     assert not any(DEMONSTRATION.encode() in data for data in files_of(run).values())
 
 
+@pytest.mark.usefixtures("one_group_drawn")
 def test_what_is_simulated_is_marked_everywhere(run: RunDirectory) -> None:
     """Page, row, table and figure of a simulated cell mark it."""
     results = run.read_json("results.json")
@@ -177,7 +191,8 @@ PAYLOAD = (
 
 
 BREAKS = {"wbr", "g", "text", "defs", "path", "use"}  # the lines of a long name, on the page and in a figure
-FIXED = {"on", "status", "verdict", "grade", "claims", "length", "batching", "method", "engine", "plan_sha256"}
+FIXED = {"on", "status", "verdict", "verdicts", "grade", "claims", "length", "batching", "method", "engine"}
+FIXED |= {"plan_sha256"}
 
 
 def written_with(run: RunDirectory, end: str) -> Page:
@@ -373,6 +388,19 @@ def test_the_summary_says_what_the_verdicts_say(
     assert says in " ".join(summary_of(cells, own))
 
 
+def test_without_scores_the_grade_tells_what_speed_costs(run: RunDirectory) -> None:
+    """Lossless arms cost no accuracy, scored or not. Of an arm without the grade nothing is known."""
+    cells = arithmetic_cells(run)
+    own = {c["arm"]: c["speedup"][-1] | {"baseline": "ar@mars/graph", "verdict": "faster"} for c in cells[2:]}
+    for cell, grade in zip(cells[2:], ("exact", "near-tie"), strict=True):
+        cell["lossless"] = cells[2]["lossless"] | {"against": "ar@mars/graph", "grade": grade}
+    for cell in cells:
+        cell["accuracy"] = None
+    assert summary_of(cells, own)[-1].endswith("graded exact or near-tie, so their methods cost no accuracy.")
+    cells[3]["lossless"] = None
+    assert summary_of(cells, own)[-1].endswith("so the cost of speed in accuracy is not known.")
+
+
 def test_the_page_warns_of_what_spoils_the_run(run: RunDirectory) -> None:
     """An unfinished run, and an arm that breaks its promise; with the same tokens there is no doubt of accuracy."""
     cells = arithmetic_cells(run)
@@ -404,6 +432,21 @@ def summary_of(cells: Any, own: Any) -> list[str]:
     speedups = {arm: Speedup.model_validate(entry) for arm, entry in own.items()}
     typed = [ResultCell.model_validate(cell) for cell in cells]
     return summary(typed, speedups, "arithmetic", "batch size 2", 0.02)
+
+
+def test_the_first_figure_has_the_fastest_arms(run: RunDirectory) -> None:
+    """At most twelve, in the order of the table; its caption says how many there are."""
+    [cell] = arithmetic_cells(run)[2:3]
+    arms = [f"mars:tau={n / 100}@mars/graph" for n in range(1, 16)]
+    cells = [ResultCell.model_validate(cell | {"arm": arm, "cell": f"c{n}"}) for n, arm in enumerate(arms)]
+    own = {
+        arm: Speedup.model_validate(cell["speedup"][-1] | {"value": 1 + n % 15 / 10, "ci_low": None, "ci_high": None})
+        for n, arm in enumerate(arms)
+    }
+    numbers = {arm: n for n, arm in enumerate(arms, 1)}
+    drawn = figures.draw(figures.Scene(cells, numbers, own, "", own))[0]
+    assert [arm for arm in arms if arm in drawn.alt] == arms[3:]
+    assert "The 12 fastest of 15 arms" in drawn.caption
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -660,9 +703,15 @@ def hollow(entry: dict[str, Any]) -> dict[str, Any]:
     return {key: value if key in kept else None for key, value in entry.items()}
 
 
-@pytest.mark.parametrize("where", ["each in another arm", "all in one arm", "all in all arms"])
-def test_a_value_that_was_not_measured_is_a_dash(run: RunDirectory, where: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "drawn"),
+    [("each in another arm", "run"), ("all in one arm", "one_group_drawn"), ("all in all arms", "one_group_drawn")],
+)
+def test_a_value_that_was_not_measured_is_a_dash(
+    run: RunDirectory, where: str, drawn: str, request: pytest.FixtureRequest
+) -> None:
     """With every value that may be null, in one cell each, in one cell or in all cells, no page has None or NaN."""
+    request.getfixturevalue(drawn)
     results = run.read_json("results.json")
     cells = results["cells"]
     names = [*NULLABLE, "speedup", "accuracy_vs"]

@@ -61,6 +61,7 @@ class Quiet:
             raise KeyboardInterrupt
 
     def note(self, text: str) -> None: ...
+    def show(self, text: str) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -165,7 +166,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
         data_dir=str(made_up.write_all(folder / "data")),
         allow_unsandboxed_code=True,
         offline=True,
-        limit=2,
+        limit=1,
         max_new_tokens=6,
         batch_size=(1,),
         device="cpu",
@@ -273,7 +274,7 @@ def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
 
 def test_an_accepted_length_is_our_acceptance_length(tmp_path: Path) -> None:
     """Pooled over forwards: that of results.json, with an interval over blocks. No other accounting is shown."""
-    table = own_table(80, ["drafted"])
+    table = own_table(24, ["drafted"])
     table = table.changed(plan=table.plan.changed(batch_sizes=[1], temperature=1.0, beside=["ar"]))
     result = carried_out(table, OWN, tmp_path / "it")
     validate(result)
