@@ -20,8 +20,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from mtbench.choose.runner import Racing
-from mtbench.choose.standing import Block, Entrant
+from mtbench.racing.runner import Racing
+from mtbench.racing.standing import Block, Entrant
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
@@ -71,7 +71,7 @@ def simulated(
         made = {"measured": time[drawn] * factor, "near": base[drawn] / base.mean() * near * residual}
         true = {"measured": time.mean() * factor, "near": near}
         for kind, wall_s in made.items():
-            name = f"{arm.name} {kind}"
+            name = f"{arm.name}-{kind}"
             entrants.append(_entrant(replace(arm, name=name), wall_s, own, same=not lossy))
             truths.append(Truth(name, float(base.mean() / true[kind]), loss))
     return entrants, truths

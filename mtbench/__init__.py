@@ -1,14 +1,14 @@
 """mtbench compares multi-token decoding methods on your model and your GPU, with confidence intervals.
 
-The library, from one place: `run` and `load` for comparisons, the rest for methods and suites of your own. A name is
-imported when it is used, so that `import mtbench` is quick.
+The library, from one place: `run`, `choose` and `load` for comparisons, the rest for methods and suites of your own.
+A name is imported when it is used, so that `import mtbench` is quick.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mtbench.api import Results, load, run
+    from mtbench.api import Chosen, Results, choose, load, run
     from mtbench.decoding.method import (
         NONE,
         Claims,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "mtbench.api": ("Results", "load", "run"),
+    "mtbench.api": ("Chosen", "Results", "choose", "load", "run"),
     "mtbench.decoding.method": (
         "NONE",
         "Claims",
@@ -54,6 +54,7 @@ __all__ = [
     "METHODS",
     "NONE",
     "SUITES",
+    "Chosen",
     "Claims",
     "Commit",
     "Messages",
@@ -70,6 +71,7 @@ __all__ = [
     "UserError",
     "Window",
     "__version__",
+    "choose",
     "load",
     "option",
     "run",

@@ -1,4 +1,4 @@
-"""The library: `mtbench.run` does what the command does, `mtbench.load` reads what it left.
+"""The library: `mtbench.run` and `mtbench.choose` do what the commands do, `mtbench.load` reads what they left.
 
 import mtbench
 
@@ -9,8 +9,8 @@ results.to_frame()[["arm", "tokens_per_s", "speedup.value", "speedup.baseline"]]
 import inspect
 import sys
 import warnings
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,16 @@ import pandas as pd
 
 from mtbench import plugins, records
 from mtbench.errors import UserError, unknown
+from mtbench.racing import pipeline as race
+from mtbench.racing.request import RACE_DEFAULTS, RaceRequest
 from mtbench.report import pipeline
 from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import ALL, DEFAULTS, OPTIONS, Execution, RunRequest, default_limit
+from mtbench.runs.run_request import ALL, DEFAULTS, Execution, RunRequest, default_limit, seconds, to_resume
 
-SEQUENCES = tuple(name for name in OPTIONS if isinstance(getattr(DEFAULTS, name), tuple))
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
 NO_COLUMN = ("prompt_ids",)
 
@@ -64,6 +65,17 @@ class Results:
         return frame.astype({"score": float}) if rows else frame
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """What a race has decided.
+
+    `decision` is decision.json: its `headline` says what to use. `results` are those of the run that the race is.
+    """
+
+    decision: Mapping[str, Any]
+    results: Results
+
+
 def run(
     *,
     out: str | Path | None = None,
@@ -88,8 +100,7 @@ def run(
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """
-    for file in (plugin,) if isinstance(plugin, str | Path) else plugin:
-        plugins.load_file(file)
+    _load_plugins(plugin)
     request = _request(options)
     servers = {*server, *lifecycle.servers_of(request)}
     settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
@@ -108,33 +119,105 @@ def run(
     return Results(directory, records.dump(results))
 
 
+def choose(
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int | None = None,
+    time_budget: str | float | None = None,
+    plugin: str | Path | Collection[str | Path] = (),
+    progress: bool = False,
+    **options: Any,
+) -> Chosen:
+    """Say which method to use, by a race, as `mtbench choose` does. Return its decision and its results.
+
+    `options` are the options of the command, with underscores: `candidates`, `suite`, `batch_size`, `max_loss`, … A
+    single value may stand for a list; `checkpoint` maps roles to paths. `time_budget` is "30m" or seconds.
+    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, the race in it goes on with its options.
+    `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
+    `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
+
+    Raises UserError for a mistake. A race that the time budget ended is no error: `decision["complete"]` is false.
+    """
+    files = _load_plugins(plugin)
+    values = _values(options, RACE_DEFAULTS, "mtbench.choose")
+    request = records.validate(values, RaceRequest, "mtbench.choose", "see help(mtbench.choose).")
+    budget_s = seconds(None if time_budget is None else str(time_budget))
+    execution = replace(Execution.of(request.run_request(), workers=workers), time_budget_s=budget_s)
+    directory = None if out is None else Path(out)
+    if resume:
+        opened = race.reopen(to_resume(directory, values.keys() - lifecycle.PER_EXECUTION, "choose"))
+    else:
+        opened, plan = race.begin(request, directory, _command("choose", values | {"plugin": files}))
+        for warning in plan.warnings():
+            warnings.warn(warning, stacklevel=2)
+    with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:
+        results, decision = race.finish(opened, execution, shown)
+    return Chosen(records.dump(decision), Results(opened.path, records.dump(results)))
+
+
 def load(directory: str | Path) -> Results:
     """Return the results in a run directory. Raises UserError if it has none."""
     run_directory = RunDirectory(Path(directory))
     run_directory.refuse_links()
     if not run_directory.has("results.json"):
+        command = "choose" if run_directory.has("race.json") else "run"
         raise UserError(
-            f"{str(directory)!r} holds no results.json; finish the run with `mtbench run -o {directory} --resume`."
+            f"{str(directory)!r} holds no results.json; finish it with `mtbench {command} -o {directory} --resume`."
         )
     return Results(Path(directory), records.dump(run_directory.read("results.json", ResultsRecord)))
 
 
-def _request(options: Mapping[str, Any]) -> RunRequest:
-    values = {}
+def _load_plugins(plugin: str | Path | Collection[str | Path]) -> tuple[str, ...]:
+    """Import files that register methods or suites; return their absolute paths."""
+    named = (plugin,) if isinstance(plugin, str | Path) else plugin
+    return tuple(plugins.load_file(file).path for file in named)
+
+
+def _values(options: Mapping[str, Any], defaults: records.Record, function: str) -> dict[str, Any]:
+    """Return options as the record of `defaults` takes them. Raises UserError for an unknown name."""
+    known, values = type(defaults).model_fields, dict[str, Any]()
     for name, value in options.items():
-        if name not in OPTIONS:
-            raise unknown("option of mtbench.run", name, OPTIONS, "help(mtbench.run)")
-        if name in SEQUENCES and isinstance(value, str | int):
+        if name not in known:
+            raise unknown(f"option of {function}", name, known, f"help({function})")
+        if isinstance(getattr(defaults, name), tuple) and isinstance(value, str | int):
             value = (value,)
         if isinstance(value, Path):
             value = str(value)
         values[name] = value
+    return values
+
+
+def _request(options: Mapping[str, Any]) -> RunRequest:
+    values = _values(options, DEFAULTS, "mtbench.run")
     if values.get("limit") == ALL:
         values["limit"] = None
     request = records.validate(values, RunRequest, "mtbench.run", "see help(mtbench.run).")
     if "limit" in values:
         return request
     return request.changed(limit=default_limit(request.batch_size, request.batching))
+
+
+def _command(name: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the command line with the same options.
+
+    >>> _command("choose", {"batch_size": (1, 8), "candidates": ("a", "b"), "checkpoint": {"ar": "x"}, "offline": True})
+    ['mtbench', 'choose', '--batch-size', '1,8', '--candidates', 'a', '--candidates', 'b', '--checkpoint', 'ar=x', \
+'--offline']
+    """
+    words = ["mtbench", name]
+    for option, value in values.items():
+        flag = f"--{option.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            value = tuple(f"{role}={source}" for role, source in value.items())
+        if option == "batch_size":
+            value = ",".join(map(str, value))
+        if isinstance(value, bool | None):
+            words += [flag] if value else []
+        else:
+            for one in value if isinstance(value, Collection) and not isinstance(value, str) else [value]:
+                words += [flag, str(one)]
+    return words
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,11 +237,12 @@ def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
-def _with_options() -> inspect.Signature:
-    """Return the signature of `run` with every option and its default, for `help(mtbench.run)`."""
-    own = [p for p in inspect.signature(run).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    fields = inspect.signature(RunRequest).parameters.values()
-    return inspect.Signature([*own, *fields], return_annotation=Results)
+def _with_options(function: Callable[..., Any], request: type[records.Record]) -> inspect.Signature:
+    """Return the signature of a function with every option and its default, for `help`."""
+    shown = inspect.signature(function)
+    own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return shown.replace(parameters=[*own, *inspect.signature(request).parameters.values()])
 
 
-run.__signature__ = _with_options()  # type: ignore[attr-defined]
+run.__signature__ = _with_options(run, RunRequest)  # type: ignore[attr-defined]
+choose.__signature__ = _with_options(choose, RaceRequest)  # type: ignore[attr-defined]

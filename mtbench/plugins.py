@@ -194,6 +194,11 @@ def loaded() -> tuple[PluginFile, ...]:
     return tuple(_imported.values())
 
 
+def as_options() -> str:
+    """Return the options that name these files to another command, each after a space; empty without files."""
+    return "".join(f" --plugin {shlex.quote(file.path)}" for file in loaded())
+
+
 def files_of(classes: Iterable[type[Any]]) -> dict[str, str]:
     """Return the files that registered some of the classes: path -> SHA-256."""
     modules = {cls.__module__ for cls in classes}

@@ -8,8 +8,8 @@ import numpy as np
 from made_records import result_cell
 
 from mtbench import statistics
-from mtbench.choose.race import Outcome, looks, replay
-from mtbench.choose.standing import Block, Entrant
+from mtbench.racing.race import Outcome, looks, replay
+from mtbench.racing.standing import Block, Entrant
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, Speedup
@@ -140,6 +140,6 @@ def wrongly_kept(found: Recommendation, truths: Sequence[Truth], max_loss: float
 
 def _missed(speeds: Mapping[str, float], chosen: Choice | None, found: Recommendation) -> bool:
     reached = 1.0 if chosen is None else speeds.get(chosen.arm, 1.0)
-    named = {*found.as_good, found.undecided.arm if found.undecided else ""}
+    named = {*found.as_good, *found.also_open, found.undecided.arm if found.undecided else ""}
     faster = [arm for arm, speed in speeds.items() if speed > 1.02 * reached]
     return bool(faster) and max(faster, key=lambda arm: speeds[arm]) not in named

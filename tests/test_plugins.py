@@ -539,12 +539,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], None]:
     """Register `odd`, which is sound but for some parts."""
     METHODS["ar"]
+    return lambda parts: monkeypatch.setitem(METHODS._classes, "odd", odd("odd", parts))
 
-    def add(parts: dict[str, Any]) -> None:
-        odd = type("Odd", (Sound,), {"name": "odd", "__module__": __name__, **parts})
-        monkeypatch.setitem(METHODS._classes, "odd", dataclass(frozen=True)(odd))
 
-    return add
+def odd(name: str, parts: dict[str, Any]) -> type[Method]:
+    """A method of this name that is sound but for some parts."""
+    return dataclass(frozen=True)(type("Odd", (Sound,), {"name": name, "__module__": __name__, **parts}))
 
 
 def asked(checkpoint: str, **changes: Any) -> RunRequest:
@@ -552,20 +552,29 @@ def asked(checkpoint: str, **changes: Any) -> RunRequest:
     return RunRequest(checkpoint={"ar": checkpoint}, **{"method": ["ar", "odd"], **given, **changes})
 
 
+@pytest.fixture(scope="module")
+def beside_broken(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The cells of a run of `ar` and all broken methods, by method."""
+    METHODS["ar"]
+    with pytest.MonkeyPatch.context() as patch:
+        for case, (parts, _) in FAULTS.items():
+            patch.setitem(METHODS._classes, named(case), odd(named(case), parts))
+        run = start(tmp_path_factory.mktemp("broken") / "run", asked(checkpoint, method=["ar", *map(named, FAULTS)]))
+        return {cell["method"]: cell for cell in finish(run)["cells"]}
+
+
+def named(case: str) -> str:
+    return f"odd{[*FAULTS].index(case)}"
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("case", FAULTS)
-def test_a_method_that_breaks_costs_its_own_cells(
-    case: str, enter: Callable[[dict[str, Any]], None], checkpoint: str, tmp_path: Path
-) -> None:
-    """The other arm is measured; the broken one failed, and says what was wrong in one line."""
-    parts, says = FAULTS[case]
-    enter(parts)
-    results = finish(start(tmp_path / "run", asked(checkpoint)))
-
-    good, bad = results["cells"]
+def test_a_method_that_breaks_costs_its_own_cells(case: str, beside_broken: dict[str, Any]) -> None:
+    """The other arm is measured; each broken one failed, and says what was wrong in one line."""
+    good, bad = beside_broken["ar"], beside_broken[named(case)]
     assert (good["status"], good["error"]) == ("ok", None)
     assert (bad["status"], bad["tokens_per_forward"]) == ("failed", None)
-    assert bad["error"].startswith(says)
+    assert bad["error"].startswith(re.sub("^odd(?=:| made)", named(case), FAULTS[case][1]))
     assert "\n" not in bad["error"]
 
 

@@ -4,15 +4,14 @@ Exit codes: 0: the race has ended, whatever it says; 1: plain decoding failed; 2
 ended the race.
 """
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
 
 from mtbench.cli.request_options import (
+    BudgetOption,
     CheckpointOption,
     DataOption,
     DeviceOption,
@@ -20,30 +19,28 @@ from mtbench.cli.request_options import (
     FamilyOption,
     ModelOption,
     OfflineOption,
+    PluginOption,
     ResumeOption,
     SeedOption,
+    TokensOption,
     UnsandboxedOption,
     WorkersOption,
     absolute,
-    checkpoints,
     in_panels,
     resumed,
-    seconds,
-    whole_numbers,
 )
-from mtbench.cli.session import INCOMPLETE, out, say
-from mtbench.errors import UserError, unknown
-from mtbench.runs.run_request import DEFAULTS, Execution, RunRequest
-
-if TYPE_CHECKING:
-    from mtbench.runs.formats import Slo
+from mtbench.cli.session import FAILED, INCOMPLETE, out, say
+from mtbench.racing.request import RACE_DEFAULTS
+from mtbench.runs.run_request import RACED_BLOCKS, Execution, seconds
 
 app = typer.Typer()
 
-PER_SESSION = {"directory", "resume", "time_budget", "workers", "data_dir", "offline", "allow_unsandboxed_code"}
+PER_SESSION = {"directory", "resume", "time_budget", "workers", "data_dir", "offline", "plugin"}
+PER_SESSION |= {"allow_unsandboxed_code"}
 SuiteOption = Annotated[
     str, Option("--suite", help="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.")
 ]
+SIZES = ",".join(map(str, RACE_DEFAULTS.batch_size))
 SizeOption = Annotated[str, Option("--batch-size", help="One or several sizes, such as 1,8.")]
 LossOption = Annotated[float, Option("--max-loss", help="Loss of accuracy that you accept, in points.")]
 ObjectiveOption = Annotated[
@@ -56,18 +53,19 @@ ObjectiveOption = Annotated[
 SloOption = Annotated[
     str | None, Option("--slo", help="Limits of 95th percentiles, such as ttft=500ms,itl=50ms; default: none.")
 ]
-BudgetOption = Annotated[
-    str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
-]
 CandidatesOption = Annotated[
     list[str],
     Option(
         "--candidates", help="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run."
     ),
 ]
-LimitOption = Annotated[int | None, Option("--limit", help="Most items of the suite; default: all.")]
-TokensOption = Annotated[
-    int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
+LimitOption = Annotated[
+    str | None,
+    Option(
+        "--limit",
+        metavar="INTEGER|all",
+        help=f"Most items of the suite; default: {RACED_BLOCKS} blocks of the largest batch size.",
+    ),
 ]
 TemperatureOption = Annotated[float, Option("--temperature", help="0 is greedy.")]
 DryOption = Annotated[bool, Option("--dry-run", help="Print the candidates and how long it takes at most.")]
@@ -78,24 +76,25 @@ ChooseOutOption = Annotated[Path | None, Option("-o", "--out", help="Run directo
 @in_panels
 def choose(
     ctx: typer.Context,
-    suite: SuiteOption = DEFAULTS.suite[0],
-    candidates: CandidatesOption = ["auto"],  # noqa: B006
-    family: FamilyOption = None,
-    model: ModelOption = None,
+    suite: SuiteOption = RACE_DEFAULTS.suite,
+    candidates: CandidatesOption = list(RACE_DEFAULTS.candidates),  # noqa: B006
+    plugin: PluginOption = [],  # noqa: B006
+    family: FamilyOption = RACE_DEFAULTS.family,
+    model: ModelOption = RACE_DEFAULTS.model,
     checkpoint: CheckpointOption = [],  # noqa: B006
-    batch_size: SizeOption = "1,8",
-    max_loss: LossOption = 1.0,
-    objective: ObjectiveOption = "speed",
-    slo: SloOption = None,
+    batch_size: SizeOption = SIZES,
+    max_loss: LossOption = RACE_DEFAULTS.max_loss,
+    objective: ObjectiveOption = RACE_DEFAULTS.objective,
+    slo: SloOption = RACE_DEFAULTS.slo,
     limit: LimitOption = None,
-    max_new_tokens: TokensOption = None,
-    temperature: TemperatureOption = DEFAULTS.temperature,
+    max_new_tokens: TokensOption = RACE_DEFAULTS.max_new_tokens,
+    temperature: TemperatureOption = RACE_DEFAULTS.temperature,
     data_dir: DataOption = None,
-    offline: OfflineOption = DEFAULTS.offline,
-    allow_unsandboxed_code: UnsandboxedOption = False,
-    dtype: DtypeOption = DEFAULTS.dtype,
-    device: DeviceOption = DEFAULTS.device,
-    seed: SeedOption = DEFAULTS.seed,
+    offline: OfflineOption = RACE_DEFAULTS.offline,
+    allow_unsandboxed_code: UnsandboxedOption = RACE_DEFAULTS.allow_unsandboxed_code,
+    dtype: DtypeOption = RACE_DEFAULTS.dtype,
+    device: DeviceOption = RACE_DEFAULTS.device,
+    seed: SeedOption = RACE_DEFAULTS.seed,
     workers: WorkersOption = None,
     time_budget: BudgetOption = None,
     directory: ChooseOutOption = None,
@@ -125,57 +124,14 @@ def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *,
     if resume:
         opened = choosing.reopen(resumed(ctx, directory, "choose", PER_SESSION))
     else:
-        request, given = _request_of(ctx.params), ctx.params
-        settings = choosing.Settings(
-            _objective(given["objective"]), _share(given["max_loss"]), slo_limits(given["slo"])
-        )
+        request = choosing.request_of(ctx.params)
         if dry_run:
-            choosing.dry_run(request, settings, directory)
+            choosing.dry_run(request, directory)
             return
-        opened = choosing.begin(request, settings, directory)
-    decision = choosing.run(opened, execution)
+        opened = choosing.begin(request, directory)
+    results, decision = choosing.run(opened, execution)
     say(opened.path / "report.html", out)
     if not decision.complete:
         raise typer.Exit(INCOMPLETE)
-
-
-def _request_of(given: Mapping[str, Any]) -> RunRequest:
-    """Return the request of a race: its candidates are the methods, none for all that can run."""
-    same = ("family", "model", "limit", "max_new_tokens", "temperature", "offline", "dtype", "device", "seed")
-    return RunRequest(
-        suite=(given["suite"],),
-        checkpoint=checkpoints(given["checkpoint"]),
-        method=() if given["candidates"] == ["auto"] else tuple(given["candidates"]),
-        batch_size=tuple(whole_numbers(given["batch_size"])),
-        data_dir=absolute(given["data_dir"]),
-        **{name: given[name] for name in same},
-    )
-
-
-def _objective(text: str) -> Any:
-    from mtbench.runs.formats import OBJECTIVES
-
-    if text not in OBJECTIVES:
-        raise unknown("objective", text, OBJECTIVES, "mtbench choose --help")
-    return text
-
-
-def _share(points: float) -> float:
-    if not 0 < points < 100:
-        raise UserError(f"--max-loss {points:g} is not allowed; it is points of accuracy, such as 1, and above 0.")
-    return points / 100
-
-
-def slo_limits(text: str | None) -> "Slo":
-    """Return the limits in text such as `ttft=500ms,itl=50ms`, in seconds. Raises UserError for other text.
-
-    >>> slo_limits("ttft=500ms,itl=0.05s")
-    {'ttft': 0.5, 'itl': 0.05}
-    """
-    found: Slo = {}
-    for part in text.split(",") if text else ():
-        match = re.fullmatch(r"(ttft|itl)=(\d+(?:\.\d+)?)(ms|s)", part)
-        if match is None:
-            raise UserError(f"--slo {part!r} is not allowed; write ttft=500ms, itl=50ms, or both with a comma.")
-        found["ttft" if match[1] == "ttft" else "itl"] = float(match[2]) / (1000 if match[3] == "ms" else 1)
-    return found
+    if any(cell.reference and cell.status == "failed" for cell in results.cells):
+        raise typer.Exit(FAILED)

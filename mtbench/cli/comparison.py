@@ -2,13 +2,11 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtbench.cli.session import err, out, say
+from mtbench.cli.session import beside_json, show, write_json
 from mtbench.errors import UserError
-from mtbench.files import write_errors
 from mtbench.gate import floor
 from mtbench.gate.format import Floor
 from mtbench.records import dump
@@ -29,19 +27,8 @@ def compare(directories: Sequence[Path], json_to: Path | None) -> None:
         runs=[_described(stored) for stored in (base, *heads)],
         comparisons=[_compared(base, head) for head in heads],
     )
-    to_stdout = str(json_to) == "-"
-    console = err if to_stdout else out
-    for block in comparison_blocks(comparison):
-        if isinstance(block, str):
-            say(block, console)
-        else:
-            console.print(block, highlight=False)
-    text = json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n"
-    if to_stdout:
-        sys.stdout.write(text)
-    elif json_to is not None:
-        with write_errors(json_to, "choose another file for --json."):
-            json_to.write_text(text)
+    show(comparison_blocks(comparison), beside_json(json_to))
+    write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
 
 
 def _refuse_too_few_or_twice(directories: Sequence[Path]) -> None:

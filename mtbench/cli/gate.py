@@ -3,7 +3,6 @@
 Exit codes: 0: PASS; 1: FAIL; 2: the builds cannot be compared, or a user's mistake; 3: INCONCLUSIVE.
 """
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,16 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from mtbench.cli.request_options import ResumeOption, given_arguments, seconds, was_given, with_options
+from mtbench.cli.request_options import ResumeOption, given_arguments, resumed, was_given, with_options
 from mtbench.cli.session import out, say, warn
 from mtbench.errors import UserError
+from mtbench.runs.run_request import seconds
 
 app = typer.Typer()
 
 DEFAULT_LIMIT = 100  # items of a suite
 MOST_PAIRS = 1000
+PER_SESSION = {"directory", "resume", "time_budget"}  # options that `--resume` takes
 NOT_PASSED_ON = ("time_budget",)  # of the options of a run: the gate has its own
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
 _with_options = partial(with_options, without=("accuracy_margin", "plugin", "price_per_hour"))
@@ -105,7 +106,7 @@ def gate(
         raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`.")
     opened = _opened(
         ctx,
-        directory or _folder("gate"),
+        directory,
         gating.GATE,
         base=base,
         head=head,
@@ -153,7 +154,7 @@ def calibrate(
     build["process_limit_s"] = seconds(process_limit, "--process-limit")
     opened = _opened(
         ctx,
-        directory or _folder("calibration"),
+        directory,
         gating.CALIBRATION,
         **build,
         blocks=blocks,
@@ -178,32 +179,13 @@ def history(
         out.print(renderable)
 
 
-def _folder(kind: str) -> Path:
-    return Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _opened(ctx: typer.Context, directory: Path, file: str, **asked: Any) -> Any:
+def _opened(ctx: typer.Context, directory: Path | None, kind: Any, **asked: Any) -> Any:
     """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
     from mtbench.cli import gating
 
-    if not ctx.params["resume"]:
-        opened = gating.begin(directory, file, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
-    else:
-        given = {name for name in ctx.params if was_given(ctx, name)} - {"directory", "resume", "time_budget"}
-        if not was_given(ctx, "directory"):
-            raise UserError(f"--resume needs the folder: `mtbench {_name(ctx)} -o DIR --resume`.")
-        if given:
-            named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
-            raise UserError(
-                f"{_name(ctx)} goes on as it began, so {named} cannot change; go on with `mtbench {_name(ctx)} -o "
-                f"{directory} --resume`."
-            )
-        opened = gating.reopen(directory, file)
-    return opened
-
-
-def _name(ctx: typer.Context) -> str:
-    return "gate" if ctx.info_name == "gate" else f"gate {ctx.info_name}"
+    if ctx.params["resume"]:
+        return gating.reopen(resumed(ctx, directory, kind.command, PER_SESSION), kind)
+    return gating.begin(directory, kind, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
 
 
 def _refuse_options_before(ctx: typer.Context) -> None:

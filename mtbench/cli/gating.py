@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -23,11 +23,20 @@ from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
 from mtbench.gate.stages import FILE, GateRun
 from mtbench.records import dump
-from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 
-GATE, CALIBRATION = "request.json", "calibration.json"  # what was asked; the name says which of the two it is
 LEAST_DRIFT = 3  # gates: two differ by chance
-COMMANDS = {GATE: "mtbench gate", CALIBRATION: "mtbench gate calibrate"}
+
+
+class Kind(NamedTuple):
+    """A gate or a calibration. file: holds what was asked, and its name says which of the two it is."""
+
+    file: str
+    command: str  # that begins one
+    folder: str  # begins the name of its default folder
+
+
+GATE, CALIBRATION = Kind("request.json", "gate", "gate"), Kind("calibration.json", "gate calibrate", "calibration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,46 +44,36 @@ class Opened:
     """A gate or a calibration in its directory."""
 
     directory: Path
-    file: str  # that holds the request: GATE or CALIBRATION
+    kind: Kind
     request: GateRequest
     new: bool  # nothing was in the directory
 
 
-def begin(directory: Path, file: str, *, margin: float, **asked: Any) -> Opened:
+def begin(directory: Path | None, kind: Kind, *, margin: float, **asked: Any) -> Opened:
     """Return a new gate. Raises UserError if something is in the directory, or for a value that is not allowed."""
     if not 0 < margin < 1:
         raise UserError(f"--margin {margin:g} is not allowed; give a share between 0 and 1, such as 0.02 for 2 %.")
-    _refuse_used(directory)
+    path = directory or new_directory(kind.folder)
+    refuse_used(path, kind.command)
     fields = {"margin": margin, **asked}
-    request = records.validate(fields, GateRequest, "the options", f"see `{COMMANDS[file]} --help`.")
-    return Opened(directory, file, request, new=True)
+    request = records.validate(fields, GateRequest, "the options", f"see `mtbench {kind.command} --help`.")
+    return Opened(path, kind, request, new=True)
 
 
-def reopen(directory: Path, file: str) -> Opened:
+def reopen(directory: Path, kind: Kind) -> Opened:
     """Return the gate or the calibration in a directory. Raises UserError if there is none, or one of the other."""
-    for other in COMMANDS.keys() - {file}:
-        if os.path.isfile(directory / other):
-            raise UserError(
-                f"{str(directory)!r} was begun by `{COMMANDS[other]}`; go on with `{COMMANDS[other]} -o {directory} "
-                "--resume`."
-            )
-    if not os.path.isfile(directory / file):
-        raise UserError(f"{str(directory)!r} holds no gate: it has no {file}. Start one without --resume.")
-    request = records.read_json(directory / file, GateRequest, "start anew, without --resume.")
-    if file == CALIBRATION and request.pairs is None:
-        raise UserError(f"{directory / file}: pairs is null: a number is needed; start anew, without --resume.")
-    return Opened(directory, file, request, new=False)
-
-
-def _refuse_used(directory: Path) -> None:
-    """Raise UserError if something is in the directory, beside a lock."""
-    with files.write_errors(directory, "choose another `-o DIR`."):
-        used = directory.exists() and (not directory.is_dir() or any(f.name != LOCK for f in directory.iterdir()))
-    if used:
+    other = CALIBRATION if kind is GATE else GATE
+    if os.path.isfile(directory / other.file):
         raise UserError(
-            f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `-o "
+            f"{str(directory)!r} was begun by `mtbench {other.command}`; go on with `mtbench {other.command} -o "
             f"{directory} --resume`."
         )
+    if not os.path.isfile(directory / kind.file):
+        raise UserError(f"{str(directory)!r} holds no gate: it has no {kind.file}. Start one without --resume.")
+    request = records.read_json(directory / kind.file, GateRequest, "start anew, without --resume.")
+    if kind is CALIBRATION and request.pairs is None:
+        raise UserError(f"{directory / kind.file}: pairs is null: a number is needed; start anew, without --resume.")
+    return Opened(directory, kind, request, new=False)
 
 
 def run(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> Gate:
@@ -119,10 +118,10 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
         directory.mkdir(parents=True, exist_ok=True)
     with RunDirectory(directory).locked():
         if opened.new:
-            _refuse_used(directory)
+            refuse_used(directory, opened.kind.command)
         session.started.append(directory)
         try:
-            files.write_json(directory / opened.file, dump(opened.request))
+            files.write_json(directory / opened.kind.file, dump(opened.request))
             yield GateRun(directory, opened.request, base, head, note, deadline)
         except UserError:
             if opened.new and not any((directory / name).exists() for name in (FILE, "pairs")):

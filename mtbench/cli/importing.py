@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtbench.cli.session import err, out, say
+from mtbench.cli.session import beside_json, show, write_json
 from mtbench.errors import UserError
-from mtbench.files import write_errors, write_text
+from mtbench.files import write_text
 from mtbench.imports.beside import our_cells
 from mtbench.imports.registry import read_file, side_by_side
 from mtbench.records import cleaned, dump
@@ -25,22 +24,12 @@ def import_files(files: Sequence[Path], beside: Path | None, json_to: Path | Non
     if beside is not None:
         imported = imported.changed(beside=our_cells(beside, imported.results))
     imported = cleaned(imported)
-    to_stdout = str(json_to) == "-"
-    console = err if to_stdout else out
-    for block in imported_blocks(imported):
-        if isinstance(block, str):
-            say(block, console)
-        else:
-            console.print(block, highlight=False)
+    show(imported_blocks(imported), beside_json(json_to))
     text = json.dumps(dump(imported), indent=1, allow_nan=False) + "\n"
     if directory is not None:
         write_text(directory / f"{NAME}.json", text)
         write_text(directory / f"{NAME}.md", imported_markdown(imported))
-    if to_stdout:
-        sys.stdout.write(text)
-    elif json_to is not None:
-        with write_errors(json_to, "choose another file for --json."):
-            json_to.write_text(text)
+    write_json(json_to, text)
 
 
 def _refuse_twice(files: Sequence[Path]) -> None:

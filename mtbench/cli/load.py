@@ -4,7 +4,6 @@ Exit codes: 0: every point has ended; 2: a user's mistake, or a server or client
 the load.
 """
 
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,18 +16,20 @@ from mtbench.cli.request_options import (
     DeviceOption,
     DryRunOption,
     DtypeOption,
+    EngineOption,
     FamilyOption,
+    MarginOption,
     ModelOption,
     OfflineOption,
     PluginOption,
     ResumeOption,
+    TokensOption,
     UnsandboxedOption,
     in_panels,
     resumed,
-    seconds,
 )
 from mtbench.cli.session import INCOMPLETE, out, say
-from mtbench.runs.run_request import DEFAULTS
+from mtbench.runs.run_request import DEFAULTS, seconds
 
 app = typer.Typer()
 
@@ -50,7 +51,6 @@ UrlOption = Annotated[
     ),
 ]
 SuiteOption = Annotated[str, Option("--suite", help="Suite as NAME or NAME:REST. See `mtbench ls suites`.")]
-EngineOption = Annotated[str, Option("--engine", help="How forward passes run: graph, eager or invariant.")]
 LimitOption = Annotated[int | None, Option("--limit", help="Most items of the suite; default: as many as are sent.")]
 RatesOption = Annotated[str | None, Option("--rates", help="Requests per second, such as 1,2,4.")]
 ConcurrencyOption = Annotated[
@@ -68,9 +68,6 @@ SloOption = Annotated[
 ]
 RowsOption = Annotated[int, Option("--rows", help="Rows of a served method: requests decoded side by side.")]
 QueueOption = Annotated[int, Option("--max-queue", help="Requests that a served method lets wait.")]
-TokensOption = Annotated[
-    int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
-]
 TimeoutOption = Annotated[float, Option("--request-timeout-s", help="Seconds after which a request has failed.")]
 ClientOption = Annotated[str, Option("--client", help="Program that sends the requests: aiperf or guidellm.")]
 PythonOption = Annotated[
@@ -78,9 +75,6 @@ PythonOption = Annotated[
     Option("--client-python", help="A Python that has the client; default: installed once in the cache folder."),
 ]
 LoadSeedOption = Annotated[int, Option("--seed", help="Random seed for the order of items, arms and arrivals.")]
-MarginOption = Annotated[
-    float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
-]
 BudgetOption = Annotated[
     str | None, Option("--time-budget", help="Start no point after 90s, 30m or 2h; continue with --resume.")
 ]
@@ -153,7 +147,7 @@ def _load(
             for renderable in loading.dry_run(request, directory):
                 out.print(renderable)
             return
-        opened = loading.begin(request, directory or Path("runs") / f"load-{time.strftime('%Y%m%d-%H%M%S')}")
+        opened = loading.begin(request, directory)
     found = loading.run(opened, client_python, budget_s, ctx.params["url"])
     for renderable in loading.terminal(found):
         out.print(renderable)

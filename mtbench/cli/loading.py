@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -25,12 +24,12 @@ from mtbench.loadtest.registry import CLIENTS
 from mtbench.loadtest.runner import PLAN, LoadRun
 from mtbench.loadtest.summary import summarise
 from mtbench.records import dump
-from mtbench.runs.directory import LOCK, RunDirectory
+from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
+from mtbench.runs.run_request import latency_limits
 
 PAGE = page.PAGE
 HELP = "see `mtbench load --help`."
 LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
-UNITS = {"ms": 1e-3, "s": 1.0}
 
 
 def request_of(params: Mapping[str, Any]) -> LoadRequest:
@@ -44,7 +43,7 @@ def request_of(params: Mapping[str, Any]) -> LoadRequest:
         "checkpoint": checkpoints(params["checkpoint"]),
         "rates": numbers(params["rates"], "--rates", float),
         "concurrency": numbers(params["concurrency"], "--concurrency", int),
-        "slo": limits(params["slo"]),
+        "slo": Slo(**{LIMITS[name]: s for name, s in latency_limits(params["slo"], LIMITS).items()}),
         "data_dir": absolute(params["data_dir"]),
     }
     return records.validate(fields, LoadRequest, "the options", HELP)
@@ -63,36 +62,21 @@ def numbers(text: str | None, name: str, kind: type[int] | type[float]) -> list[
     return values
 
 
-def limits(text: str | None) -> Slo:
-    """Return the limits in text such as `ttft=500ms,itl=50ms`. Raises UserError for another name or value."""
-    found: dict[str, float] = {}
-    for part in (text or "").split(",") if text is not None else []:
-        name, _, value = part.partition("=")
-        if name not in LIMITS:
-            raise UserError(f"--slo {text!r}: {name!r} is not known; limits: {', '.join(LIMITS)}, such as ttft=500ms.")
-        read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
-        if read is None or float(read[1]) <= 0:
-            raise UserError(f"--slo {text!r}: {value!r} is not a time; write 500ms or 2s.")
-        if LIMITS[name] in found:
-            raise UserError(f"--slo {text!r}: {name} is given twice.")
-        found[LIMITS[name]] = float(read[1]) * UNITS[read[2]]
-    return Slo(**found)
-
-
 def dry_run(request: LoadRequest, directory: Path | None) -> list[RenderableType]:
     """Return the plan as tables. Nothing is written."""
     if directory is not None:
-        _refuse_used(directory)
+        refuse_used(directory, "load")
     return page.plan_tables(planning.plan(request))
 
 
-def begin(request: LoadRequest, directory: Path) -> RunDirectory:
+def begin(request: LoadRequest, directory: Path | None) -> RunDirectory:
     """Plan a load in a new directory. Raises UserError if something is in it, or for a request that cannot run."""
-    _refuse_used(directory)
+    path = directory or new_directory("load")
+    refuse_used(path, "load")
     planned = planning.plan(request)
-    run = RunDirectory.create(directory)
+    run = RunDirectory.create(path)
     with run.locked():
-        _refuse_used(directory)
+        refuse_used(path, "load")
         run.write_json("environment.json", machine.environment(sys.argv))
         run.write_json(PLAN, dump(planned), indent=None)
     return run
@@ -143,12 +127,3 @@ def _refuse_other_keys(planned: LoadPlan, urls: Sequence[str]) -> None:
 def terminal(found: Load) -> Sequence[RenderableType]:
     """Return what the terminal shows."""
     return page.terminal(found)
-
-
-def _refuse_used(directory: Path) -> None:
-    """Raise UserError if something is in the directory, beside a lock."""
-    if directory.exists() and (not directory.is_dir() or any(file.name != LOCK for file in directory.iterdir())):
-        raise UserError(
-            f"{str(directory)!r} exists and is never overwritten; choose another `-o DIR`, or go on with `mtbench load "
-            f"-o {directory} --resume`."
-        )

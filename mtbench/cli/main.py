@@ -7,7 +7,6 @@ failed; 2: a user's mistake or something missing; 3: the time budget ended the r
 import errno
 import importlib
 import os
-import shlex
 import signal
 import sys
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -163,8 +162,8 @@ def _how_to_resume() -> str:
     resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
-    named = "".join(f" --plugin {shlex.quote(file.path)}" for file in plugins.loaded())
-    return f"complete results are kept; resume with `mtbench {resumed} -o {session.started[-1]} --resume{named}`"
+    again = f"mtbench {resumed} -o {session.started[-1]} --resume{plugins.as_options()}"
+    return f"complete results are kept; resume with `{again}`"
 
 
 def _complain_of_usage(mistake: str) -> int:

@@ -1,14 +1,13 @@
 """What `mtbench run` and `mtbench report` do with a planned run, and what they print of its results."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mtbench.cli.session import FAILED, INCOMPLETE, err, out, say
+from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, err, say, write_json
 from mtbench.errors import UserError, unknown
-from mtbench.files import write_errors
 from mtbench.records import HIGHEST_PRICE
 from mtbench.report import pipeline
+from mtbench.report.decided import read_decision
 from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, results_tables
@@ -57,16 +56,11 @@ def _print_results(run: RunDirectory, results: Results, json_to: Path | None) ->
 
     With `--json -`, standard output is only the JSON.
     """
-    to_stdout = str(json_to) == "-"
-    console = err if to_stdout else out
+    console = beside_json(json_to)
     for table in results_tables(results, console.width):
         console.print(table)
-    for line in decision_lines(results):
+    for line in decision_lines(results, read_decision(run)):
         say(line, console)
-    text = (run.path / "results.json").read_text()
-    if to_stdout:
-        sys.stdout.write(text)
-    elif json_to is not None:
-        with write_errors(json_to, f"the run is complete, and {run.path / 'results.json'} has the same."):
-            json_to.write_text(text)
+    written = run.path / "results.json"
+    write_json(json_to, written.read_text(), f"the run is complete, and {written} has the same.")
     say(run.path / "report.html", console)

@@ -1,7 +1,6 @@
 """What `mtbench reproduce` does and prints."""
 
 import sys
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from mtbench.reproduce import page, rerun
 from mtbench.reproduce.compare import compare
 from mtbench.reproduce.format import Asked, Published
 from mtbench.reproduce.rerun import Part
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
 from mtbench.runs.time_estimate import all_blocks, estimate
@@ -38,7 +37,7 @@ class Started(NamedTuple):
 
 def start(directory: Path | None, params: Mapping[str, Any]) -> Started:
     """Plan a reproduction and write its plans. Nothing is written if the options are wrong."""
-    folder = directory or Path("runs") / f"{params['name']}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = directory or new_directory(params["name"])
     asked, _, parts = _plan(params, folder)
     rerun.begin(folder, asked, parts, sys.argv)
     session.started.append(folder)
@@ -62,7 +61,7 @@ def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[Asked, Publis
     check(Execution(workers=params["workers"], ray=params["ray"]), params["device"])
     asked, table = _asked(params), rerun.published(params["name"])
     if folder is not None:
-        rerun.refuse_existing(folder)
+        refuse_used(folder, "reproduce")
     return asked, table, rerun.lay_out(table, asked)
 
 

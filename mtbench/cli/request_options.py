@@ -4,7 +4,6 @@ import copy
 import importlib
 import inspect
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -13,7 +12,16 @@ from typer import Context, Option
 
 from mtbench import plugins, records
 from mtbench.errors import UserError
-from mtbench.runs.run_request import ALL, DEFAULTS, OPTIONS, TIMED_BLOCKS, RunRequest, default_limit
+from mtbench.runs.run_request import (
+    ALL,
+    DEFAULTS,
+    OPTIONS,
+    TIMED_BLOCKS,
+    RunRequest,
+    default_limit,
+    seconds,
+    to_resume,
+)
 
 
 def _load_plugins(paths: Sequence[str]) -> list[str]:
@@ -39,7 +47,7 @@ FamilyOption = Annotated[
     str | None, Option("--family", help="Family of checkpoints; default: the suite's. See `mtbench ls families`.")
 ]
 ModelOption = Annotated[
-    str | None, Option("--model", help="Folder or hub id of a single checkpoint; its role is `ar`.")
+    str | None, Option("--model", help="Folder, hub id or GGUF file of a single checkpoint; its role is `ar`.")
 ]
 CheckpointOption = Annotated[
     list[str], Option("--checkpoint", help="ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable.")
@@ -63,6 +71,18 @@ ServerOption = Annotated[
 PeakMemoryOption = Annotated[
     bool,
     Option("--peak-memory", help="Measure peak memory on a CPU too: one process per cell, which takes minutes."),
+]
+EngineOption = Annotated[
+    str, Option("--engine", help="How forward passes run: graph, eager (as papers measure) or invariant.")
+]
+TokensOption = Annotated[
+    int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
+]
+BudgetOption = Annotated[
+    str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
+]
+MarginOption = Annotated[
+    float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
 ]
 OutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
 ResumeOption = Annotated[bool, Option("--resume", help="Run what is missing in -o DIR.")]
@@ -150,10 +170,7 @@ def options(
             "`mtbench ls methods`.",
         ),
     ] = list(DEFAULTS.method),  # noqa: B006
-    engine: Annotated[
-        str,
-        Option("--engine", help="How forward passes run: graph, eager (as papers measure) or invariant."),
-    ] = DEFAULTS.engine,
+    engine: EngineOption = DEFAULTS.engine,
     batch_size: Annotated[str, Option("--batch-size", help="One or several sizes, such as 1,8.")] = ",".join(
         map(str, DEFAULTS.batch_size)
     ),
@@ -177,12 +194,8 @@ def options(
         Option("--metric", help="How `prompts:FILE` scores its answers: exact (default), contains, number or none."),
     ] = DEFAULTS.metric,
     rounds: Annotated[int, Option("--rounds", help="How often the first blocks are timed.")] = DEFAULTS.rounds,
-    time_budget: Annotated[
-        str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
-    ] = DEFAULTS.max_new_tokens,
+    time_budget: BudgetOption = None,
+    max_new_tokens: TokensOption = DEFAULTS.max_new_tokens,
     dtype: DtypeOption = DEFAULTS.dtype,
     device: DeviceOption = DEFAULTS.device,
     seed: SeedOption = DEFAULTS.seed,
@@ -214,9 +227,7 @@ def options(
     fixed_length: Annotated[
         bool, Option("--fixed-length", help="Ignore end tokens: every answer takes its whole token budget.")
     ] = DEFAULTS.fixed_length,
-    accuracy_margin: Annotated[
-        float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
-    ] = DEFAULTS.accuracy_margin,
+    accuracy_margin: MarginOption = DEFAULTS.accuracy_margin,
     plugin: PluginOption = [],  # noqa: B006
     price_per_hour: PriceOption = DEFAULTS.price_per_hour,
 ) -> None:
@@ -375,10 +386,16 @@ def item_limit(text: str | None, batch_size: Sequence[int], batching: Sequence[s
     >>> item_limit("100", [8], ["static"]), item_limit("all", [8], ["static"]), item_limit(None, [1, 8], ["static"])
     (100, None, 128)
     """
-    if text is None:
+    limit = number_or_all(text)
+    if limit is None:
         return default_limit(batch_size, batching)
-    if text == ALL:
-        return None
+    return None if limit == ALL else int(limit)
+
+
+def number_or_all(text: str | None) -> int | str | None:
+    """Return a `--limit` as a number or as `all`; None: it was not given. Raises UserError for other text."""
+    if text is None or text == ALL:
+        return text
     try:
         return int(text)
     except ValueError:
@@ -387,31 +404,10 @@ def item_limit(text: str | None, batch_size: Sequence[int], batching: Sequence[s
 
 def resumed(ctx: Context, directory: Path | None, command: str, changeable: Collection[str]) -> Path:
     """Return the directory that `--resume` goes on with. Raises UserError for an option that is not `changeable`."""
-    if directory is None:
-        raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
-    given = sorted(name for name in ctx.params if was_given(ctx, name) and name not in changeable)
-    if given:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(
-            f"what began goes on with the same options, so {named} cannot change; "
-            f"go on with `mtbench {command} -o {directory} --resume`."
-        )
-    return directory
+    given = [name for name in ctx.params if was_given(ctx, name) and name not in changeable]
+    return to_resume(directory, given, command)
 
 
 def absolute(path: Path | None) -> str | None:
     """Return the absolute path of a folder, as files store it."""
     return None if path is None else str(path.resolve())
-
-
-def seconds(text: str | None, name: str = "--time-budget") -> float | None:
-    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text.
-
-    `name`: of the option.
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found:
-        raise UserError(f"{name} {text!r} is not allowed; write 90s, 30m or 2h.")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]

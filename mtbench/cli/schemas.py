@@ -10,13 +10,13 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mtbench.choose.format import Decision
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
 from mtbench.loadtest.format import Load, LoadPlan, PointLine
 from mtbench.records import Record
 from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.comparison_format import Comparison
+from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan

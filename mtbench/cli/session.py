@@ -1,8 +1,13 @@
 """Output of the command line, and the run directories that it has started."""
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
+from mtbench.files import write_errors
 from mtbench.report.console import Terminal
 
 FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130  # exit codes; mtbench/cli/main.py says what they mean
@@ -19,3 +24,26 @@ def say(text: Any, console: Terminal | None = None) -> None:
 def warn(text: Any) -> None:
     """Print one line of plain text to standard error."""
     say(text, err)
+
+
+def show(blocks: Iterable[RenderableType], console: Terminal) -> None:
+    """Print tables, and lines of plain text between them."""
+    for block in blocks:
+        if isinstance(block, str):
+            say(block, console)
+        else:
+            console.print(block, highlight=False)
+
+
+def beside_json(json_to: Path | None) -> Terminal:
+    """Return where a command with `--json` prints: standard error if the JSON gets standard output."""
+    return err if str(json_to) == "-" else out
+
+
+def write_json(json_to: Path | None, text: str, advice: str = "choose another file for --json.") -> None:
+    """Write JSON to the file of `--json`; `-` is standard output. `advice` ends the error of a full disk."""
+    if str(json_to) == "-":
+        sys.stdout.write(text)
+    elif json_to is not None:
+        with write_errors(json_to, advice):
+            json_to.write_text(text)

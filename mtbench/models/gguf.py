@@ -6,10 +6,12 @@ may also be a file of an installed package, `package:NAME/FILE.gguf`.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
+from contextlib import redirect_stderr
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,7 +109,8 @@ def _convert(file: Path, folder: Path) -> list[str]:
     named = {"gguf_file": file.name, "local_files_only": True}
     try:
         types = sorted({tensor.tensor_type.name for tensor in GGUFReader(file).tensors})
-        read: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+        with redirect_stderr(io.StringIO()):  # transformers prints a progress bar there, even if its logging is quiet
+            read: Any = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
         # transformers does not save a model that it marked as quantised, so the weights move to an unmarked one.
         config = type(read.config).from_dict(

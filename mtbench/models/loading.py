@@ -126,7 +126,7 @@ class Inspected:
 
 def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> Inspected:
     """Read tokenizer and configuration. Raises UserError for a checkpoint that cannot be decoded exactly."""
-    random, source = source.startswith(RANDOM), locate(source)
+    random, given, source = source.startswith(RANDOM), source, locate(source)
     if Path(source).is_dir():
         check_settings(Path(source))
     tokenizer_source = locate(RANDOM_TOKENIZER) if random else source
@@ -149,7 +149,7 @@ def inspect(source: str, *, offline: bool = False, needs_mask: bool = False) -> 
         mask_id = find_mask(tokenizer, config.vocab_size)
     if needs_mask and mask_id is None:
         raise UserError(
-            f"checkpoint {source!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
+            f"checkpoint {given!r} has no mask token and no unused embedding row for one ({config.vocab_size} rows, "
             "all in use); train one that has with `mtbench train … --mask-token TOKEN` (a reserved token of its "
             "tokenizer) or `--grow-vocabulary`, or give another with `--checkpoint ROLE=PATH_OR_ID`."
         )

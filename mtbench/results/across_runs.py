@@ -21,7 +21,6 @@ from mtbench.results.comparison_format import (
     PairedRatio,
     RunComparison,
 )
-from mtbench.results.comparisons import gains_and_losses
 from mtbench.results.samples import CellData
 from mtbench.runs.formats import GenerationLine, Machine, SessionRecord
 from mtbench.runs.plan import Cell
@@ -223,7 +222,7 @@ def _not_scored(base: Stored, head: Stored, name: str) -> str | None:
 
 def _accuracy(base: Stored, before: CellData, after: CellData) -> PairedAccuracy | None:
     """Return both accuracies over the items that are scored in both runs; None without such an item."""
-    gained, lost, n = gains_and_losses(after, before)
+    gained, lost, n = statistics.gains_and_losses(after.scores, before.scores)
     if not n:
         return None
     common = before.scores.keys() & after.scores.keys()

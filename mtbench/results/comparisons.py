@@ -346,7 +346,7 @@ def _accuracies(
     arms: Sequence[CellData], baseline: CellData, margin: float, doubts: Sequence[str | None], looks: int
 ) -> dict[str, AccuracyComparison]:
     """Return the accuracy of each arm against the baseline, by arm; arms without a common item are left out."""
-    changes = [gains_and_losses(data, baseline) for data in arms]
+    changes = [statistics.gains_and_losses(data.scores, baseline.scores) for data in arms]
     differences = [statistics.paired_difference(*change) for change in changes]
     reasons = [doubt or _same_tokens(data, baseline) for data, doubt in zip(arms, doubts, strict=True)]
     verdicts = statistics.accuracy_verdicts(differences, margin, reasons, looks=looks)
@@ -379,14 +379,6 @@ def _settled(data: CellData, baseline: CellData) -> str | None:
     """Return the verdict on an arm that promises its baseline's tokens and has them on all items; else None."""
     same = _same_tokens(data, baseline)
     return f"not worse: {same}" if same and data.cell.claims == "lossless" else None
-
-
-def gains_and_losses(data: CellData, baseline: CellData) -> tuple[int, int, int]:
-    """Return the items that only the arm has right, those that only the baseline has right, and the common items."""
-    common = data.scores.keys() & baseline.scores.keys()
-    gained = sum(data.scores[item] > baseline.scores[item] for item in common)
-    lost = sum(data.scores[item] < baseline.scores[item] for item in common)
-    return gained, lost, len(common)
 
 
 def _agreement(data: CellData, baseline: CellData) -> Agreement:

@@ -104,7 +104,8 @@ def _of_group(
     word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
     least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
     open_ = [arm for arm in arms if not arm.out and not (arm.faster and arm.allowed) and arm.value > least]
-    undecided = None if word == "plain" else max(open_, key=lambda arm: arm.value, default=None)
+    open_.sort(key=lambda arm: -arm.value)
+    undecided = open_[0] if open_ and word != "plain" else None
     found = Recommendation(
         **key._asdict(),
         demonstration=any(arm.cell.demonstration for arm in arms),
@@ -117,14 +118,16 @@ def _of_group(
         within_loss=_choice(within),
         runner_up=_choice(second),
         undecided=_choice(undecided),
+        also_open=[arm.cell.arm for arm in open_ if undecided is not None and arm is not undecided],
         as_good=[arm.cell.arm for arm in usable for chosen in (same, within) if _as_good(arm, chosen)],
         blocks_needed=_blocks_needed(undecided) if undecided else None,
         items_needed=undecided.accuracy.items_needed
         if undecided and undecided.accuracy and not undecided.allowed
         else None,
+        doubt=None if undecided is None else _doubt(undecided),
         text="",
     )
-    return found.changed(text=sentence(found, None if undecided is None else _doubt(undecided)))
+    return found.changed(text=sentence(found))
 
 
 def _baseline(cells: Sequence[ResultCell]) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mtbench.results.decision_format import Choice, Recommendation
 
 DEMONSTRATION = "On this demonstration"
-OPEN = "nothing can be told yet"
+MOST_NAMED = 5  # arms that are also open
 
 
 def headline(recommendations: Sequence[Recommendation]) -> str:
@@ -22,19 +22,35 @@ def headline(recommendations: Sequence[Recommendation]) -> str:
         of_suite = [found for found in recommendations if found.suite == suite]
         parts.append((f"{suite}: " if len(suites) > 1 else "") + _of_suite(of_suite))
     text = _capital(" ".join(parts))
-    if not all(found.demonstration for found in recommendations):
-        return text
-    return f"{DEMONSTRATION}: {text}"
+    return on_demonstration(text) if all(found.demonstration for found in recommendations) else text
 
 
-def sentence(found: Recommendation, doubt: str | None) -> str:
-    """Return a recommendation as a sentence. doubt: what is open about its undecided arm."""
-    text = f"{_capital(_where([found]))}: {_answer(found, doubt)}."
+def sentence(found: Recommendation) -> str:
+    """Return a recommendation as a sentence."""
+    text = _in_place(found)
+    return on_demonstration(text) if found.demonstration else text
+
+
+def on_demonstration(text: str) -> str:
+    """Return a sentence that says that it holds for a demonstration."""
+    return f"{DEMONSTRATION}, {text[0].lower()}{text[1:]}"
+
+
+def _in_place(found: Recommendation) -> str:
+    return " ".join([f"{_capital(_where([found]))}: {_answer(found)}.", *beside(found)])
+
+
+def beside(found: Recommendation) -> list[str]:
+    """Return the arms that are as good as the chosen one, and the arms that may be faster."""
+    parts = []
     if found.as_good:
-        text += f" Not told apart from it: {', '.join(found.as_good)}."
+        parts.append(f"Not told apart from it: {', '.join(found.as_good)}.")
     if found.word == "use" and found.undecided is not None:
-        text += f" {found.undecided.arm} may be faster still ({_times(found.undecided)}): {doubt}."
-    return f"{DEMONSTRATION}: {text}" if found.demonstration else text
+        parts.append(f"{found.undecided.arm} may be faster still ({times(found.undecided)}): {found.doubt}.")
+    if found.also_open:
+        named, others = found.also_open[:MOST_NAMED], len(found.also_open) - MOST_NAMED
+        parts.append(f"Also open: {', '.join(named)}{f' and {others} more' if others > 0 else ''}.")
+    return parts
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
@@ -42,9 +58,7 @@ def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     if words == {"plain"}:
         return f"Nothing beats plain decoding {_where(recommendations)}: keep plain decoding."
     if words == {"cannot tell"}:
-        return " ".join(
-            [f"Nothing can be told {_where(recommendations)}.", *map(without_preface, _largest_first(recommendations))]
-        )
+        return _nothing(_largest_first(recommendations))
     groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
         arms = [None if choice is None else choice.arm for choice in (found.same_tokens, found.within_loss)]
@@ -58,9 +72,9 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     if first.word == "plain":
         return f"Nothing beats plain decoding {_where(recommendations)}."
     if first.word == "cannot tell":
-        return " ".join([f"Nothing can be told {_where(recommendations)}.", *map(without_preface, recommendations)])
+        return _nothing(recommendations)
     if len(recommendations) == 1:
-        return f"{_capital(_where(recommendations))}: {_answer(first, None)}."
+        return f"{_capital(_where(recommendations))}: {_answer(first)}."
     parts = []
     if first.same_tokens is not None:
         gains = "; ".join(_gain(found.same_tokens, found) for found in recommendations if found.same_tokens)
@@ -71,31 +85,41 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     return f"{_capital(_where(recommendations))}: {'; or, '.join(parts)}."
 
 
-def _answer(found: Recommendation, doubt: str | None) -> str:
+def _nothing(recommendations: Sequence[Recommendation]) -> str:
+    """Return that nothing can be told at some batch sizes, and why."""
+    nothing = f"Nothing can be told {_where(recommendations)}"
+    if len(recommendations) == 1:
+        return " ".join([f"{nothing}: {_why(recommendations[0])}.", *beside(recommendations[0])])
+    each = (f"{_capital(_where([found]))}: {_why(found)}." for found in recommendations)
+    return f"{nothing}. {' '.join(each)}"
+
+
+def _why(found: Recommendation) -> str:
+    """Return why nothing can be told, and what it would take."""
+    undecided = found.undecided
+    if found.baseline is None:
+        return "no arm could be compared with plain decoding"
+    if undecided is None:
+        return "no sound arm was compared with plain decoding"
+    gain = "" if undecided.speedup.value is None else f" ({times(undecided)} as fast as plain decoding)"
+    return f"the most promising arm is {undecided.arm}{gain}; {found.doubt}"
+
+
+def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
         arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
-        return f"nothing beats plain decoding: {arms} shown to be no faster, or to lose more accuracy than accepted"
+        worse = "" if len(found.allowed) == found.compared else ", or to lose more accuracy than accepted"
+        return f"nothing beats plain decoding: {arms} shown to be no faster{worse}"
     if found.word == "cannot tell":
-        if found.baseline is None:
-            return "nothing can be told, since nothing was compared with plain decoding; run a reference, too"
-        undecided = found.undecided
-        if undecided is None:
-            return "nothing can be told, since no sound arm was compared with plain decoding"
-        gain = "" if undecided.speedup.value is None else f" ({_times(undecided)} as fast as plain decoding)"
-        return f"{OPEN}; the most promising arm is {undecided.arm}{gain}: {doubt}"
+        return f"nothing can be told: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
-        parts.append(f"use {found.same_tokens.arm}: {_times(found.same_tokens)} as fast as plain decoding, same tokens")
+        parts.append(f"use {found.same_tokens.arm}: {times(found.same_tokens)} as fast as plain decoding, same tokens")
     if found.within_loss is not None:
-        gain = f"{_times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
+        gain = f"{times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
         parts.append(f"{_if_accepted(found)} {found.within_loss.arm}: {gain}")
     return "; or, ".join(parts)
-
-
-def without_preface(found: Recommendation) -> str:
-    """Return the sentence of a recommendation as a headline has it."""
-    return found.text.removeprefix(f"{DEMONSTRATION}: ").replace(f"{OPEN}; ", "")
 
 
 def _if_accepted(found: Recommendation) -> str:
@@ -107,10 +131,10 @@ def _if_accepted(found: Recommendation) -> str:
 
 def _gain(choice: Choice | None, found: Recommendation) -> str:
     assert choice is not None
-    return f"batch size {found.batch_size}: {_times(choice)}"
+    return f"batch size {found.batch_size}: {times(choice)}"
 
 
-def _times(choice: Choice) -> str:
+def times(choice: Choice) -> str:
     """Return a speedup by its interval, or by its value if it has none."""
     speedup = choice.speedup
     if speedup.ci_low is None or speedup.ci_high is None:

@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +65,22 @@ KINDS: Mapping[str, type[BaseModel]] = {  # what a file holds, by its name or by
 ADVICE = "what was complete is kept. Make room or mend it, then go on with `--resume`."
 
 
+def new_directory(name: str) -> Path:
+    """Return `runs/<name>-<time>`: where a command writes without `-o`."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def refuse_used(path: Path, command: str) -> None:
+    """Raise UserError if something is in the directory, beside a lock. `command`: goes on with what is there."""
+    with files.write_errors(path, "choose another `-o DIR`."):
+        used = path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir()))
+    if used:
+        raise UserError(
+            f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
+            f"`mtbench {command} -o {path} --resume`."
+        )
+
+
 class AnyJson(RootModel[JsonValue]):
     """A JSON value of any kind."""
 
@@ -77,11 +94,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
         """A new run; raises UserError if something is there already."""
-        if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
-            raise UserError(
-                f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
-                f"`mtbench run -o {path} --resume`."
-            )
+        refuse_used(path, "run")
         with files.write_errors(path, ADVICE):
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)

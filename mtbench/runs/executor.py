@@ -43,11 +43,12 @@ ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 
 
 class Progress(Protocol):
-    """Receives the progress of a run and shows it (mtbench/report/terminal.py)."""
+    """Receives the progress of a run and shows it (mtbench/report/progress.py)."""
 
     def begin(self, cells: int, work: int) -> None: ...
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None: ...
     def note(self, text: str) -> None: ...
+    def show(self, text: str) -> None: ...
 
 
 def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE) -> None:
@@ -95,9 +96,9 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     lost = {line["cell"] for line in run.lines("left.jsonl") if line["lost"]}
     passes = UntimedPasses(run, plan, failed, deadline, execution.peak_memory, lost)
     if pool is not None:
-        passes.execute(pool, progress.note)
+        passes.execute(pool, progress.note, progress.show)
     else:
-        passes.execute_in_child(progress.note)
+        passes.execute_in_child(progress.note, progress.show)
 
 
 def _tell_time(plan: Plan, stages: "Sequence[Stage]", session: "WorkerSession", progress: Progress) -> None:
@@ -321,7 +322,10 @@ class Stage:
             for line in execution.leave(self.group.cells):
                 self.run.append("left.jsonl", [dump(line)])
                 self.left.add(line.cell)
-                self.progress.note(f"{line.cell} leaves after {line.block} blocks: {line.reason}")
+                cell = self.plan.cell(line.cell)
+                self.progress.note(
+                    f"{cell.arm} at batch size {cell.batch_size} leaves after {line.block} blocks: {line.reason}"
+                )
 
     def _warm_up(self, session: WorkerSession, blocks: Collection[int]) -> None:
         """Decode a few tokens of a block of every shape until no arm prepares anything any more.

@@ -147,7 +147,8 @@ class FailureLine(Sparse):
     )
 
 
-Slo = dict[Literal["ttft", "itl"], StoredSeconds]  # limits of 95th percentiles
+LimitName = Literal["ttft", "itl"]
+Slo = dict[LimitName, StoredSeconds]  # limits of 95th percentiles
 
 
 class Race(Record):

@@ -5,7 +5,6 @@ mtbench/report/pipeline.py goes on to the report.
 
 import json
 import re
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from mtbench.decoding.external import Outside
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.executor import Progress
 from mtbench.runs.executor import generate as run_plan
 from mtbench.runs.model_pool import resolve_device
@@ -49,13 +48,12 @@ def servers_of(request: RunRequest) -> set[str]:
 def default_directory(request: RunRequest) -> Path:
     """Return `runs/<suite>-<time>`."""
     suite = request.suite[0].partition(":")[0]
-    return Path("runs") / f"{safe(suite)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return new_directory(safe(suite))
 
 
 def refuse_existing(directory: Path) -> None:
     """Raise UserError if the directory holds something."""
-    if directory.exists():
-        RunDirectory.create(directory)
+    refuse_used(directory, "run")
 
 
 def start(directory: Path, request: RunRequest, command: Sequence[str]) -> tuple[RunDirectory, Plan]:

@@ -9,12 +9,13 @@ itself.
 between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
 external engine, whose logits are not known, it covers the width alone. It is at most 0.5, so that an engine that
 computes something else cannot excuse itself. In float32 and float64 it is a constant. The logits of the reference arm's
-tokens are computed once for each engine and width, and serve all cells that are held to it.
+tokens are computed once for each engine and width, and serve all cells that are held to it. So does the rescoring of an
+answer of the reference arm that other arms repeat: it needs no ε.
 
 - `exact`: the tokens of the reference arm, on every item.
-- `near-tie`: other tokens, and each is within ε of the argmax: the arithmetic chose, not the method.
-- `divergent`: other tokens, and one of them is no near-tie. Or any token, even the same one, whose logit is further
-  below the judge's largest than any ε allows: then both arms ran on an engine that computes something else.
+- `near-tie`: other answers, and each of their tokens is within ε of the argmax: the arithmetic chose, not the method.
+- `divergent`: other answers, and one of their tokens is no near-tie. Or any token, even the same one, whose logit is
+  further below the judge's largest than any ε allows: then both arms ran on an engine that computes something else.
 - `inconclusive`: other tokens that were not rescored.
 """
 
@@ -57,6 +58,7 @@ class Rescoring:
     pool: ModelPool
     note: Callable[[str], None]
     _logits: dict[tuple[str, str, str | None, int], list[float]] = field(default_factory=dict)
+    _repeated: dict[tuple[str, str, str, tuple[int, ...]], Mapping[str, float]] = field(default_factory=dict)
 
     def check(self, cell: Cell) -> None:
         """Rescore the answers of a cell that claims to be lossless, and write lossless/<cell>.json once.
@@ -64,7 +66,7 @@ class Rescoring:
         The judge is fed at the arm's width, too. `epsilon` is None if there are too few positions.
         """
         name = f"lossless/{cell.cell}.json"
-        lines = self.run.lines(f"generations/{cell.cell}.jsonl")
+        lines = self._lines(cell)
         if cell.claims != "lossless" or cell.held_to is None or not lines:
             return
         if self.run.has(name) and len(self.run.read_json(name)["items"]) == len(lines):
@@ -74,13 +76,25 @@ class Rescoring:
             width = max([2, *(g["positions_fed"] // g["forwards"] for g in lines if g["forwards"])])
         try:
             epsilon = self._epsilon(cell, width)
-            judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
-            answers = self._answers(cell, lines)
-            short = {g["item"]: shortfalls(judge, answer, width) for g, answer in zip(lines, answers, strict=True)}
+            short = self._shortfalls(cell, lines, width)
         except (torch.OutOfMemoryError, MemoryError) as error:
             self.note(f"{cell.cell} could not be re-scored: out of memory ({first_line(error)})")
             return
         self.run.write_json(name, {"epsilon": epsilon, "items": short})
+
+    def _shortfalls(self, cell: Cell, lines: Sequence[Mapping[str, Any]], width: int) -> dict[str, Mapping[str, float]]:
+        """Return the shortfalls of each answer by item. An answer that the reference arm gave is rescored once."""
+        judge = self.pool.runner(cell.on, cell.checkpoints[cell.on], None)
+        given = {(line["item"], tuple(line["token_ids"])) for c in self._held_to(cell) for line in self._lines(c)}
+        found = {}
+        for line, answer in zip(lines, self._answers(cell, lines), strict=True):
+            said = (line["item"], tuple(answer.tokens))
+            key = (cell.suite, str(cell.held_to), *said)
+            short = self._repeated[key] if key in self._repeated else shortfalls(judge, answer, width)
+            if said in given:
+                self._repeated[key] = short
+            found[line["item"]] = short
+        return found
 
     def _epsilon(self, cell: Cell, width: int) -> float | None:
         """Return ε of the cell's engine at `width`."""
@@ -97,17 +111,23 @@ class Rescoring:
         assert cell.held_to is not None
         key = (cell.suite, cell.held_to, engine, width)
         if key not in self._logits:
-            held_to = [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.held_to)]
-            most = max(held_to, key=lambda c: len(self.run.lines(f"generations/{c.cell}.jsonl")))
+            most = max(self._held_to(cell), key=lambda c: len(self._lines(c)))
             runner = self.pool.runner(cell.on, cell.checkpoints[cell.on], engine)
             logits: list[float] = []
-            for answer in self._answers(most, self.run.lines(f"generations/{most.cell}.jsonl")):
+            for answer in self._answers(most, self._lines(most)):
                 if len(logits) >= EPSILON_POSITIONS_NEEDED:
                     break
                 with torch.inference_mode():
                     logits += forced_logits(runner, answer, width)[0].tolist()
             self._logits[key] = logits
         return self._logits[key]
+
+    def _held_to(self, cell: Cell) -> list[Cell]:
+        """Return the cells of the arm that a cell is held to, at all batch sizes."""
+        return [c for c in self.plan.cells if (c.suite, c.arm) == (cell.suite, cell.held_to)]
+
+    def _lines(self, cell: Cell) -> list[dict[str, Any]]:
+        return self.run.lines(f"generations/{cell.cell}.jsonl")
 
     def _answers(self, cell: Cell, lines: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """Return the answers of a cell's generation lines."""
@@ -185,14 +205,16 @@ def grade(
     if not common:
         return None
     pairs = [(lines[item].token_ids, against[item].token_ids) for item in common]
+    others = {item for item, (ours, theirs) in zip(common, pairs, strict=True) if ours != theirs}
     divergences = [_first_difference(ours, theirs) for ours, theirs in pairs if ours != theirs]
-    epsilon = worst = near_ties = None
+    epsilon = worst = of_others = near_ties = None
     if rescored is not None and all(item in rescored.items for item in common):
         short = [shortfall for item in common for shortfall in rescored.items[item].values()]
         epsilon, worst = rescored.epsilon, max(short, default=0.0)
+        of_others = max((shortfall for item in others for shortfall in rescored.items[item].values()), default=0.0)
         near_ties = len(short) / sum(len(ours) for ours, _ in pairs)
     return Graded(
-        grade=_grade(identical=not divergences, epsilon=epsilon, worst=worst, dtype=dtype),
+        grade=_grade(worst, of_others, identical=not others, epsilon=epsilon, dtype=dtype),
         items=len(common),
         identical=len(common) - len(divergences),
         first_divergence=min(divergences, default=None),
@@ -202,14 +224,20 @@ def grade(
     )
 
 
-def _grade(*, identical: bool, epsilon: float | None, worst: float | None, dtype: str) -> Grade:
-    """Return the grade; `worst` is the largest distance of a token's logit below the largest, None: not rescored."""
+def _grade(
+    worst: float | None, of_others: float | None, *, identical: bool, epsilon: float | None, dtype: str
+) -> Grade:
+    """Return the grade. None for a distance: not rescored.
+
+    worst: the largest distance of a token's logit below the largest. of_others: in answers that are not those of the
+    reference arm.
+    """
     if worst is not None and worst > EXACT_EPSILON.get(dtype, EPSILON_CAP):
         return "divergent"
     if identical:
         return "exact"
-    if epsilon is not None and worst is not None:
-        return "near-tie" if worst <= epsilon else "divergent"
+    if epsilon is not None and of_others is not None:
+        return "near-tie" if of_others <= epsilon else "divergent"
     # Not rescored: in exact arithmetic other tokens are wrong, else their grade is unknown.
     return "divergent" if dtype in EXACT_EPSILON else "inconclusive"
 

@@ -3,12 +3,15 @@
 Light: the command line reads the defaults from here for its help, without torch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from mtbench.errors import UserError
 from mtbench.records import Price, Record
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
@@ -16,6 +19,7 @@ if TYPE_CHECKING:  # the command line reads the defaults without torch
 
 ALL = "all"  # of `--limit`
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
+RACED_BLOCKS = 64  # blocks of a race, at most
 REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
@@ -60,15 +64,66 @@ class RunRequest(Record):
     )
 
 
-def default_limit(batch_size: Sequence[int], batching: Sequence[str]) -> int:
+def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: int = TIMED_BLOCKS) -> int:
     """Return the items per suite or subtask of a command without `--limit`, whatever the suite.
 
-    They fill as many blocks of the largest batch size as every round times: more items would make the accuracy more
-    precise and no time, since later rounds repeat these blocks. A verdict on accuracy takes more; a dry run says how
-    many.
+    They fill so many blocks of the largest batch size; by default as many as every round times: more items would make
+    the accuracy more precise and no time, since later rounds repeat these blocks. A verdict on accuracy takes more; a
+    dry run says how many.
     """
     prompts_per_row = REFILLS if "refill" in batching else 1
-    return TIMED_BLOCKS * max(1, *batch_size) * prompts_per_row
+    return blocks * max(1, *batch_size) * prompts_per_row
+
+
+def seconds(text: str | None, name: str = "--time-budget") -> float | None:
+    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text.
+
+    `name`: of the option.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise UserError(f"{name} {text!r} is not allowed; write 90s, 30m or 2h.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def latency_limits(text: str | None, known: Collection[str]) -> dict[str, float]:
+    """Return the limits in text such as `ttft=500ms,itl=50ms`, in seconds; none without text.
+
+    Raises UserError for a name that is not `known`, for one that is given twice, and for another value.
+
+    >>> latency_limits("ttft=500ms,itl=0.05s", ["ttft", "itl"])
+    {'ttft': 0.5, 'itl': 0.05}
+    """
+    found: dict[str, float] = {}
+    for part in [] if text is None else text.split(","):
+        name, _, value = part.partition("=")
+        if name not in known:
+            raise UserError(f"--slo {text!r}: {name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms.")
+        read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
+        if read is None or float(read[1]) <= 0:
+            raise UserError(f"--slo {text!r}: {value!r} is not a time; write 500ms or 2s.")
+        if name in found:
+            raise UserError(f"--slo {text!r}: {name} is given twice.")
+        found[name] = float(read[1]) / (1000 if read[2] == "ms" else 1)
+    return found
+
+
+def to_resume(directory: Path | None, given: Collection[str], command: str) -> Path:
+    """Return the directory that `--resume` of a command goes on with.
+
+    given: options that may not be given then. Raises UserError if there are any, or without a directory.
+    """
+    if directory is None:
+        raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
+    if given:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
+        raise UserError(
+            f"what began goes on with the same options, so {named} cannot change; "
+            f"go on with `mtbench {command} -o {directory} --resume`."
+        )
+    return directory
 
 
 DEFAULTS = RunRequest()

@@ -27,20 +27,22 @@ class UntimedPasses:
     peak_memory_on_cpu: bool  # one process per cell: minutes on a real model
     lost: Set[str] = frozenset()  # cells that left as not the one to choose: neither energy nor memory is measured
 
-    def execute(self, pool: ModelPool, note: Callable[[str], None]) -> None:
-        """Run the passes on the models of `pool`, as far as the deadline allows."""
+    def execute(self, pool: ModelPool, note: Callable[[str], None], show: Callable[[str], None]) -> None:
+        """Run the passes on the models of `pool`, as far as the deadline allows. show: is told what is done now."""
         run, plan, failed = self.run, self.plan, set(self.failed)
         rescoring = Rescoring(run, plan, pool, note)
-        for cell in plan.cells:
-            if cell.cell not in failed:
-                rescoring.check(cell)
+        answered = [cell for cell in plan.cells if cell.cell not in failed]
+        for done, cell in enumerate(answered):
+            show(f"re-scoring: {done} of {len(answered)} cells done")
+            rescoring.check(cell)
         left_out = failed | self.lost
+        show("measuring energy and peak memory")
         energy.measure(run, plan, pool, left_out, note, self.deadline)
         if pool.device != "cpu" or self.peak_memory_on_cpu:
             peak_memory.measure(run, plan, pool, left_out, note, self.deadline)
         pool.clear()
 
-    def execute_in_child(self, note: Callable[[str], None]) -> None:
+    def execute_in_child(self, note: Callable[[str], None], show: Callable[[str], None]) -> None:
         """Run the passes in a child process: the process that distributes work must not use a GPU itself."""
         sessions = self.run.read("environment.json", Environment).sessions
         decoded_on = sessions[0].device if sessions else None
@@ -58,7 +60,8 @@ class UntimedPasses:
         try:
             with contextlib.suppress(EOFError):
                 while True:
-                    note(receive.recv())
+                    is_note, text = receive.recv()
+                    (note if is_note else show)(text)
         except BaseException:
             child.kill()
             raise
@@ -69,4 +72,6 @@ class UntimedPasses:
 
 
 def _execute_in_child(passes: UntimedPasses, request: RunRequest, send: Connection) -> None:
-    passes.execute(ModelPool(request), send.send)
+    passes.execute(
+        ModelPool(request), note=lambda text: send.send((True, text)), show=lambda text: send.send((False, text))
+    )

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from mtbench.cli import main
 from mtbench.cli.request_options import options, request_of
@@ -83,3 +84,19 @@ def test_a_number_that_is_not_finite_is_refused(value: float) -> None:
     """In one line that names the option."""
     with pytest.raises(UserError, match=r"^the options: temperature is (nan|inf): input should be a finite number"):
         request_of(DEFAULTS | {"temperature": value})
+
+
+@pytest.mark.parametrize("command", ["choose", "gate", "gate calibrate", "load"])
+def test_what_is_resumed_keeps_its_options(command: str) -> None:
+    """All commands that store what was asked refuse another value, and a resumption without the folder, in one way."""
+
+    def mistake(*words: str) -> str:
+        result = CliRunner().invoke(main.app, [*command.split(), *words, "--resume"])
+        assert isinstance(result.exception, UserError), result.output
+        return str(result.exception)
+
+    assert mistake() == f"--resume needs the directory: `mtbench {command} -o DIR --resume`."
+    assert mistake("-o", "x", "--seed", "3", "--device", "cpu") == (
+        "what began goes on with the same options, so --device, --seed cannot change; "
+        f"go on with `mtbench {command} -o x --resume`."
+    )

@@ -25,7 +25,7 @@ from mtbench.cli import main
 from mtbench.decoding.method import Commit, Method, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.report.tables import gaps
+from mtbench.report.cost_tables import gaps
 from mtbench.results.aggregate import assemble
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
@@ -267,8 +267,8 @@ def test_a_method_that_raises_fails_only_its_own_cells(
     METHODS["ar"]
     monkeypatch.setitem(METHODS._classes, "breaks", dataclass(frozen=True)(method))
     monkeypatch.setattr(method, "name", "breaks", raising=False)
-    results = finish(start(tmp_path / "run", request_for(checkpoints, method=["ar", "breaks", "mars"])))
-    cells = cells_of(results, 1)
+    brief = request_for(checkpoints, method=["ar", "breaks", "mars"], batch_size=(1,), limit=2, rounds=1)
+    cells = cells_of(finish(start(tmp_path / "run", brief)), 1)
     assert [c["status"] for c in cells.values()] == ["ok", "failed", "ok"]
     assert re.match(error, cells["breaks@ar/graph"]["error"])
     assert cells["breaks@ar/graph"]["tokens_per_forward"] is None
@@ -422,6 +422,7 @@ def test_json_that_cannot_be_written_is_one_line(
 ) -> None:
     """The run is complete, and the line says where the same JSON is."""
     run, _ = finished
+    monkeypatch.setattr("mtbench.report.figures.draw", lambda scene: [])  # which takes most of the time
     code, _, error = mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(tmp_path / "no" / "x.json"))
     assert (code, error.count("\n")) == (2, 1)
     assert f"x.json: No such file or directory; the run is complete, and {run.path}/results.json has the same" in error

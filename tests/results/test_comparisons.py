@@ -50,7 +50,7 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> RunRequest:
         batching=("static", "refill"),
         limit=33,
         rounds=2,
-        max_new_tokens=4,
+        max_new_tokens=2,
         device="cpu",
     )
 

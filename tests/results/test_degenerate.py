@@ -10,8 +10,9 @@ from made_records import cell_data, generation_line, made_results, result_cell
 from rich.console import Console
 
 from mtbench.records import dump
+from mtbench.report.acceptance_table import acceptance_table
+from mtbench.report.cost_tables import latency_table
 from mtbench.report.main_table import main_table
-from mtbench.report.tables import acceptance_table, latency_table
 from mtbench.report.terminal import results_tables
 from mtbench.report.text import method_notes
 from mtbench.results import degenerate

@@ -167,7 +167,7 @@ def test_what_cannot_be_told_says_what_it_takes() -> None:
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
     assert (found.word, found.items_needed) == ("cannot tell", 2500)
     assert "about 2,500 items" in found.text
-    assert headline([found]).startswith("Nothing can be told at batch size 1.")
+    assert headline([found]).startswith("Nothing can be told at batch size 1: the most promising arm is l (")
 
 
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
@@ -176,6 +176,10 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     assert (found.word, names(found), found.items_needed) == ("use", ["a", None, None], 2500)
     assert "l may be faster still (1.90 to 2.10 times (95 %)): about 2,500 items" in found.text
     assert one([plain(), arm("a", 2.5), wanting]).undecided is None
+    second = lossy("m", 1.9, lost(verdict="inconclusive", n_needed=2500))
+    both = one([plain(), arm("a", 1.5), second, wanting])
+    assert (both.undecided is not None and both.undecided.arm, both.also_open) == ("l", ["m"])
+    assert both.text.endswith("Also open: m.")
 
 
 def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
@@ -188,7 +192,7 @@ def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
 
 def test_without_plain_decoding_or_arms_nothing_can_be_told() -> None:
     assert one([arm("a", 2.0)]).word == "cannot tell"
-    assert "run a reference" in one([plain(), result_cell(arm="a")]).text
+    assert "could be compared with plain decoding" in one([plain(), result_cell(arm="a")]).text
     assert one([plain(), result_cell(arm="a")]).baseline is None
 
 
@@ -234,5 +238,5 @@ def test_the_headline_joins_batch_sizes_with_the_same_answer() -> None:
 
 def test_a_demonstration_says_so_first() -> None:
     found = one([plain().changed(demonstration=True), arm("a", 2.0).changed(demonstration=True)])
-    assert found.text.startswith("On this demonstration: At batch size 1: use a")
-    assert headline([found]).startswith("On this demonstration: At batch size 1: use a")
+    assert found.text.startswith("On this demonstration, at batch size 1: use a")
+    assert headline([found]).startswith("On this demonstration, at batch size 1: use a")

@@ -143,7 +143,8 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
         dump(generation_line(item=str(i), prompt_ids=p, prompt_tokens=len(p), token_ids=t, **counts))
         for i, (p, t) in enumerate(answers)
     ]
-    for name, written in (("r.b1", lines[:1]), ("r.b8", lines), ("c", lines), ("d", lines)):
+    other = [*lines[:2], lines[2] | {"token_ids": [*lines[2]["token_ids"][:-1], lines[2]["token_ids"][-1] ^ 1]}]
+    for name, written in (("r.b1", lines[:1]), ("r.b8", lines), ("c", lines), ("d", other)):
         run.append(f"generations/{name}.jsonl", written)
     suite = SimpleNamespace(items=[SimpleNamespace(item=line["item"]) for line in lines])
     plan = cast("Plan", SimpleNamespace(cells=cells, suite=lambda _: suite))
@@ -160,9 +161,11 @@ def test_epsilon_is_what_engine_and_width_do_to_a_logit(
     assert fed == [(plain, 1)] * 3 + [(own, width)] * 3 + [(plain, width)] * 3
 
     fed.clear()
-    rescoring.check(cast("Cell", cells[3]))  # the reference arm's logits are known by now
-    assert run.read_json("lossless/d.json") == found
-    assert fed == [(plain, width)] * 3
+    rescoring.check(cast("Cell", cells[3]))  # the reference arm's answers are known by now
+    last = run.read_json("lossless/d.json")
+    assert last["epsilon"] == found["epsilon"]
+    assert [len(last["items"][item]) for item in "012"] == [0, 0, 1]
+    assert fed == [(plain, width)]  # the answer that is not among them
 
 
 @pytest.mark.parametrize(
@@ -187,6 +190,16 @@ def test_the_words(same: bool, worst: float | None, dtype: str, word: str) -> No
     assert graded is not None
     assert (graded.grade, graded.worst_margin) == (word, worst)
     assert graded.near_ties == (None if worst is None else 0.5)
+
+
+def test_epsilon_is_for_answers_with_other_tokens() -> None:
+    """The tokens of the reference arm need no excuse; they may have been rescored at another width."""
+    lines = {item: generation_line(token_ids=[4, 5]) for item in "ab"}
+    other = {"a": lines["a"], "b": generation_line(token_ids=[4, 6])}
+    rescored = RescoringRecord(epsilon=0.2, items={"a": {"1": 0.3}, "b": {"1": 0.1}})
+    graded = lossless_check.grade(lines, other, rescored, "bfloat16")
+    assert graded is not None
+    assert (graded.grade, graded.worst_margin) == ("near-tie", 0.3)
 
 
 def test_items_with_the_same_tokens_are_counted() -> None:

@@ -1,6 +1,6 @@
 """What is known at a look of a race: who has plain decoding's tokens, who is allowed, who is faster than whom.
 
-mtbench/choose/race.py has the rule that uses it, and how errors are shared.
+mtbench/racing/race.py has the rule that uses it, and how errors are shared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -115,11 +115,8 @@ class View:
         return words | dict(zip(tested, found, strict=True))
 
     def _difference(self, arm: Entrant) -> Difference:
-        gained = lost = n = 0
         upto = min(self.upto[arm.name], self.upto[self.plain.name])
-        for ours, theirs in zip(arm.blocks[:upto], self.plain.blocks[:upto], strict=True):
-            common = ours.scores.keys() & theirs.scores.keys()
-            gained += sum(ours.scores[item] > theirs.scores[item] for item in common)
-            lost += sum(ours.scores[item] < theirs.scores[item] for item in common)
-            n += len(common)
+        blocks = zip(arm.blocks[:upto], self.plain.blocks[:upto], strict=True)
+        changes = [statistics.gains_and_losses(ours.scores, theirs.scores) for ours, theirs in blocks]
+        gained, lost, n = (sum(change[place] for change in changes) for place in range(3))
         return Difference((gained - lost) / n if n else None, None, None, gained, lost, n)

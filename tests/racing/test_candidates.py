@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from small import save_small
 
-from mtbench.choose.candidates import candidates, serving_settings
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.racing.candidates import candidates, serving_settings
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import RunRequest
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_races import PLAIN, Truth, decide, draw, missed_same, wrongly_kept
 
-from mtbench.choose.race import looks, replay
-from mtbench.choose.standing import Block, Entrant
+from mtbench.racing.race import looks, replay
+from mtbench.racing.standing import Block, Entrant
 
 LOSS = 0.02
 LOSSES = [None, None, None, 0.0, 0.01, 0.03, 0.2]  # of arms; None: the tokens of plain decoding

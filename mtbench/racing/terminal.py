@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.choose.format import Decision
 from mtbench.report.arm_names import arm_names
+from mtbench.report.formatting import NONE, bounds, interval, number
 from mtbench.results.comparisons import groups_of
-from mtbench.results.decision_format import Recommendation
-from mtbench.results.format import ResultCell, Results
-
-NONE = "–"
+from mtbench.results.decision_format import Decision, Recommendation
+from mtbench.results.format import ResultCell, Results, Speedup
 
 
 def candidate_tables(arms: Sequence[str], refused: Mapping[str, str]) -> list[Table]:
@@ -41,7 +39,7 @@ def _table(suite: str, size: int, cells: Sequence[ResultCell], found: Recommenda
     for heading in ("arm", "speedup (95 %)", "accuracy", "outcome"):
         table.add_column(heading, justify="right" if heading == "accuracy" else "left", no_wrap=heading != "arm")
     names = arm_names(cells)
-    order = sorted(cells, key=lambda cell: (_place(cell, found), -(_speedup(cell, found) or 0.0)))
+    order = sorted(cells, key=lambda cell: (_place(cell, found), -_value(cell, found)))
     for cell in order:
         table.add_row(*map(escape, (names[cell.arm], _interval(cell, found), _accuracy(cell), _outcome(cell, found))))
     return table
@@ -64,19 +62,22 @@ def _chosen(found: Recommendation) -> dict[str, str]:
     return words
 
 
-def _speedup(cell: ResultCell, found: Recommendation | None) -> float | None:
-    return next((s.value for s in cell.speedup if found is not None and s.baseline == found.baseline), None)
+def _speedup(cell: ResultCell, found: Recommendation | None) -> Speedup | None:
+    return next((s for s in cell.speedup if found is not None and s.baseline == found.baseline), None)
+
+
+def _value(cell: ResultCell, found: Recommendation | None) -> float:
+    speedup = _speedup(cell, found)
+    return 0.0 if speedup is None else speedup.value or 0.0
 
 
 def _interval(cell: ResultCell, found: Recommendation | None) -> str:
     if cell.reference:
         return "1"
-    speedup = next((s for s in cell.speedup if found is not None and s.baseline == found.baseline), None)
-    if speedup is None or speedup.value is None:
+    speedup = _speedup(cell, found)
+    if speedup is None:
         return NONE
-    if speedup.ci_low is None or speedup.ci_high is None:
-        return f"{speedup.value:.2f}"
-    return f"{speedup.value:.2f} [{speedup.ci_low:.2f}, {speedup.ci_high:.2f}]"
+    return " ".join(filter(None, (number(speedup.value, 2), interval(bounds(speedup), digits=2))))
 
 
 def _accuracy(cell: ResultCell) -> str:

@@ -7,16 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mtbench.choose.candidates import Candidates
-from mtbench.choose.race import Outcome, looks, replay, words
-from mtbench.choose.standing import Block, Entrant
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.options import decoding_options
-from mtbench.runs.directory import RunDirectory
+from mtbench.racing.candidates import Candidates
+from mtbench.racing.race import Outcome, looks, replay, words
+from mtbench.racing.standing import Block, Entrant
+from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
-from mtbench.runs.lifecycle import refuse_existing
 from mtbench.runs.plan import Cell, Group, Plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.prompts import open_suite
@@ -47,7 +46,7 @@ def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float
 
 def begin(directory: Path, plan: Plan, race: Race, command: Sequence[str]) -> RunDirectory:
     """Create the run directory of a race. Raises UserError if it holds something."""
-    refuse_existing(directory)
+    refuse_used(directory, "choose")
     return begin_run(directory, plan, command, race)
 
 

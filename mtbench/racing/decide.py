@@ -4,20 +4,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench import statistics
-from mtbench.choose.candidates import serving_settings
-from mtbench.choose.format import SCHEMA_VERSION, Decision, Gone, Least, Levels, Looks, Spent
-from mtbench.choose.race import Outcome
-from mtbench.choose.runner import BY_TIME, Racing
-from mtbench.choose.standing import CLOSE, LEVEL
+from mtbench.racing.candidates import serving_settings
+from mtbench.racing.race import Outcome
+from mtbench.racing.runner import BY_TIME, Racing
+from mtbench.racing.standing import CLOSE, LEVEL
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Recommendation
+from mtbench.results.decision_format import (
+    FILE,
+    SCHEMA_VERSION,
+    Decision,
+    Gone,
+    Least,
+    Levels,
+    Looks,
+    Recommendation,
+    Spent,
+)
+from mtbench.results.decision_text import on_demonstration
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.formats import LeftLine
 from mtbench.runs.plan import Group
 
-FILE = "decision.json"
 UNITS = {"energy": "J per token", "memory": "MiB"}
 MIB = 1 << 20
 
@@ -110,6 +119,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
         else f"; plain decoding: {_amount(values[rec.baseline], objective)}"
     )
     what = "plain decoding has the least" if best == rec.baseline else f"use {best}, which has the least"
+    text = f"{where}: {what} {objective}, {shown}{beside} (one measurement, no interval)."
     return Least(
         suite=place[0],
         batch_size=place[1],
@@ -117,7 +127,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
         arm=best,
         value=values[best],
         baseline=None if rec.baseline is None else values.get(rec.baseline),
-        text=f"{where}: {what} {objective}, {shown}{beside} (one measurement, no interval).",
+        text=on_demonstration(text) if rec.demonstration else text,
     )
 
 

@@ -22,7 +22,7 @@ probability 2.5 % at most, `not worse` 5 %. The end of a run is one more look, s
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtbench.choose.standing import CLOSE, Entrant, View
+from mtbench.racing.standing import CLOSE, Entrant, View
 
 NO_FASTER, DONE = f"not more than {CLOSE:.0%} faster than", "its speed needs no further blocks"  # reasons
 FIRST_LOOKS, GROWTH = (6, 8, 11, 16, 24), 1.5
@@ -114,7 +114,7 @@ def _leaving(view: View, there: Sequence[Entrant], block: int, *, by_time: bool)
                 look.leave(arm, DONE, lost=False)
     if not any(not arm.reference for arm in look.still()):
         for arm in look.still():
-            look.leave(arm, "nothing is open", lost=False)
+            look.leave(arm, "every arm is decided", lost=False)
     return list(look.out.values())
 
 

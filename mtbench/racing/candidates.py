@@ -12,7 +12,7 @@ from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, parse_arms
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError, first_line
+from mtbench.errors import UserError
 from mtbench.models.families import PART, Family
 from mtbench.models.loading import Inspected
 from mtbench.options import build, roles_of, show
@@ -79,7 +79,7 @@ def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, 
         if fault is None:
             method_checks.refuse_too_wide(str(arm), built)
     except UserError as error:
-        return first_line(error)
+        return str(error).rstrip(".")
     return fault
 
 

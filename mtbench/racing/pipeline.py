@@ -1,0 +1,86 @@
+"""A race from its request to its decision. `mtbench choose` and `mtbench.choose` share these steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from mtbench.errors import UserError, unknown
+from mtbench.racing import runner
+from mtbench.racing.candidates import Candidates, candidates
+from mtbench.racing.decide import decide
+from mtbench.racing.request import RaceRequest
+from mtbench.racing.runner import Racing, plan_race, race_of
+from mtbench.report import pipeline
+from mtbench.report.progress import RunProgress
+from mtbench.report.write import write_report
+from mtbench.results.decision_format import FILE, Decision
+from mtbench.results.format import Results
+from mtbench.runs import lifecycle
+from mtbench.runs.directory import RunDirectory, refuse_used
+from mtbench.runs.formats import OBJECTIVES, LimitName, Objective, Race, Slo
+from mtbench.runs.plan import Plan
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run_request import Execution, latency_limits
+
+
+class Settings(NamedTuple):
+    """What a race decides by."""
+
+    objective: Objective
+    max_loss: float  # as a share
+    slo_s: Slo
+
+
+def settings(request: RaceRequest) -> Settings:
+    """Return what a race decides by. Raises UserError for a value that is not allowed."""
+    objective = next((known for known in OBJECTIVES if known == request.objective), None)
+    if objective is None:
+        raise unknown("objective", request.objective, OBJECTIVES, "mtbench choose --help")
+    if not 0 < request.max_loss < 100:
+        raise UserError(
+            f"--max-loss {request.max_loss:g} is not allowed; it is points of accuracy, such as 1, and above 0."
+        )
+    limits = latency_limits(request.slo, get_args(LimitName))
+    slo_s: Slo = {name: limits[name] for name in get_args(LimitName) if name in limits}
+    return Settings(objective, request.max_loss / 100, slo_s)
+
+
+def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
+    """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
+    chosen_by, asked = settings(request), request.run_request()
+    found = candidates(asked)
+    if not found.arms:
+        raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
+    plan = plan_race(asked, found, chosen_by.max_loss)
+    return found, plan, race_of(plan, found, *chosen_by)
+
+
+def begin(request: RaceRequest, directory: Path | None, command: Sequence[str]) -> tuple[RunDirectory, Plan]:
+    """Plan a race and write its plan. Nothing is written if the request is wrong; then UserError is raised."""
+    path = directory or lifecycle.default_directory(request.run_request())
+    refuse_used(path, "choose")
+    _, plan, race = planned(request)
+    return runner.begin(path, plan, race, command), plan
+
+
+def reopen(directory: Path) -> RunDirectory:
+    """Open a race to go on with it. Raises UserError for a run that is none."""
+    run = RunDirectory.open(directory)
+    if not run.has("race.json"):
+        raise UserError(
+            f"{str(directory)!r} is a run in which no arm leaves; go on with `mtbench run -o {directory} --resume`."
+        )
+    return run
+
+
+def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tuple[Results, Decision]:
+    """Run what is missing of a race, decide, and write its pages. Until it is decided again it has no decision."""
+    plan, race = read_plan(run), run.read("race.json", Race)
+    lifecycle.check(execution, plan.request.device)
+    racing = Racing(run, plan, race, execution, progress.expect)
+    with run.locked():
+        (run.path / FILE).unlink(missing_ok=True)
+        results = pipeline.finish(run, racing.executing(), progress, pages=False)
+        decision = decide(racing, results)
+        write_report(run, results)
+    return results, decision

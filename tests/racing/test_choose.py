@@ -1,0 +1,311 @@
+"""`mtbench choose`: a race on the embedded checkpoints, its decision, and what a kill does to it."""
+
+import html
+import importlib.util
+import inspect
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from whole import Quiet
+
+import mtbench
+from mtbench import Chosen, plugins
+from mtbench.cli import choose as command
+from mtbench.cli import ls
+from mtbench.cli.request_options import whole_numbers
+from mtbench.errors import UserError
+from mtbench.racing.candidates import candidates
+from mtbench.racing.decide import decide
+from mtbench.racing.request import RaceRequest
+from mtbench.racing.runner import Racing, begin, plan_race, race_of
+from mtbench.racing.terminal import decision_tables
+from mtbench.records import dump
+from mtbench.report import pipeline
+from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.terminal import decision_lines
+from mtbench.report.write import write_report
+from mtbench.results.decision_format import Decision
+from mtbench.results.format import Results
+from mtbench.runs import lifecycle
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.formats import LeftLine, Race
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run_request import Execution, RunRequest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"
+LOSS = 0.02
+ARMS = ("speculative", "mars:tau=0.5")
+
+
+def begun(path: Path, objective: str = "speed") -> Racing:
+    """A race of a few arms on 64 items: eight blocks of eight, 24 of one."""
+    request = RunRequest(family="tiny", method=ARMS, batch_size=(1, 8), limit=64)
+    found = candidates(request)
+    plan = plan_race(request, found, LOSS)
+    race = race_of(plan, found, objective, LOSS, {})  # type: ignore[arg-type]
+    return again(begin(path, plan, race, ["mtbench", "choose"]))
+
+
+def again(run: RunDirectory) -> Racing:
+    """What another process makes of the run."""
+    return Racing(run, read_plan(run), run.read("race.json", Race), Execution())
+
+
+def left(racing: Racing) -> dict[str, LeftLine]:
+    return {line.cell: line for line in racing.run.read_lines("left.jsonl", LeftLine)}
+
+
+def finish(racing: Racing) -> Decision:
+    return decide(racing, pipeline.finish(racing.run, racing.executing(), Quiet(), pages=False))
+
+
+def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
+    racing = begun(tmp_path / "race")
+    assert [group.batch_size for group in racing.plan.groups] == [8, 1]
+    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
+        lifecycle.reopen(racing.run.path, racing.plan.request, ())
+    assert racing.race.looks == {"arithmetic b8": [6, 8], "arithmetic b1": [6, 8, 11, 16, 24]}
+
+
+@pytest.mark.whole
+def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None:
+    """Killed in a block, and again between a look and the line of who left: the lines are those of one replay."""
+    racing = begun(tmp_path / "race")
+    with pytest.raises(KeyboardInterrupt):
+        generate(racing.run, Quiet(until=14), racing.executing())
+    second = again(racing.run)
+    with pytest.raises(KeyboardInterrupt):
+        generate(second.run, Quiet(until=8), second.executing())
+    lines = racing.run.lines("left.jsonl")
+    racing.run.keep_lines("left.jsonl", lines[:-1])
+    third = again(racing.run)
+    decision = finish(third)
+    stored = left(third)
+
+    assert racing.run.lines("left.jsonl")[: len(lines)] == lines
+    replayed = {gone.name: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
+    assert {name: (line.block, line.lost) for name, line in stored.items()} == {
+        name: (gone.block, gone.lost) for name, gone in replayed.items()
+    }
+    wrong = "arithmetic.mars-tau0.5.mars.graph.b8"
+    assert (stored[wrong].block, stored[wrong].lost) == (6, True)
+    assert stored[wrong.replace("b8", "b1")].block == 0
+    assert decision.complete
+    assert dump(decide(again(third.run), pipeline.finish(third.run, Execution(), Quiet(), pages=False))) == dump(
+        decision
+    )
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
+    """The race of examples/choose.py, in which the method of a file takes part. Nothing but the example prints."""
+    spec = importlib.util.spec_from_file_location("choose", ROOT / "examples" / "choose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
+        found = module.main(str(tmp_path_factory.mktemp("example") / "race"))
+    assert printed.getvalue().startswith(found.decision["headline"])
+    assert errors.getvalue() == ""
+    yield found
+    forget_files()
+
+
+def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
+    """Nothing can be decided: the exit code is 1. Until its end, the library says how to go on."""
+    request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
+    found = candidates(request)
+    plan = plan_race(request, found, LOSS)
+    run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}), ["mtbench", "choose"])
+    with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
+        mtbench.load(run.path)
+    with pytest.raises(UserError, match=r"go on with `mtbench choose -o .* --resume`"):
+        begin(run.path, plan, run.read("race.json", Race), [])
+    run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
+    result = CliRunner().invoke(command.app, ["-o", str(run.path), "--resume"])
+    assert result.exit_code == 1
+    assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
+
+
+def test_a_race_takes_the_items_of_64_blocks() -> None:
+    assert RaceRequest().run_request().limit == 512
+    assert RaceRequest(batch_size=(1, 4)).run_request().limit == 256
+    assert RaceRequest(limit=10).run_request().limit == 10
+    assert RaceRequest(limit="all").run_request().limit is None
+
+
+def forget_files() -> None:
+    """As in another process."""
+    for file in plugins.loaded():
+        plugins._forget(file)
+
+
+@pytest.fixture
+def race(chosen: Chosen) -> RunDirectory:
+    """The race with its plugin imported, which another test may have forgotten."""
+    plugins.load_file(PLUGIN)
+    return RunDirectory(chosen.results.directory)
+
+
+@pytest.mark.whole
+def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, race: RunDirectory) -> None:
+    assert race.read_json("decision.json") == chosen.decision
+    assert race.read_json("results.json") == chosen.results.record
+    decision, results = race.read("decision.json", Decision), race.read("results.json", Results)
+    assert decision.headline.startswith("On this demonstration, ")
+    assert [rec.batch_size for rec in decision.recommendations] == [8, 1]
+    assert decision.looks[0].made[0] == 6
+    assert 0 < decision.spent.forwards < decision.spent.forwards_full
+    gone = next(g for g in decision.left if g.arm.startswith("mars") and g.batch_size == 8)
+    assert gone.reason == "loses more accuracy than accepted"
+    assert len(decision_tables(results, decision)) == 2
+    assert {cell.status for cell in results.cells} <= {"ok", "left"}
+
+
+@pytest.mark.whole
+def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory) -> None:
+    """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
+    assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
+    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {1, 8}
+    forget_files()
+    named = ["-o", str(race.path), "--resume"]
+    refused = CliRunner().invoke(command.app, named).exception
+    assert isinstance(refused, UserError)
+    assert f"add `--plugin {PLUGIN}`" in str(refused)
+    again = CliRunner().invoke(command.app, [*named, "--plugin", str(PLUGIN)])
+    assert again.exception is None
+    assert race.read_json("decision.json") == chosen.decision
+
+
+def says_what_was_decided(run: RunDirectory) -> Decision:
+    """Assert that terminal, page and Markdown say the decision first, in the same words; return it."""
+    results, decision = run.read("results.json", Results), run.read("decision.json", Decision)
+    page, markdown = (html.unescape((run.path / name).read_text()) for name in ("report.html", "report.md"))
+    names = arm_names(results.cells)
+    said = in_words(decision.headline, names)
+    assert decision_lines(results, decision)[-1] == said
+    assert said in page.partition("<main>")[0]
+    assert said in markdown.partition("\n## ")[0].replace("\\", "")
+    for recommended in decision.least or decision.recommendations:
+        assert in_words(recommended.text, names) in page
+    for gone in decision.left:
+        assert in_words(gone.reason, names) in page
+    assert ("over a limit" in page) == bool(decision.over_slo)
+    return decision
+
+
+@pytest.mark.whole
+def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path) -> None:
+    """`mtbench report` writes the same page again."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    says_what_was_decided(run)
+    (run.path / "report.html").unlink()
+    pipeline.report(run)
+    for name in ("report.html", "report.md"):
+        assert (run.path / name).read_bytes() == (race.path / name).read_bytes()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("changes", [{"objective": "memory"}, {"slo_s": {"ttft": 1e-9}}], ids=["memory", "slo"])
+def test_another_objective_and_limits_are_on_the_page(
+    race: RunDirectory, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """What is decided by them from the same lines. Energy is written as memory is."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    run.write_json("race.json", run.read_json("race.json") | changes)
+    results = run.read("results.json", Results)
+    decide(again(run), results)
+    write_report(run, results)
+    decision = says_what_was_decided(run)
+    assert bool(decision.least) == ("objective" in changes)
+    assert bool(decision.over_slo) == ("slo_s" in changes)
+
+
+@pytest.mark.whole
+def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
+    """Folded, behind the tables; the command that repeats it is that of the library's options."""
+    page = html.unescape((race.path / "report.html").read_text()).partition('id="race"')[2]
+    decision = race.read("decision.json", Decision)
+    for told in (
+        "Who left, and when: arithmetic, batch size 8",
+        "loses more accuracy than accepted",
+        f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
+        "A bound on the times of two arms is wrong: at most 2.5 %",
+        "mtbench choose --candidates speculative --candidates mars:tau=0.5 --candidates bigram --max-loss 2 --limit 64",
+        f"--plugin {PLUGIN}",
+    ):
+        assert told in page
+
+
+@pytest.mark.slow
+def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
+    """No arm leaves for its speed; the allowed arm with the least is chosen."""
+    decision = finish(begun(tmp_path / "race", "memory"))
+    assert [least.batch_size for least in decision.least] == [8, 1]
+    assert all("one measurement" in least.text for least in decision.least)
+    assert not any("slower" in gone.reason for gone in decision.left)
+    assert decision.headline.startswith("At batch size 8: ")
+
+
+MISTAKES = [
+    ({"objective": "size"}, "objective 'size'"),
+    ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
+    ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
+    ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
+    ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
+    """The same for the command and the library."""
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    result = CliRunner().invoke(command.app, [str(word) for word in words if word is not True])
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    with pytest.raises(UserError) as error:
+        mtbench.choose(**options)
+    assert str(error.value) == str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidate": "mars"}, "unknown option of mtbench.choose 'candidate' (did you mean 'candidates'?)"),
+        ({"max_loss": "1"}, "mtbench.choose: max_loss is '1': input should be a valid number"),
+        ({"time_budget": "soon"}, "--time-budget 'soon' is not allowed"),
+    ],
+)
+def test_a_mistake_in_python_is_a_user_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        mtbench.choose(**options)
+    assert message in str(error.value)
+
+
+def test_options_and_defaults_of_the_library_are_those_of_the_command() -> None:
+    """`help(mtbench.choose)` shows them. `progress` is the library's own, and `--dry-run` the command's."""
+    shown = inspect.signature(mtbench.choose).parameters
+    options = {name: p.default for name, p in inspect.signature(command.choose).parameters.items() if name != "ctx"}
+    options |= {"out": options.pop("directory")}
+    assert shown.keys() - {"progress"} == options.keys() - {"dry_run"}
+    options |= {"batch_size": tuple(whole_numbers(options["batch_size"])), "candidates": tuple(options["candidates"])}
+    for name in shown.keys() - {"progress", "plugin", "checkpoint"}:
+        assert options[name] == shown[name].default
+
+
+def test_the_arms_that_can_be_raced_are_listed() -> None:
+    """Those of a file, too."""
+    result = CliRunner().invoke(ls.app, ["arms", "--family", "tiny", "--plugin", str(PLUGIN)])
+    assert result.exception is None
+    assert "mars:tau=0.95@mars/graph" in result.stdout
+    assert "bigram@ar/graph" in result.stdout.partition("Cannot be raced")[0]
+    assert "hf-generate" in result.stdout.partition("Cannot be raced")[2]
