@@ -7,17 +7,11 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
-NEVER_PRINTED = {
-    "Cc",
-    "Cf",
-    "Cs",
-    "Zl",
-    "Zp",
-}  # Unicode: controls, formats, surrogates, separators
+NEVER_PRINTED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode: controls, formats, surrogates, separators
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with every character that could control a terminal or reorder a line as a Python escape.
+    r"""Return `text` with every character that could control a terminal or reorder a line as a Python escape.
 
     `keep`: characters that stay as they are.
 

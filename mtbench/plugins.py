@@ -56,7 +56,10 @@ class Registry(Generic[T]):
                 raise ValueError(f"{self.kind} {name!r} cannot be written on a command line; use a-z, 0-9, '-' and '.'")
             if name in self._classes:
                 taken = self._classes[name].__module__
-                raise ValueError(f"{self.kind} {name!r} is registered twice: {taken} and {cls.__module__}")
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered twice: {taken} and {cls.__module__}; "
+                    "an installed package needs no `--plugin`"
+                )
             cls.name = name
             self._classes[name] = cls
             return cls
