@@ -26,7 +26,7 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import ALL, DEFAULTS, Execution, RunRequest, default_limit, seconds, to_resume
+from mtbench.runs.run_request import ALL, DEFAULTS, Execution, RunRequest, default_limit, seconds
 
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
 NO_COLUMN = ("prompt_ids",)
@@ -145,10 +145,9 @@ def choose(
     budget_s = seconds(None if time_budget is None else str(time_budget))
     execution = replace(Execution.of(request.run_request(), workers=workers), time_budget_s=budget_s)
     directory = None if out is None else Path(out)
-    if resume:
-        opened = race.reopen(to_resume(directory, values.keys() - lifecycle.PER_EXECUTION, "choose"))
-    else:
-        opened, plan = race.begin(request, directory, _command("choose", values | {"plugin": files}))
+    opened = race.resume(directory, values.keys() - lifecycle.PER_EXECUTION) if resume else None
+    if opened is None:
+        opened, plan = race.begin(request, directory, execution, _command("choose", values | {"plugin": files}))
         for warning in plan.warnings():
             warnings.warn(warning, stacklevel=2)
     with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:

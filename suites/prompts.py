@@ -110,6 +110,7 @@ class Prompts(Suite):
             first, _ = self._conversations[str(name)]
             raise self._line_error(number, f"id {name!r} is already that of line {first}")
         try:
+            str(name).encode()  # half a surrogate pair raises a ValueError: no file of a run could hold it
             self._conversations[str(name)] = number, conversation(entry)
             if self._chosen != NONE and (found := references(entry)):
                 self._references[_item(str(name))] = found

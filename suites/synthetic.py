@@ -25,7 +25,7 @@ class Synthetic(Suite):
     metric = None
 
     def __init__(self, variant: str, source: Source) -> None:
-        shape = re.fullmatch(r"(\d+)(?:-(\d+))?(?:x(\d+))?", variant or "512")
+        shape = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?(?:x(\d{1,7}))?", variant or "512")
         self.shortest = self.longest = 0
         if shape is not None:
             shortest, longest, new_tokens = shape.groups()
@@ -35,8 +35,8 @@ class Synthetic(Suite):
                 self.max_new_tokens = int(new_tokens)
         if not 1 <= self.shortest <= self.longest or self.max_new_tokens < 1:
             raise UserError(
-                f"suite 'synthetic': {variant!r} is not a length; write prompt tokens, optionally x and new tokens: "
-                "synthetic:512, synthetic:512x256 or synthetic:128-512x256."
+                f"suite 'synthetic': {variant!r} is not a length; write prompt tokens, optionally x and new tokens, "
+                "each below 10,000,000: synthetic:512, synthetic:512x256 or synthetic:128-512x256."
             )
         self.seed = source.seed
         self.task = {"name": "synthetic", "chat_template": False, "prompt_tokens": [self.shortest, self.longest]}

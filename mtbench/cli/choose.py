@@ -26,8 +26,8 @@ from mtbench.cli.request_options import (
     UnsandboxedOption,
     WorkersOption,
     absolute,
+    given,
     in_panels,
-    resumed,
 )
 from mtbench.cli.session import FAILED, INCOMPLETE, out, say
 from mtbench.racing.request import RACE_DEFAULTS
@@ -121,14 +121,13 @@ def choose(
 def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *, resume: bool, dry_run: bool) -> None:
     from mtbench.cli import choosing  # imports torch
 
-    if resume:
-        opened = choosing.reopen(resumed(ctx, directory, "choose", PER_SESSION))
-    else:
+    opened = choosing.resume(directory, given(ctx, PER_SESSION)) if resume else None
+    if opened is None:
         request = choosing.request_of(ctx.params)
         if dry_run:
-            choosing.dry_run(request, directory)
+            choosing.dry_run(request, directory, execution)
             return
-        opened = choosing.begin(request, directory)
+        opened = choosing.begin(request, directory, execution)
     results, decision = choosing.run(opened, execution)
     say(opened.path / "report.html", out)
     if not decision.complete:

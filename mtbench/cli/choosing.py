@@ -11,7 +11,7 @@ from mtbench.cli.request_options import absolute, checkpoints, number_or_all, wh
 from mtbench.cli.session import err, out, say, warn
 from mtbench.racing import pipeline
 from mtbench.racing.candidates import Candidates
-from mtbench.racing.pipeline import reopen as reopen
+from mtbench.racing.pipeline import resume as resume
 from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
@@ -19,6 +19,7 @@ from mtbench.report.progress import RunProgress
 from mtbench.results.decision_format import Decision
 from mtbench.results.decision_text import beside
 from mtbench.results.format import Results
+from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.run_request import Execution
 from mtbench.runs.time_estimate import all_blocks, estimate
@@ -35,9 +36,9 @@ def request_of(params: Mapping[str, Any]) -> RaceRequest:
     return records.validate(fields, RaceRequest, "the options", "see `mtbench choose --help`.")
 
 
-def begin(request: RaceRequest, directory: Path | None) -> RunDirectory:
+def begin(request: RaceRequest, directory: Path | None, execution: Execution) -> RunDirectory:
     """Plan a race. Nothing is written if the request is wrong."""
-    run, plan = pipeline.begin(request, directory, sys.argv)
+    run, plan = pipeline.begin(request, directory, execution, sys.argv)
     for warning in plan.warnings():
         warn(warning)
     return run
@@ -69,8 +70,9 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     return results, decision
 
 
-def dry_run(request: RaceRequest, directory: Path | None) -> None:
+def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) -> None:
     """Print the candidates and how long the race takes at most."""
+    lifecycle.check(execution, request.device)
     if directory is not None:
         refuse_used(directory, "choose")
     found, plan, _ = pipeline.planned(request)

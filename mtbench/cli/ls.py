@@ -51,6 +51,8 @@ def ls(
     methods cannot run on them.
     """
     if kind == "arms":
+        if name is not None:
+            raise UserError(f"`mtbench ls arms` takes no name, and {name!r} is one; see `mtbench ls methods {name}`.")
         _list_arms(family, model, checkpoint, offline=offline)
         return
     if family or model or checkpoint:

@@ -404,8 +404,12 @@ def number_or_all(text: str | None) -> int | str | None:
 
 def resumed(ctx: Context, directory: Path | None, command: str, changeable: Collection[str]) -> Path:
     """Return the directory that `--resume` goes on with. Raises UserError for an option that is not `changeable`."""
-    given = [name for name in ctx.params if was_given(ctx, name) and name not in changeable]
-    return to_resume(directory, given, command)
+    return to_resume(directory, given(ctx, changeable), command)
+
+
+def given(ctx: Context, without: Collection[str] = ()) -> list[str]:
+    """Return the options on the command line."""
+    return [name for name in ctx.params if was_given(ctx, name) and name not in without]
 
 
 def absolute(path: Path | None) -> str | None:

@@ -66,6 +66,7 @@ def plan_line(planned: Plan, given: Collection[str]) -> str:
 def generate(directory: Path, settings: Execution) -> bool:
     """Decode the missing batches of a plan; return whether every cell could be decoded."""
     run = RunDirectory.open(directory)
+    lifecycle.refuse_race(run)
     with RunProgress(err) as progress:
         lifecycle.generate(run, settings, progress)
     return all(failure.stage is not None for failure in run.read_lines("failures.jsonl", FailureLine))

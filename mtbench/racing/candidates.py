@@ -12,7 +12,7 @@ from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, parse_arms
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError
+from mtbench.errors import UserError, unknown
 from mtbench.models.families import PART, Family
 from mtbench.models.loading import Inspected
 from mtbench.options import build, roles_of, show
@@ -32,14 +32,20 @@ class Candidates(NamedTuple):
 def candidates(request: RunRequest) -> Candidates:
     """Return what can be raced: of `request.method` every arm, without it the arms of every method.
 
-    Raises UserError if plain decoding cannot run, or for a named arm that cannot be raced.
+    Raises UserError if plain decoding cannot run, for a named arm that cannot be raced, and for a checkpoint in a role
+    that no arm has.
     """
     family, inspected = family_of(request), dict[str, Inspected]()
     named = parse_arms(request.method, request.engine) if request.method else []
+    _refuse_unknown_roles(request, named)
     plain = _plain(family, named, request)
     if reason := why_not(plain, request, family, inspected):
         raise UserError(f"plain decoding cannot run: {reason}")
     for arm in named:
+        if _is_reference(arm) and str(arm) != str(plain):
+            raise UserError(
+                f"{str(arm)!r} cannot be raced: every arm is compared with {plain}; `mtbench run` has both."
+            )
         if reason := why_not(arm, request, family, inspected):
             raise UserError(f"{str(arm)!r} cannot be raced: {reason}")
     if named:
@@ -109,6 +115,14 @@ def serving_settings(cell: Cell) -> dict[str, str]:
 
 def _arms(method: type[Method], engine: str) -> Sequence[Arm]:
     return parse_arms(method.choices or method.default_arms or (method.name,), engine)
+
+
+def _refuse_unknown_roles(request: RunRequest, named: Sequence[Arm]) -> None:
+    arms = [*named, *(arm for name in METHODS for arm in _arms(METHODS[name], request.engine))]
+    known = {role for arm in arms for role in arm.roles if not role.startswith(PART)}
+    for role in request.checkpoint:
+        if role not in known:
+            raise unknown("role of --checkpoint", role, known, "mtbench ls arms")
 
 
 def _is_reference(arm: Arm) -> bool:

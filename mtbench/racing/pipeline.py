@@ -1,6 +1,6 @@
 """A race from its request to its decision. `mtbench choose` and `mtbench.choose` share these steps."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -20,7 +20,7 @@ from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import OBJECTIVES, LimitName, Objective, Race, Slo
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
-from mtbench.runs.run_request import Execution, latency_limits
+from mtbench.runs.run_request import Execution, latency_limits, to_resume
 
 
 class Settings(NamedTuple):
@@ -38,7 +38,7 @@ def settings(request: RaceRequest) -> Settings:
         raise unknown("objective", request.objective, OBJECTIVES, "mtbench choose --help")
     if not 0 < request.max_loss < 100:
         raise UserError(
-            f"--max-loss {request.max_loss:g} is not allowed; it is points of accuracy, such as 1, and above 0."
+            f"--max-loss {request.max_loss:g} is not allowed; it is points of accuracy above 0 and below 100."
         )
     limits = latency_limits(request.slo, get_args(LimitName))
     slo_s: Slo = {name: limits[name] for name in get_args(LimitName) if name in limits}
@@ -55,17 +55,27 @@ def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     return found, plan, race_of(plan, found, *chosen_by)
 
 
-def begin(request: RaceRequest, directory: Path | None, command: Sequence[str]) -> tuple[RunDirectory, Plan]:
-    """Plan a race and write its plan. Nothing is written if the request is wrong; then UserError is raised."""
+def begin(
+    request: RaceRequest, directory: Path | None, execution: Execution, command: Sequence[str]
+) -> tuple[RunDirectory, Plan]:
+    """Plan a race and write its plan. Nothing is written if either is wrong; then UserError is raised."""
+    lifecycle.check(execution, request.device)
     path = directory or lifecycle.default_directory(request.run_request())
     refuse_used(path, "choose")
     _, plan, race = planned(request)
     return runner.begin(path, plan, race, command), plan
 
 
-def reopen(directory: Path) -> RunDirectory:
-    """Open a race to go on with it. Raises UserError for a run that is none."""
-    run = RunDirectory.open(directory)
+def resume(directory: Path | None, given: Collection[str]) -> RunDirectory | None:
+    """Open a race to go on with it; None if it stopped before it had a plan, and is to begin again.
+
+    given: options of this command that say what is raced. Raises UserError for a run that is no race, and for options
+    that a race with a plan cannot change.
+    """
+    if directory is not None and lifecycle.clear_unplanned(directory, given):
+        return None
+    directory = to_resume(directory, given, "choose")
+    run = RunDirectory.open(directory, "choose")
     if not run.has("race.json"):
         raise UserError(
             f"{str(directory)!r} is a run in which no arm leaves; go on with `mtbench run -o {directory} --resume`."
@@ -80,6 +90,7 @@ def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tu
     racing = Racing(run, plan, race, execution, progress.expect)
     with run.locked():
         (run.path / FILE).unlink(missing_ok=True)
+        Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet
         results = pipeline.finish(run, racing.executing(), progress, pages=False)
         decision = decide(racing, results)
         write_report(run, results)

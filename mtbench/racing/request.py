@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mtbench.errors import UserError
 from mtbench.records import Record
 from mtbench.runs.run_request import DEFAULTS, OPTIONS, RACED_BLOCKS, RunRequest, default_limit
 
@@ -40,7 +41,9 @@ class RaceRequest(Record):
         """Return the request of the run that the race is; its methods are the candidates, none for all."""
         own = ("suite", "limit")
         same = {name: getattr(self, name) for name in OPTIONS if name in RACE_OPTIONS and name not in own}
-        candidates = () if tuple(self.candidates) == (AUTO,) else tuple(self.candidates)
+        if AUTO in self.candidates and len(self.candidates) > 1:
+            raise UserError(f"--candidates {AUTO} names all arms that can run; leave it out, or the others.")
+        candidates = () if AUTO in self.candidates else tuple(self.candidates)
         limit = default_limit(self.batch_size, (), RACED_BLOCKS) if self.limit is None else self.limit
         return RunRequest(
             suite=(self.suite,), method=candidates, limit=limit if isinstance(limit, int) else None, **same

@@ -14,6 +14,7 @@ from mtbench.options import decoding_options
 from mtbench.racing.candidates import Candidates
 from mtbench.racing.race import Outcome, looks, replay, words
 from mtbench.racing.standing import Block, Entrant
+from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
 from mtbench.runs.plan import Cell, Group, Plan
@@ -93,6 +94,13 @@ class Racing:
         if self.expect is not None and leaving:
             self.expect(self._batches(known | {line.cell for line in leaving}))
         return leaving
+
+    def restore_left(self) -> None:
+        """Make the looks at the stored blocks again: without a line in left.jsonl, the blocks of its group are lost."""
+        for group in self.plan.groups:
+            begun = any(self.run.lines(f"timings/{name}.jsonl") for name in group.cells)
+            if begun and (leaving := self(group.cells)):
+                self.run.append("left.jsonl", [dump(line) for line in leaving])
 
     def _batches(self, gone: Collection[str]) -> int:
         """Return the batches that are left to decode if no further cell leaves."""

@@ -95,16 +95,19 @@ class RunDirectory:
     def create(cls, path: Path) -> "RunDirectory":
         """A new run; raises UserError if something is there already."""
         refuse_used(path, "run")
-        with files.write_errors(path, ADVICE):
+        with files.write_errors(path, "choose another `-o DIR`."):
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> "RunDirectory":
-        """A run that has a plan; raises UserError if there is none, or if the directory holds links."""
+    def open(cls, path: Path, command: str = "plan") -> "RunDirectory":
+        """A run that has a plan; raises UserError if there is none, or if the directory holds links.
+
+        `command`: makes such a directory.
+        """
         if not os.path.isdir(path):  # unlike Path.is_dir, never an error: the name may be too long
             raise UserError(
-                f"{str(path)!r} is no directory; give one of a run, or make one with `mtbench plan -o DIR`."
+                f"{str(path)!r} is no directory; give one of a run, or make one with `mtbench {command} -o DIR`."
             )
         if not (path / "plan.json").is_file():
             raise UserError(f"{str(path)!r} is no run directory: it holds no plan.json. Give one that `mtbench` made.")
@@ -219,7 +222,7 @@ class RunDirectory:
 
     def keep_lines(self, name: str, records: list[JsonObject]) -> None:
         """Rewrite a JSONL file with these records only, unless it holds just them."""
-        text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+        data = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records).encode()
         path = self.path / name
-        if (files.read_bytes(path).decode() if path.is_file() else "") != text:
-            self.write_text(name, text)
+        if (files.read_bytes(path) if path.is_file() else b"") != data:
+            self.write_bytes(name, data)

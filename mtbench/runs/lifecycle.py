@@ -87,8 +87,7 @@ def clear_unplanned(directory: Path, given: Collection[str]) -> bool:
 def reopen(directory: Path, request: RunRequest, given: Collection[str]) -> RunDirectory:
     """Open the run in `directory`. Raise UserError if a `given` field of the request differs from its plan."""
     run = RunDirectory.open(directory)
-    if run.has("race.json"):
-        raise UserError(f"{str(directory)!r} is a race; go on with `mtbench choose -o {directory} --resume`.")
+    refuse_race(run)
     stored, asked = dump(read_plan(run).request), dump(request)
     for name in changed(stored, asked, set(given) - PER_EXECUTION):
         raise UserError(
@@ -96,6 +95,12 @@ def reopen(directory: Path, request: RunRequest, given: Collection[str]) -> RunD
             f"`mtbench run -o {directory} --resume`, or start another run in a new directory."
         )
     return run
+
+
+def refuse_race(run: RunDirectory) -> None:
+    """Raise UserError for a race: a command that makes no looks would decode what has left."""
+    if run.has("race.json"):
+        raise UserError(f"{str(run.path)!r} is a race; go on with `mtbench choose -o {run.path} --resume`.")
 
 
 def changed(stored: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str]) -> list[str]:

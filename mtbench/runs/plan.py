@@ -34,6 +34,7 @@ PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
+MOST_ITEMS = 1 << 24  # of a suite
 MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]

@@ -27,6 +27,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan import (
     BATCHINGS,
+    MOST_ITEMS,
     MOST_NEW_TOKENS,
     MOST_ROWS,
     PROTOCOLS,
@@ -134,13 +135,14 @@ def _refuse_bad_values(request: RunRequest) -> None:
 
 
 def _refuse_bad_counts(request: RunRequest) -> None:
-    for name, value in (("--limit", request.limit), ("--max-new-tokens", request.max_new_tokens)):
+    bounds = {"--limit": (request.limit, MOST_ITEMS), "--max-new-tokens": (request.max_new_tokens, MOST_NEW_TOKENS)}
+    for name, (value, most) in bounds.items():
         if value is not None and value < 1:
             raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
+        if value is not None and value > most:
+            raise UserError(f"{name} {value} is not allowed; at most {most:,} are.")
     if not 1 <= request.rounds <= MOST_ROUNDS:
         raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number from 1 to {MOST_ROUNDS:,}.")
-    if request.max_new_tokens is not None and request.max_new_tokens > MOST_NEW_TOKENS:
-        raise UserError(f"--max-new-tokens {request.max_new_tokens} is not allowed; at most {MOST_NEW_TOKENS:,} are.")
     if max(request.batch_size, default=0) > MOST_ROWS:
         raise UserError(f"--batch-size {max(request.batch_size)} is not allowed; at most {MOST_ROWS:,} is.")
     if not request.batch_size or min(request.batch_size) < 1:

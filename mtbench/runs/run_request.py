@@ -3,6 +3,7 @@
 Light: the command line reads the defaults from here for its help, without torch.
 """
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def latency_limits(text: str | None, known: Collection[str]) -> dict[str, float]
         if name not in known:
             raise UserError(f"--slo {text!r}: {name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms.")
         read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
-        if read is None or float(read[1]) <= 0:
+        if read is None or not 0 < float(read[1]) < math.inf:
             raise UserError(f"--slo {text!r}: {value!r} is not a time; write 500ms or 2s.")
         if name in found:
             raise UserError(f"--slo {text!r}: {name} is given twice.")

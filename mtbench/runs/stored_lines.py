@@ -114,12 +114,19 @@ def read_timings(run: RunDirectory, group: Group, cell: str, sessions: Sequence[
 
 
 def refuse_unplanned(run: RunDirectory, plan: Plan) -> None:
-    """Raise UserError for stored answers and timings that do not belong to the plan."""
+    """Raise UserError for answers and timings that do not belong to the plan, and for timings without answers."""
     sessions = run.read("environment.json", Environment).sessions
     for group in plan.groups:
         for cell in group.cells:
-            read_answers(run, group, plan.suite(group.suite), cell)
-            read_timings(run, group, cell, sessions)
+            suite = plan.suite(group.suite)
+            answered = {line.item for line in read_answers(run, group, suite, cell)}
+            for line in read_timings(run, group, cell, sessions):
+                for number in group.blocks[line.block]:
+                    if (item := suite.items[number].item) not in answered:
+                        where = str(run.path / f"generations/{cell}.jsonl")
+                        raise _unplanned(
+                            where, f"block {line.block} was timed, and its answer to {item!r:.60} is missing"
+                        )
 
 
 def _unplanned(where: str, finding: str) -> UserError:

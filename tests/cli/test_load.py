@@ -88,3 +88,5 @@ def test_limits() -> None:
     limits = latency_limits("ttft=500ms,itl=50ms,e2e=5s", loading.LIMITS)
     assert limits == {"ttft": 0.5, "itl": 0.05, "e2e": 5.0}
     assert latency_limits(None, loading.LIMITS) == {}
+    with pytest.raises(UserError, match="is not a time"):
+        latency_limits(f"ttft={'9' * 400}s", loading.LIMITS)

@@ -59,6 +59,12 @@ def test_a_method_is_described_with_every_option(name: str) -> None:
     assert "claims" in words
 
 
+def test_arms_have_no_details() -> None:
+    error = CliRunner().invoke(ls.app, ["arms", "mars"]).exception
+    assert isinstance(error, UserError)
+    assert "see `mtbench ls methods mars`" in str(error)
+
+
 @pytest.mark.parametrize("name", list(SUITES))
 def test_a_suite_is_described_with_its_subtasks(name: str) -> None:
     """Its token limit, its metric and its subtasks are there; no data is read."""

@@ -35,6 +35,17 @@ def test_named_candidates_are_raced_or_refused() -> None:
     assert [str(arm) for arm in found.arms] == ["mars:tau=0.9@mars/graph", "mars:tau=0.5@mars/graph"]
     with pytest.raises(UserError, match="cannot be raced: an external engine"):
         candidates(RunRequest(family="tiny", method=("hf-generate:prompt_lookup=3",)))
+    with pytest.raises(UserError, match="'ar@mars/graph' cannot be raced: every arm is compared with ar@ar/graph"):
+        candidates(RunRequest(family="tiny", method=("ar:on=mars", "mars:tau=0.9")))
+
+
+def test_a_checkpoint_in_a_role_that_no_arm_has_is_refused(tmp_path: Path) -> None:
+    """A misspelt role would leave the draft out of the race."""
+    named = {"daft": str(tmp_path)}
+    with pytest.raises(UserError, match=r"'daft' \(did you mean 'draft'\?\)"):
+        candidates(RunRequest(family="tiny", checkpoint=named))
+    with pytest.raises(UserError, match="cannot be raced: checkpoint"):
+        candidates(RunRequest(family="tiny", checkpoint=named, method=("speculative:draft=daft",)))
 
 
 def test_a_serving_engine_s_setting_is_given_only_if_it_holds_every_option() -> None:

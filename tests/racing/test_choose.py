@@ -17,9 +17,10 @@ from whole import Quiet
 import mtbench
 from mtbench import Chosen, plugins
 from mtbench.cli import choose as command
-from mtbench.cli import ls
+from mtbench.cli import ls, stages
 from mtbench.cli.request_options import whole_numbers
 from mtbench.errors import UserError
+from mtbench.racing import pipeline as choosing
 from mtbench.racing.candidates import candidates
 from mtbench.racing.decide import decide
 from mtbench.racing.request import RaceRequest
@@ -28,6 +29,8 @@ from mtbench.racing.terminal import decision_tables
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.console import Terminal
+from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines
 from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
@@ -136,11 +139,68 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
 
 
+def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None:
+    """A race that cannot start would keep its name, and could not go on with other options."""
+    path = tmp_path / "race"
+    for options in (["--workers", "0"], ["--device", "tpu"], ["--workers", "0", "--dry-run"]):
+        error = CliRunner().invoke(command.app, ["--limit", "1", *options, "-o", str(path)]).exception
+        assert f"{options[0]} {options[1]}" in str(error).replace("'", "")
+        assert not path.exists()
+    with pytest.raises(UserError, match="--workers 0 is not allowed"):
+        mtbench.choose(limit=1, workers=0, out=path)
+    assert not path.exists()
+
+
+def test_a_race_that_stopped_before_its_plan_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is refused without `--resume`, which needs the options; nothing else is deleted."""
+    monkeypatch.setattr("mtbench.cli.choosing.run", lambda opened, _: None)
+    path = tmp_path / "race"
+    path.mkdir()
+    (path / "race.json").write_text("{}")
+    options = ["--candidates", "speculative", "--limit", "1", "--batch-size", "1"]
+    errors = [
+        str(CliRunner().invoke(command.app, [*words, "-o", str(path)]).exception) for words in (options, ["--resume"])
+    ]
+    assert f"go on with `mtbench choose -o {path} --resume`" in errors[0]
+    assert "Repeat the command that started it, with all its options and `--resume`" in errors[1]
+    CliRunner().invoke(command.app, [*options, "--resume", "-o", str(path)])
+    assert RunDirectory(path).read("race.json", Race).looks == {"arithmetic b1": [1]}
+    assert "make one with `mtbench choose -o DIR`" in str(
+        CliRunner().invoke(command.app, ["--resume", "-o", str(tmp_path / "none")]).exception
+    )
+
+
+def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
+    """`mtbench generate` makes no looks: it would decode what has left."""
+    RunDirectory(tmp_path).write_json("plan.json", {})
+    RunDirectory(tmp_path).write_json("race.json", {})
+    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
+        stages.generate(tmp_path, Execution())
+
+
+@pytest.mark.whole
+def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_path: Path) -> None:
+    """Without left.jsonl no block is decoded again, and the decision is the same."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    (run.path / "left.jsonl").unlink()
+    _, decision = choosing.finish(run, Execution(), RunProgress(Terminal(quiet=True)))
+    assert run.lines("left.jsonl") == race.lines("left.jsonl")
+    assert dump(decision) == race.read_json("decision.json")
+    for kind in ("timings", "generations"):
+        for file in (race.path / kind).iterdir():
+            assert (run.path / kind / file.name).read_bytes() == file.read_bytes()
+
+
 def test_a_race_takes_the_items_of_64_blocks() -> None:
     assert RaceRequest().run_request().limit == 512
     assert RaceRequest(batch_size=(1, 4)).run_request().limit == 256
     assert RaceRequest(limit=10).run_request().limit == 10
     assert RaceRequest(limit="all").run_request().limit is None
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(UserError, match="--candidates auto names all arms that can run"):
+        RaceRequest(candidates=("auto", "mars")).run_request()
 
 
 def forget_files() -> None:
@@ -259,6 +319,8 @@ def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
 MISTAKES = [
     ({"objective": "size"}, "objective 'size'"),
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
+    ({"max_loss": 100.0}, "above 0 and below 100"),
+    ({"candidates": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
     ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
     ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
     ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),

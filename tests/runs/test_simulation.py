@@ -257,6 +257,8 @@ def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Pat
         ({"family": "tiny"}, "--family and --weights each name the models"),
         ({"suite": ["synthetic:x20"]}, "is not a length; write"),
         ({"suite": ["synthetic:20-10"]}, "is not a length; write"),
+        ({"suite": ["synthetic:1x99999999"]}, "is not a length; write .*each below 10,000,000"),
+        ({"suite": ["synthetic:99999999"]}, "is not a length; write .*each below 10,000,000"),
     ],
     ids=str,
 )

@@ -153,6 +153,23 @@ def test_a_run_that_two_commands_wrote_is_refused(run: RunDirectory) -> None:
         assemble(run)
 
 
+def test_a_timed_block_without_its_answers_is_refused(run: RunDirectory) -> None:
+    """Its arm would count as one with plain decoding's tokens, and as one without a score."""
+    finish(run)
+    [answers] = (run.path / "generations").iterdir()
+    answers.write_text("")
+    with pytest.raises(
+        UserError, match=r"^[^\n]*generations[^\n]*block 0 was timed, and its answer to [^\n]* is missing"
+    ):
+        generate(run, Quiet())
+
+
+def test_a_torn_last_line_may_hold_any_bytes(run: RunDirectory) -> None:
+    (run.path / "failures.jsonl").write_bytes(b"\x00\xff")
+    generate(run, Quiet())
+    assert (run.path / "failures.jsonl").read_bytes() == b""
+
+
 # --- Scores -------------------------------------------------------------------------------------------------------
 
 

@@ -531,6 +531,7 @@ def test_a_metric_without_answers_is_refused(tmp_path: Path) -> None:
         ('{"prompt": "Why?", "id": true}', "id True"),
         ('{"prompt": "Why?", "id": 1}', "id 1 is already that of line 1"),
         ('{"prompt": "\\ud800"}', "surrogates not allowed"),
+        ('{"prompt": "Why?", "id": "\\ud800"}', "surrogates not allowed"),
     ],
 )
 def test_an_invalid_line_is_named(line: str, reason: str, tmp_path: Path) -> None:
