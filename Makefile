@@ -3,8 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
-# Of 22,000 modules that are installed few are imported; Python compiles these at their first import.
+# Of 22,000 modules that are installed few are imported; Python compiles these at their first import, which is here:
+# parallel processes of the tests would each compile all of them.
 INSTALL := pip install -q --no-compile
+IMPORT := import mtbench.report.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
@@ -77,6 +79,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/$(INSTALL) --upgrade pip
 	$(BIN)/$(INSTALL) -c constraints.txt torch
 	$(BIN)/$(INSTALL) -c constraints.txt -e . --group dev
+	$(BIN)/python -c "$(IMPORT)"
 	touch $@
 
 # The oldest supported transformers needs an older huggingface-hub. Its own environment borrows torch from the other.

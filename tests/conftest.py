@@ -9,7 +9,7 @@ import pytest
 from recorded_graphs import recorded as recorded  # a fixture
 from small import small_checkpoint, small_tokenizer
 from transformers import PretrainedConfig
-from whole import whole_run
+from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
 from mtbench.models.runner import ModelRunner
@@ -38,6 +38,13 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_plugin_files() -> Iterator[None]:
+    """What the tests of a file load is not there for the next file."""
+    yield
+    forget_plugin_files()
 
 
 @pytest.fixture(autouse=True, scope="session")

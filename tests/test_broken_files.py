@@ -139,17 +139,17 @@ def named(change: str) -> str:
     return files.get(whole, whole)
 
 
-@pytest.mark.parametrize("name", one_in(5, PLANS))
+@pytest.mark.parametrize("name", one_in(10, PLANS))
 def test_a_plan(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, PLANS[name], ("report", "score", "reopen", "fresh"), *PLANNED)
 
 
-@pytest.mark.parametrize("name", one_in(5, LINES))
+@pytest.mark.parametrize("name", one_in(10, LINES))
 def test_answers_and_times(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, LINES[name], ("pages", "score", "generate", "load"), named(name))
 
 
-@pytest.mark.parametrize("name", one_in(5, OTHERS))
+@pytest.mark.parametrize("name", one_in(10, OTHERS))
 def test_other_files_of_a_run(complete_run: Path, tmp_path: Path, name: str) -> None:
     check(complete_run, tmp_path, OTHERS[name], ("pages", "score", "generate", "load"), named(name))
 
@@ -178,7 +178,7 @@ def complete_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 PLANNED_WITH = ("training record", "chat template", "empty prompt", "guesses in a forward")
 
 
-@pytest.mark.parametrize("name", one_in(5, CHECKPOINTS))
+@pytest.mark.parametrize("name", one_in(10, CHECKPOINTS))
 def test_a_checkpoint(complete_checkpoint: Path, tmp_path: Path, name: str) -> None:
     """It is planned with, then loaded."""
     folder = tmp_path / "inside" / "checkpoint"

@@ -16,7 +16,7 @@ import pytest
 import torch
 from rich.console import Console
 from small import END, VOCABULARY, save_small
-from whole import finish, start
+from whole import finish, forget_plugin_files, start
 
 from mtbench import plugins
 from mtbench.cli import main
@@ -311,8 +311,7 @@ def plugin(tmp_path: Path) -> Iterator[Callable[..., str]]:
         return str(tmp_path / name)
 
     yield write
-    for file in plugins.loaded():
-        plugins._forget(file)
+    forget_plugin_files()
 
 
 @pytest.mark.parametrize("case", BROKEN_FILES)
@@ -370,8 +369,7 @@ def test_a_plan_holds_the_files_that_it_needs(plugin: Callable[..., str], checkp
     run = start(tmp_path / "run", asked(checkpoint, method=["ar", "mine"]))
 
     assert json.loads((run.path / "plan.json").read_text())["plugins"] == {path: file.sha256}
-    for loaded_file in plugins.loaded():
-        plugins._forget(loaded_file)
+    forget_plugin_files()
     with pytest.raises(UserError, match=rf"needs the plugin '{path}', .* add `--plugin {path}`\."):
         read_plan(run)
     plugins.load_file(plugin(METHOD_FILE + "# edited"))
@@ -382,7 +380,7 @@ def test_a_plan_holds_the_files_that_it_needs(plugin: Callable[..., str], checkp
     assert read_plan(run).plugins == {path: file.sha256}
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_run_with_files_uses_workers_and_resumes(
     plugin: Callable[..., str], checkpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
@@ -393,8 +391,7 @@ def test_a_run_with_files_uses_workers_and_resumes(
     path = str(tmp_path / "run")
     code, _, error = say(capsys, monkeypatch, "plan", *named, *models, *what, "-o", path)
     assert code in (0, None), error
-    for file in plugins.loaded():
-        plugins._forget(file)
+    forget_plugin_files()
 
     code, _, error = say(capsys, monkeypatch, "generate", path)
     assert code == 2

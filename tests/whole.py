@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mtbench import plugins
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.report import pipeline
@@ -43,6 +44,12 @@ def finish(run: RunDirectory) -> dict[str, Any]:
 def cells_of(results: Any, batch_size: int = 3) -> dict[str, Any]:
     """The cells of one batch size, by arm."""
     return {c["arm"]: c for c in results["cells"] if c["batch_size"] == batch_size}
+
+
+def forget_plugin_files() -> None:
+    """Leave what another process has: our own methods and suites, and those of installed packages."""
+    for file in plugins.loaded():
+        plugins._forget(file)
 
 
 def plan_of(limit: int) -> Plan:

@@ -24,6 +24,7 @@ from decoding_cases import (
 )
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
+from thinned import one_in
 from whole import plan_of
 
 from mtbench.decoding.cuda_graph import Captured
@@ -45,7 +46,7 @@ METHODS_HERE: dict[str, list[dict[str, Any]]] = {
 CASES: list[Method] = [METHODS[name](**options) for name, several in METHODS_HERE.items() for options in several]
 
 
-@pytest.mark.parametrize("method", CASES, ids=str)
+@pytest.mark.parametrize("method", one_in(2, CASES), ids=str)
 def test_drafts_change_the_speed_but_no_tokens(runner: ModelRunner, method: Method) -> None:
     """Tokens and finish reasons equal those of `ar`; at a fixed width, commits and offers those of each prompt alone.
 
@@ -65,7 +66,7 @@ def test_drafts_change_the_speed_but_no_tokens(runner: ModelRunner, method: Meth
                 assert (g.commits, g.drafted) == (by_itself.commits, by_itself.drafted)
 
 
-@pytest.mark.parametrize("method", CASES, ids=str)
+@pytest.mark.parametrize("method", one_in(2, CASES), ids=str)
 def test_sampled_tokens_are_those_of_sampled_ar(runner: ModelRunner, method: Method) -> None:
     want = run(ar(), runner, MANY[:5], BUDGETS, temperature=1)
     got = run(method, runner, MANY[:5], BUDGETS, temperature=1, **REFILLED[1])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from decoding_cases import LATE, decode_prompts, outcomes
 from small import small_checkpoint
+from thinned import one_in
 from torch import Tensor
 
 from mtbench.decoding import fused_ops
@@ -64,7 +65,7 @@ class Uncaptured(Captured):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", one_in(2, [0.0, 1.0]))
 def test_compiled_operations_emit_the_same_tokens(
     name: str, options: dict[str, Any], temperature: float, runner: ModelRunner, compiled: list[str]
 ) -> None:

@@ -112,7 +112,7 @@ def wrong_drafts(case: Case, ahead: int, prompts: list[list[int]] = PROMPTS, **h
     return sum(case.reference.greedy(tuple(text), ahead) != tokens for text, tokens, _ in drafted)
 
 
-@pytest.mark.parametrize("kind", one_in(2, CONFIGS))
+@pytest.mark.parametrize("kind", one_in(4, CONFIGS))
 def test_every_draft_is_what_plain_python_drafts(cases: dict[str, Case], kind: str) -> None:
     """After every text, in ragged rows, refilled, with the whole block and a part of it, fed as on a GPU."""
     case = cases[kind]

@@ -254,7 +254,7 @@ def test_a_single_token_has_no_entry_yet(pair: Pair) -> None:
     assert [(g.token_ids, g.commits) for g in got] == want
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", one_in(2, OPTIONS), ids=str)
 def test_drafts_change_nothing_but_the_pace(pair: Pair, options: dict[str, Any]) -> None:
     """`ar`'s tokens and reasons, a row's own commits: in a batch whose rows are refilled, also fed as on a GPU."""
     runners = pair.runners()

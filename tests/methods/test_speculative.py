@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,7 @@ import torch
 from decoding_cases import ar, check_step_never_waits, decode_prompts, naive_logits, outcomes, requests_for
 from hypothesis import given, settings, strategies
 from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
+from thinned import one_in
 
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.arms import parse_arms
@@ -94,7 +96,7 @@ def test_drafts_change_nothing_but_the_pace(name: str, options: dict[str, Any], 
         assert sum(n - 1 for n in generation.commits or []) <= (generation.drafted or 0)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), one_in(2, CASES))
 def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) -> None:
     """Neighbours change neither tokens nor, where the width is fixed, commits."""
     on = runners("sometimes")
@@ -142,8 +144,7 @@ def test_masks_of_a_draft_are_its_own_predictions() -> None:
     assert (got.token_ids, got.commits) == (answer, commits)
 
 
-@pytest.mark.parametrize("tau", [0.3, 1])
-@pytest.mark.parametrize("agrees", AGREES)
+@pytest.mark.parametrize(("tau", "agrees"), one_in(2, product([0.3, 1], AGREES)))
 def test_mars_speculative_equals_a_recomputation(agrees: str, tau: float) -> None:
     """Drafts verified one by one, then the masks behind what was kept: every forward recomputes the whole text.
 
@@ -216,7 +217,7 @@ def test_self_speculation_drafts_what_masks_predict(ahead: int, make_runner: Cal
         assert (got.token_ids, got.commits) == (answer, commits)
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), one_in(2, CASES))
 def test_sampled_tokens_are_those_of_sampled_ar(name: str, options: dict[str, Any]) -> None:
     """The dice of a place are the same in whatever forward it is judged; without dice other tokens come out."""
     on = runners("sometimes")

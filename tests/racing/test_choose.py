@@ -5,14 +5,13 @@ import importlib.util
 import inspect
 import io
 import shutil
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
-from whole import Quiet
+from whole import Quiet, forget_plugin_files
 
 import mtbench
 from mtbench import Chosen, plugins
@@ -108,7 +107,7 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Chosen:
     """The race of examples/choose.py, in which the method of a file takes part. Nothing but the example prints."""
     spec = importlib.util.spec_from_file_location("choose", ROOT / "examples" / "choose.py")
     assert spec is not None
@@ -116,11 +115,10 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chosen]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
-        found = module.main(str(tmp_path_factory.mktemp("example") / "race"))
+        found: Chosen = module.main(str(tmp_path_factory.mktemp("example") / "race"))
     assert printed.getvalue().startswith(found.decision["headline"])
     assert errors.getvalue() == ""
-    yield found
-    forget_files()
+    return found
 
 
 def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
@@ -203,12 +201,6 @@ def test_auto_stands_alone() -> None:
         RaceRequest(candidates=("auto", "mars")).run_request()
 
 
-def forget_files() -> None:
-    """As in another process."""
-    for file in plugins.loaded():
-        plugins._forget(file)
-
-
 @pytest.fixture
 def race(chosen: Chosen) -> RunDirectory:
     """The race with its plugin imported, which another test may have forgotten."""
@@ -236,7 +228,7 @@ def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory) -> None
     """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
     assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
     assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {1, 8}
-    forget_files()
+    forget_plugin_files()
     named = ["-o", str(race.path), "--resume"]
     refused = CliRunner().invoke(command.app, named).exception
     assert isinstance(refused, UserError)
