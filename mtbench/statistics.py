@@ -430,7 +430,7 @@ def length_flags(*, length_ratio: float | None, cut_by_budget: int, items: int) 
     if length_ratio is not None and not low <= length_ratio <= high:
         flags.append(f"length_ratio {length_ratio:.3f}, outside {low:g}–{high:g}")
     if items and cut_by_budget / items > BUDGET_CUT_SHARE:
-        flags.append(f"{cut_by_budget / items:.0%} cut by the budget")
+        flags.append(f"{cut_by_budget / items:.0%} cut by the token budget")
     return flags
 
 

@@ -9,10 +9,10 @@ from made_records import result_cell
 
 from mtbench import statistics
 from mtbench.racing.race import Outcome, looks, replay
-from mtbench.racing.standing import Block, Entrant
-from mtbench.results.decision import recommend
+from mtbench.racing.standing import CLOSE, LEVEL, Block, Entrant
+from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
-from mtbench.results.format import AccuracyComparison, Agreement, Left, Speedup
+from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup
 from mtbench.statistics import Difference
 
 PLAIN = "plain"
@@ -60,6 +60,17 @@ def draw(
     return found
 
 
+@dataclass
+class _Often(Intervals):
+    """Bounds that hold however often the race has looked."""
+
+    highest: Mapping[str, float | None]  # speed of each arm over plain decoding
+
+    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        high = self.highest[cell.arm]
+        return high is not None and high < 1 + CLOSE
+
+
 def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation, Outcome, int]:
     """Return the recommendation after a race, its outcome, and the blocks that all arms together have decoded."""
     plain = next(e for e in entrants if e.reference)
@@ -68,15 +79,17 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
     left = {departure.name: departure for departure in outcome.left}
     upto = {e.name: left[e.name].block if e.name in left else at[-1] for e in entrants}
     arms = [e for e in entrants if not e.reference]
-    ratios, differences = [], []
+    ratios, differences, highest = [], [], dict[str, float | None]()
+    number = len(at) + 1
     for arm in arms:
         shared = range(min(upto[arm.name], upto[plain.name]))
         walls = [[e.blocks[b].wall_s or 0.0 for b in shared] for e in (plain, arm)]
         ratios.append(statistics.ratio_of_totals([walls[0]], [walls[1]]))
+        often = statistics.ratio_of_totals([walls[0]], [walls[1]], level=1 - 2 * LEVEL / number)
+        highest[arm.name] = often.ci_high
         pairs = [(arm.blocks[b].scores[i], score) for b in shared for i, score in plain.blocks[b].scores.items()]
         gained, lost = sum(a > p for a, p in pairs), sum(a < p for a, p in pairs)
         differences.append(Difference((gained - lost) / len(pairs), None, None, gained, lost, len(pairs)))
-    number = len(at) + 1
     speeds = statistics.speed_verdicts(ratios, [None] * len(arms), looks=number)
     lossy = [place for place, arm in enumerate(arms) if not arm.promises]
     words = statistics.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
@@ -115,7 +128,7 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
                 left=None if departure is None else Left(block=departure.block, lost=departure.lost, reason=""),
             )
         )
-    [found] = recommend(cells, max_loss=max_loss)
+    [found] = recommend(cells, max_loss=max_loss, pairs=_Often(highest))
     return found, outcome, sum(upto.values())
 
 
@@ -131,6 +144,12 @@ def missed_any(found: Recommendation, truths: Sequence[Truth], max_loss: float) 
     return _missed(speeds, found.within_loss or found.same_tokens, found)
 
 
+def chosen_is_behind(found: Recommendation, truths: Sequence[Truth], max_loss: float) -> bool:
+    """Return whether an arm that may be used is over 2 % faster than the one to use, whatever else is named."""
+    speeds = {t.name: t.speed for t in truths if t.loss is None or t.loss < max_loss}
+    return max([1.0, *speeds.values()]) > 1.02 * _reached(speeds, found.within_loss or found.same_tokens)
+
+
 def wrongly_kept(found: Recommendation, truths: Sequence[Truth], max_loss: float) -> bool:
     """Return whether an arm is said to lose no more than accepted, and loses more."""
     losses = {truth.name: truth.loss or 0.0 for truth in truths}
@@ -139,7 +158,12 @@ def wrongly_kept(found: Recommendation, truths: Sequence[Truth], max_loss: float
 
 
 def _missed(speeds: Mapping[str, float], chosen: Choice | None, found: Recommendation) -> bool:
-    reached = 1.0 if chosen is None else speeds.get(chosen.arm, 1.0)
+    reached = _reached(speeds, chosen)
     named = {*found.as_good, *found.also_open, found.undecided.arm if found.undecided else ""}
     faster = [arm for arm, speed in speeds.items() if speed > 1.02 * reached]
     return bool(faster) and max(faster, key=lambda arm: speeds[arm]) not in named
+
+
+def _reached(speeds: Mapping[str, float], chosen: Choice | None) -> float:
+    """Return the speed of what is used: plain decoding, where nothing is chosen."""
+    return 1.0 if chosen is None else speeds.get(chosen.arm, 1.0)

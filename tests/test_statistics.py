@@ -748,7 +748,7 @@ def test_under_80_percent_of_the_samples_void_a_cell() -> None:
         (1.1, 5, []),
         (None, 0, []),
         (0.899, 0, ["length_ratio 0.899, outside 0.9–1.1"]),
-        (1.101, 6, ["length_ratio 1.101, outside 0.9–1.1", "6% cut by the budget"]),
+        (1.101, 6, ["length_ratio 1.101, outside 0.9–1.1", "6% cut by the token budget"]),
     ],
 )
 def test_length_flags(length_ratio: float | None, cut: int, flags: list[str]) -> None:

@@ -15,9 +15,9 @@ from mtbench.racing.pipeline import resume as resume
 from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.progress import RunProgress
+from mtbench.report.progress import MeasuringProgress, RunProgress
 from mtbench.results.decision_format import Decision
-from mtbench.results.decision_text import beside
+from mtbench.results.decision_text import ALL_USED, beside
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -64,6 +64,8 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     if not decision.complete:
         again = f"mtbench choose -o {opened.path} --resume{plugins.as_options()}"
         say(f"the time budget ended the race; go on with `{again}`")
+    elif any(rec.word == "cannot tell" for rec in decision.recommendations):
+        say(ALL_USED)
     spent = decision.spent
     if spent.forwards_full:
         say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
@@ -77,7 +79,12 @@ def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) 
         refuse_used(directory, "choose")
     found, plan, _ = pipeline.planned(request)
     print_candidates(found)
-    say(f"at most, if no arm leaves: {estimate(plan).described(all_blocks(plan))}")
+    with MeasuringProgress(err) as progress:
+        expected = estimate(plan, progress.show)
+    for cell, error in expected.failed.items():
+        say(f"{cell} fails: {error}")
+    say(f"at most, if no arm leaves: {expected.described(all_blocks(plan))}")
+    say("for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then")
 
 
 def print_candidates(found: Candidates) -> None:

@@ -37,7 +37,7 @@ def decide(racing: Racing, results: Results) -> Decision:
     race, over_slo = racing.race, _over_slo(racing, results.cells)
     allowed = [cell for cell in results.cells if cell.cell not in over_slo]
     pairs = _Pairs(stored)
-    found = recommend(allowed, max_loss=race.max_loss, faster_than=pairs.faster)
+    found = recommend(allowed, max_loss=race.max_loss, pairs=pairs)
     least = [] if race.objective in BY_TIME else [_least(rec, allowed, race.objective) for rec in found]
     outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
     decision = Decision(
@@ -69,21 +69,31 @@ def decide(racing: Racing, results: Results) -> Decision:
 
 
 class _Pairs:
-    """Times of two cells on the blocks that both have."""
+    """What the times of two cells show on the blocks that both have, however often the race has looked."""
 
     def __init__(self, stored: Stored) -> None:
         self.stored = stored
 
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Return whether a cell is surely faster than another, at the level that the race gives to two arms."""
+        low = self._ratio(cell, other, among=max(1, len(self._group(cell).cells) - 1)).ci_low
+        return low is not None and low > 1
+
+    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Return whether a cell is surely at most 2 % faster than another."""
+        high = self._ratio(cell, other, among=1).ci_high
+        return high is not None and high < 1 + CLOSE
+
+    def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
+        """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
-        if shared is None or base is None or not shared.samples:
-            return False
-        group = next(group for group in self.stored.plan.groups if cell.cell in group.cells)
-        level = 1 - 2 * LEVEL / (self.stored.looks(group) * max(1, len(group.cells) - 1))
-        ratio = statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)
-        return ratio.ci_low is not None and ratio.ci_low > 1
+        walls = [] if shared is None or base is None else [base.by_block("wall_s"), shared.by_block("wall_s")]
+        level = 1 - 2 * LEVEL / (self.stored.looks(self._group(cell)) * among)
+        return statistics.ratio_of_totals(walls[:1] or [()], walls[1:] or [()], level=level)
+
+    def _group(self, cell: ResultCell) -> Group:
+        return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
 
 
 def _over_slo(racing: Racing, cells: Sequence[ResultCell]) -> list[str]:

@@ -8,7 +8,7 @@ from mtbench.report.arm_names import in_words
 from mtbench.report.formatting import counted, listed, number, percent, seconds
 from mtbench.report.phrases import batches, suite_name
 from mtbench.results.decision_format import Decision, Looks, Recommendation
-from mtbench.results.decision_text import times
+from mtbench.results.decision_text import ALL_USED, times
 from mtbench.results.format import ResultCell, Results
 
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
@@ -83,6 +83,8 @@ def _open(decision: Decision) -> Part:
     if decision.least:
         texts.append("The choice rests on one measurement of each arm, which has no interval.")
     rows = [*_doubts(decision.recommendations)]
+    if rows and decision.complete:
+        texts.append(ALL_USED)
     if not rows:
         texts.append("No arm without a verdict looks faster.")
     return Part("What is open", " ".join(texts), rows)

@@ -8,11 +8,15 @@ Smaller batch sizes answer fewer items, so an arm's accuracy is that of the batc
 
 The words are those of mtbench/statistics.py. They are adjusted for all arms of a group, so that taking the fastest of
 the arms that pass needs no further adjustment of whether it is faster; its interval is pointwise.
+
+Plain decoding is the answer if every arm is out: shown to be at most 2 % faster, or to lose too much. Such a claim on
+all arms needs no adjustment for their number: it is wrong only if an arm is faster, and then that arm's own bound must
+be wrong, too (intersection-union test, Berger 1982).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from mtbench import statistics
 from mtbench.results.comparisons import GroupKey, groups_of, own_speedups
@@ -27,16 +31,41 @@ NOT_WORSE = ("not worse", "worse by less than the margin")
 SURELY_WORSE = "worse than margin"
 MOST_BLOCKS = 10_000  # an arm that needs more blocks is said to need no known number
 
-FasterThan = Callable[[ResultCell, ResultCell], bool]
+
+class Pairs(Protocol):
+    """What the times of two cells show."""
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Whether a cell is faster than the other."""
+
+    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Whether a cell is at most 2 % faster than the other."""
 
 
-def recommend(
-    cells: Sequence[ResultCell], *, max_loss: float, faster_than: FasterThan | None = None
-) -> list[Recommendation]:
+class Intervals:
+    """What the intervals over plain decoding show. They are pointwise."""
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Whether the whole interval of a cell lies above the other's, over a baseline that both have."""
+        for speedup in cell.speedup:
+            for compared in other.speedup:
+                if speedup.baseline == compared.baseline and None not in (speedup.ci_low, compared.ci_high):
+                    return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
+        return False
+
+    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Whether the interval over the other ends within the margin."""
+        over = (speedup.ci_high for speedup in cell.speedup if speedup.baseline == other.arm)
+        return any(high is not None and high < 1 + statistics.SPEED_MARGIN for high in over)
+
+
+INTERVALS = Intervals()
+
+
+def recommend(cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
 
-    max_loss: the loss of accuracy that is accepted, as a share. faster_than: whether one cell is shown to be faster
-    than another on the blocks that both have; None: whether its interval lies above the other's.
+    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show.
     """
     groups = groups_of(cell for cell in cells if cell.simulated is None)
     baselines = {key: _baseline(group) for key, group in groups.items()}
@@ -45,8 +74,8 @@ def recommend(
     for key, group in groups.items():
         alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
         most = _with_most_items([accuracies[key], *(accuracies[other] for other in alike)])
-        arms = _arms(group, baselines[key], most)
-        found.append(_of_group(key, arms, baselines[key], max_loss, faster_than or _lies_above))
+        arms = _arms(group, baselines[key], most, pairs)
+        found.append(_of_group(key, arms, baselines[key], max_loss, pairs))
     return found
 
 
@@ -66,6 +95,7 @@ class _Arm(NamedTuple):
     speedup: Speedup
     same_tokens: bool
     accuracy: _Accuracy | None  # None: not scored
+    no_faster: bool  # than plain decoding
 
     @property
     def value(self) -> float:
@@ -87,19 +117,19 @@ class _Arm(NamedTuple):
     @property
     def out(self) -> bool:
         """Whether it is shown that the arm is no faster or loses too much."""
-        if self.lost:
+        if self.lost or self.no_faster:
             return True
         worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
-        return self.speedup.verdict.startswith(("slower", "same")) or (worse and not self.same_tokens)
+        return self.speedup.verdict.startswith("same") or (worse and not self.same_tokens)
 
 
 def _of_group(
-    key: GroupKey, arms: Sequence[_Arm], baseline: str | None, max_loss: float, faster_than: FasterThan
+    key: GroupKey, arms: Sequence[_Arm], baseline: str | None, max_loss: float, pairs: Pairs
 ) -> Recommendation:
     usable = sorted((arm for arm in arms if arm.faster and arm.allowed), key=lambda arm: (arm.lost, -arm.value))
     same = next((arm for arm in usable if arm.same_tokens), None)
     others = (arm for arm in usable if not arm.same_tokens)
-    within = next((arm for arm in others if same is None or faster_than(arm.cell, same.cell)), None)
+    within = next((arm for arm in others if same is None or pairs.faster(arm.cell, same.cell)), None)
     second = next((arm for arm in usable if arm is not same and arm is not within), None)
     word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
     least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
@@ -138,7 +168,9 @@ def _baseline(cells: Sequence[ResultCell]) -> str | None:
     return max(dict.fromkeys(names), key=names.count, default=None)
 
 
-def _arms(cells: Sequence[ResultCell], baseline: str | None, accuracies: Mapping[str, _Accuracy]) -> list[_Arm]:
+def _arms(
+    cells: Sequence[ResultCell], baseline: str | None, accuracies: Mapping[str, _Accuracy], pairs: Pairs
+) -> list[_Arm]:
     """Return the arms that are compared with the baseline, without references, failed and void ones."""
     plain = next((cell for cell in cells if cell.arm == baseline), None)
     if plain is None:
@@ -148,7 +180,8 @@ def _arms(cells: Sequence[ResultCell], baseline: str | None, accuracies: Mapping
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
-        arms.append(_Arm(cell, speedup, _has_tokens_of(cell, plain), accuracies.get(cell.arm)))
+        no_faster = not statistics.withheld(speedup.verdict) and pairs.no_faster(cell, plain)
+        arms.append(_Arm(cell, speedup, _has_tokens_of(cell, plain), accuracies.get(cell.arm), no_faster))
     return arms
 
 
@@ -197,20 +230,11 @@ def _tested(accuracy: AccuracyComparison) -> bool:
     return not (statistics.withheld(accuracy.verdict) or accuracy.verdict.startswith("not worse: "))
 
 
-def _lies_above(cell: ResultCell, other: ResultCell) -> bool:
-    """Return whether the whole interval of a cell's speedup lies above the other's, over a baseline that both have."""
-    for speedup in cell.speedup:
-        for compared in other.speedup:
-            if speedup.baseline == compared.baseline and None not in (speedup.ci_low, compared.ci_high):
-                return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
-    return False
-
-
 def _as_good(arm: _Arm, chosen: _Arm | None) -> bool:
     """Return whether an arm of the same kind is not told apart from a chosen one: their intervals overlap."""
     if chosen is None or arm is chosen or arm.lost or arm.same_tokens != chosen.same_tokens:
         return False
-    return not _lies_above(chosen.cell, arm.cell)
+    return not INTERVALS.faster(chosen.cell, arm.cell)
 
 
 def _choice(arm: _Arm | None) -> Choice | None:
@@ -241,7 +265,7 @@ def _doubt(arm: _Arm) -> str:
         if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
             return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
         needed = _blocks_needed(arm)
-        takes = "no known number of blocks" if needed is None else f"about {needed:,} blocks"
+        takes = "no known number of blocks" if needed is None else f"at least {needed:,} blocks"
         return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
     if arm.accuracy is None:
         return "its tokens are not shown to be those of plain decoding, and the suite has no scores to compare"
@@ -251,17 +275,14 @@ def _doubt(arm: _Arm) -> str:
 
 
 def _blocks_needed(arm: _Arm) -> int | None:
-    """Return the blocks with which the interval is expected to lie on one side of the margin; None if not known.
+    """Return the blocks with which the interval is expected to lie on one side of 2 % faster; None if not known.
 
-    The width of an interval falls with the square root of the number of blocks.
+    The width of an interval falls with the square root of the number of blocks. A race has wider ones: it looks often.
     """
     speedup = arm.speedup
     if arm.faster or not speedup.value or not speedup.ci_low or not speedup.ci_high:
         return None
     log, reach = math.log(speedup.value), math.log(speedup.ci_high / speedup.ci_low) / 2
-    low, high = math.log(1 - statistics.SPEED_MARGIN), math.log(1 + statistics.SPEED_MARGIN)
-    distance = max(
-        abs(log - high) if log > high else 0.0, abs(low - log) if log < low else 0.0, min(log - low, high - log)
-    )
+    distance = abs(log - math.log(1 + statistics.SPEED_MARGIN))
     needed = math.ceil(arm.cell.blocks * (reach / distance) ** 2) if distance > 0 else MOST_BLOCKS + 1
     return max(needed, arm.cell.blocks + 1) if needed <= MOST_BLOCKS else None

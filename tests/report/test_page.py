@@ -71,7 +71,7 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
     pattern = group[-1]
     for i in range(10 - len(group)):
         arm = f"mars:tau=0.9{i},cache=block@mars/graph"
-        flags = ["83% cut by the budget", "shared processor: computed in 60% of the time"]
+        flags = ["83% cut by the token budget", "shared processor: computed in 60% of the time"]
         results["cells"].append(pattern | {"arm": arm, "cell": f"{pattern['cell']}.{i}", "flags": flags})
     limits = {"value": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": "faster"}
     pattern["speedup"] = [s | limits for s in pattern["speedup"]]
@@ -158,6 +158,8 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "MARS τ=0.3 (0.90 to 1.30 times (95 %)): about 40 blocks would show whether it is faster",
         "MARS: open, too",
     ]
+    finished = race_parts(results, decision.changed(complete=True), arm_names(cells))
+    assert next(part.text for part in finished if part.heading == "What is open").startswith("Every item of the race")
     assert parts["What it took"].text.startswith("1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s")
     settings = parts["The same method in serving engines (not measured here)"]
     assert (settings.rows, settings.code) == ([("MARS τ=0.3, vLLM", f"--draft {slow}")], True)

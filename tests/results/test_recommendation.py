@@ -1,11 +1,12 @@
 """What a run recommends: by group, from the words of results.json alone."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from made_records import result_cell, speedup
 
-from mtbench.results.decision import headline, recommend
+from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
 from mtbench.runs.plan import Simulated
@@ -135,9 +136,20 @@ def test_accuracy_is_that_of_the_batch_size_with_the_most_items() -> None:
     assert one(few).word == "cannot tell"
 
 
+@dataclass
+class OneIsFaster(Intervals):
+    """A paired comparison that shows what the intervals do not."""
+
+    arm: str
+    than: str
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        return (cell.arm, other.arm) == (self.arm, self.than)
+
+
 def test_a_paired_comparison_takes_the_place_of_the_intervals() -> None:
     cells = [plain(), arm("kept", 1.5), lossy("l", 1.55, lost())]
-    [found] = recommend(cells, max_loss=0.02, faster_than=lambda one, other: (one.arm, other.arm) == ("l", "kept"))
+    [found] = recommend(cells, max_loss=0.02, pairs=OneIsFaster("l", "kept"))
     assert names(found) == ["kept", "l", None]
 
 
@@ -158,12 +170,22 @@ def test_nothing_beats_plain_decoding() -> None:
     assert headline([found]) == "Nothing beats plain decoding at batch size 1: keep plain decoding."
 
 
+def test_plain_decoding_is_the_answer_if_no_arm_can_be_2_percent_faster() -> None:
+    """An arm whose word is `inconclusive` need not be open: 0.78 to 0.95 holds nothing that is worth a change."""
+    slow = arm("a", 0.8, "slower")
+    within = one([plain(), slow, arm("b", 0.86, "inconclusive", spread=1.18)])  # up to 1.015
+    assert (within.word, within.undecided) == ("plain", None)
+    assert one([plain(), slow, arm("b", 0.86, "inconclusive", spread=1.19)]).word == "cannot tell"  # up to 1.023
+    short = arm("b", 0.86, "inconclusive: 0.3 s timed, 1 s needed", spread=1.01)
+    assert one([plain(), slow, short]).word == "cannot tell"
+
+
 def test_what_cannot_be_told_says_what_it_takes() -> None:
     open_ = arm("a", 1.1, "inconclusive", spread=1.12)
     found = one([plain(), arm("b", 0.8, "slower"), open_])
     assert (found.word, found.blocks_needed) == ("cannot tell", 37)  # 16 · (log 1.12 / log(1.1/1.02))²
     assert "the most promising arm is a" in found.text
-    assert "about 37 blocks would show whether it is faster (16 were timed)" in found.text
+    assert "at least 37 blocks would show whether it is faster (16 were timed)" in found.text
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
     assert (found.word, found.items_needed) == ("cannot tell", 2500)
     assert "about 2,500 items" in found.text
