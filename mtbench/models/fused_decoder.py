@@ -335,7 +335,8 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
 
     Compares the logits of decoder and transformers' modules on a small random model in float64, without and with the
     operations for few positions. The model is narrow and has a small vocabulary, but all layers, since layers may
-    differ. Norms and biases are random too; a newly initialised model has ones and zeros, which would hide errors.
+    differ. Norms and biases are random too; a newly initialised model has ones and zeros, which would hide errors. The
+    weights keep the size of what passes them: larger ones let thirty layers amplify the rounding of norms to 1e-2.
     """
     settings = json.loads(configuration)
     heads = settings.get("num_attention_heads", 1)
@@ -347,7 +348,8 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="eager").eval()
             for parameter in model.parameters():
-                parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter.ndim == 1))
+                vector = parameter.ndim == 1  # a norm or a bias
+                parameter.copy_(torch.randn_like(parameter) * (0.3 if vector else parameter.shape[-1] ** -0.5) + vector)
         model.set_attn_implementation(ATTENTION)
         expected = _modules_logits(model, *_check_inputs(model))
         logits = torch.stack([_decoder_logits(model, operations) for operations in (None, kernels.PLAIN)])

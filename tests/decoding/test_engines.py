@@ -12,7 +12,15 @@ from recorded_graphs import Recording
 from small import small_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Ernie4_5Config, HeliumConfig, PretrainedConfig, SmolLM3Config
+from transformers import (
+    Ernie4_5Config,
+    HeliumConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from mtbench.decoding.arms import ENGINES as NAMES
 from mtbench.decoding.cuda_graph import PLAIN_STEPS, Captured
@@ -185,6 +193,19 @@ def test_an_architecture_with_the_same_names_but_other_computations_is_refused(
     model = make_runner(small_config(config, head_dim=8, num_hidden_layers=6)).model.to(dtype)
     with pytest.raises(UnsupportedArchitecture, match="compute something else"):
         build(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "heads", "groups"),
+    [(LlamaConfig, 30, 9, 3), (LlamaConfig, 32, 32, 8), (Qwen2Config, 28, 28, 4), (Qwen3Config, 36, 32, 8)],
+    ids=["SmolLM2-135M", "Llama-3-8B", "Qwen2.5-7B", "Qwen3-8B"],
+)
+def test_many_layers_are_no_reason_to_refuse(
+    config: type[PretrainedConfig], layers: int, heads: int, groups: int, make_runner: Callable[..., ModelRunner]
+) -> None:
+    """The check of a deep and wide model allows for the rounding of its norms."""
+    sizes = {"hidden_size": 8 * heads, "head_dim": 8, "num_attention_heads": heads, "num_key_value_heads": groups}
+    build(make_runner(small_config(config, num_hidden_layers=layers, **sizes)).model)
 
 
 def test_a_second_models_sizes_are_constants_of_its_compilation(make_runner: Callable[..., ModelRunner]) -> None:
