@@ -88,9 +88,10 @@ class _Pairs:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
-        walls = [] if shared is None or base is None else [base.by_block("wall_s"), shared.by_block("wall_s")]
         level = 1 - 2 * LEVEL / (self.stored.looks(self._group(cell)) * among)
-        return statistics.ratio_of_totals(walls[:1] or [()], walls[1:] or [()], level=level)
+        if shared is None or base is None or not shared.samples:
+            return statistics.ratio_of_totals([()], [()], level=level)
+        return statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)
 
     def _group(self, cell: ResultCell) -> Group:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
