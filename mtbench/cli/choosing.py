@@ -17,7 +17,7 @@ from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import MeasuringProgress, RunProgress
 from mtbench.results.decision_format import Decision
-from mtbench.results.decision_text import ALL_USED, beside
+from mtbench.results.decision_text import ALL_USED, BUDGET_SPENT, beside
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -61,9 +61,11 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     for arm, settings in decision.serving.items():
         for engine, text in settings.items():
             say(f"{arm} in {engine} (not measured here): {text}")
+    for made in dict.fromkeys(made for s in results.environment.sessions for made in (s.converted or {}).values()):
+        say(f"weights: {made}; an engine that computes with the quantised weights has other times")
     if not decision.complete:
         again = f"mtbench choose -o {opened.path} --resume{plugins.as_options()}"
-        say(f"the time budget ended the race; go on with `{again}`")
+        say(f"{BUDGET_SPENT}; go on with `{again}`" if decision.is_open else f"{BUDGET_SPENT}, after its decision")
     elif any(rec.word == "cannot tell" for rec in decision.recommendations):
         say(ALL_USED)
     spent = decision.spent

@@ -79,7 +79,11 @@ TokensOption = Annotated[
     int | None, Option("--max-new-tokens", help="Maximum tokens of an answer; default: the suite's.")
 ]
 BudgetOption = Annotated[
-    str | None, Option("--time-budget", help="Start no batch after 90s, 30m or 2h; continue with --resume.")
+    str | None,
+    Option(
+        "--time-budget",
+        help="Start no batch after 90s, 30m or 2h of this command, loading included; continue with --resume.",
+    ),
 ]
 MarginOption = Annotated[
     float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")

@@ -7,7 +7,7 @@ from mtbench import statistics
 from mtbench.racing.candidates import serving_settings
 from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
-from mtbench.racing.standing import CLOSE, LEVEL
+from mtbench.racing.standing import CLOSE, LEVEL, shared_level
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import headline, recommend
@@ -76,7 +76,7 @@ class _Pairs:
 
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Return whether a cell is surely faster than another, at the level that the race gives to two arms."""
-        low = self._ratio(cell, other, among=max(1, len(self._group(cell).cells) - 1)).ci_low
+        low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
     def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
@@ -88,7 +88,7 @@ class _Pairs:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
-        level = 1 - 2 * LEVEL / (self.stored.looks(self._group(cell)) * among)
+        level = shared_level(self.stored.looks(self._group(cell)), among)
         if shared is None or base is None or not shared.samples:
             return statistics.ratio_of_totals([()], [()], level=level)
         return statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)

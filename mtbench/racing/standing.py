@@ -10,7 +10,7 @@ from mtbench import statistics
 from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
 from mtbench.statistics import Difference, Ratio
 
-LEVEL = 0.025  # of all bounds between arms together
+LEVEL = 0.025  # of all bounds between arms together, and of those between one arm and plain decoding
 CLOSE = 0.02  # arms within this share of the leader's time are as good
 
 
@@ -40,6 +40,14 @@ class Entrant:
     failed: bool = False  # it has no further blocks
 
 
+def shared_level(looks: int, among: int) -> float:
+    """Return the two-sided level of an interval of which one bound is used, at each of several looks.
+
+    among: claims that share the level beside the looks.
+    """
+    return 1 - 2 * LEVEL / (looks * max(1, among))
+
+
 class View:
     """What is known of all arms at a look."""
 
@@ -48,11 +56,11 @@ class View:
     ) -> None:
         self.upto = upto  # leading blocks of each arm that count
         self.looks = len(at) + 1
-        self.level = 1 - 2 * LEVEL / (self.looks * max(1, len(entrants) - 1))
+        self.others = len(entrants) - 1
         self.plain = next(e for e in entrants if e.reference)
         self.arms = [e for e in entrants if not e.reference]
         self.words = self._words(max_loss)
-        self._ratios: dict[tuple[str, str], Ratio] = {}
+        self._ratios: dict[tuple[str, str, int], Ratio] = {}
 
     def same(self, arm: Entrant) -> bool:
         """Return whether the arm counts as one with the tokens of plain decoding."""
@@ -71,12 +79,12 @@ class View:
 
     def faster(self, arm: Entrant, other: Entrant) -> bool:
         """Return whether the arm is surely faster than the other."""
-        low = self._time_ratio(other, arm).ci_low
+        low = self._time_ratio(other, arm, among=self._among(arm)).ci_low
         return low is not None and low > 1
 
     def close(self, leader: Entrant, other: Entrant) -> bool:
         """Return whether the other is surely not more than 2 % faster than the leader."""
-        high = self._time_ratio(leader, other).ci_high
+        high = self._time_ratio(leader, other, among=self._among(leader)).ci_high
         return leader is other or (high is not None and high < 1 + CLOSE)
 
     def quickest(self, arms: Sequence[Entrant]) -> Entrant | None:
@@ -96,14 +104,22 @@ class View:
     def _walls(self, arm: Entrant) -> list[float]:
         return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
 
-    def _time_ratio(self, above: Entrant, below: Entrant) -> Ratio:
+    def _among(self, rival: Entrant) -> int:
+        """Return how many claims share the level when an arm is out for the time of a rival.
+
+        The best arm can lose wrongly against any other arm, but only once against plain decoding.
+        """
+        return 1 if rival is self.plain else self.others
+
+    def _time_ratio(self, above: Entrant, below: Entrant, *, among: int = 1) -> Ratio:
         """Return the time of one arm over that of another on the blocks that both have."""
-        pair = (above.name, below.name)
+        pair = (above.name, below.name, among)
         if pair not in self._ratios:
             both = zip(above.blocks[: self.upto[above.name]], below.blocks[: self.upto[below.name]], strict=False)
             timed = [(a.wall_s, b.wall_s) for a, b in both if a.wall_s is not None and b.wall_s is not None]
             columns = list(zip(*timed, strict=True)) or [(), ()]
-            self._ratios[pair] = statistics.ratio_of_totals([columns[0]], [columns[1]], level=self.level)
+            level = shared_level(self.looks, among)
+            self._ratios[pair] = statistics.ratio_of_totals([columns[0]], [columns[1]], level=level)
         return self._ratios[pair]
 
     def _words(self, max_loss: float) -> dict[str, str]:

@@ -96,4 +96,4 @@ def _outcome(cell: ResultCell, found: Recommendation | None) -> str:
         return "failed" if cell.error else "void"
     if cell.left is not None:
         return f"{'lost' if cell.left.lost else 'left'} after {cell.left.block} blocks"
-    return f"stayed, {cell.blocks} blocks" if cell.status == "ok" else cell.status
+    return f"stayed, {cell.blocks} blocks"

@@ -87,6 +87,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Versions", _versions_text(used)),
         ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
+        ("Weights", listed(dict.fromkeys((session.converted or {}).values()))),
         ("Command", _command_text(results.command)),
         ("Seed", results.seed),
         ("Price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),

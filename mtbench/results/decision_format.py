@@ -157,3 +157,9 @@ class Decision(Record):
     serving: dict[str, dict[str, str]] = Field(
         description="by recommended arm and serving engine, its options for the same method; not measured by mtbench"
     )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more blocks could change what to use: an arm has no verdict, or is not told apart from the chosen."""
+        found = self.recommendations
+        return bool(self.least) or any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)

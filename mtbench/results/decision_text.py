@@ -6,6 +6,7 @@ from mtbench.results.decision_format import Choice, Recommendation
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
+BUDGET_SPENT = "the time budget ended the race"
 ALL_USED = "Every item of the race was used: more would tell with more prompts, or with a higher `--limit`."
 
 

@@ -43,6 +43,22 @@ def test_plain_decoding_wins_against_slower_arms() -> None:
     assert left(entrant(PLAIN, 1), entrant("slow", 0.5, promises=True)) == {"slow": (6, True), PLAIN: (6, False)}
 
 
+def test_an_arm_is_out_for_plain_decoding_by_a_bound_of_its_own() -> None:
+    """How many other arms there are does not matter to it. Against another arm it does."""
+
+    def drawn(name: str, speed: float, seed: int) -> Entrant:
+        noise = np.random.default_rng(seed).normal(0, 0.03, 6)
+        blocks = [Block(float(np.exp(e)) / speed, {}, True) for e in noise]
+        return Entrant(name, blocks, reference=name == PLAIN, promises=True)
+
+    plain, slower = drawn(PLAIN, 1, 1), drawn("slower", 0.93, 2)
+    many = [drawn(f"far{i}", 0.5, 3 + i) for i in range(200)]
+    assert left(plain, slower, at=[6])["slower"] == (6, True)
+    assert left(plain, slower, *many, at=[6])["slower"] == (6, True)
+    second = drawn("second", 1.2 * 0.93, 2)
+    assert "second" not in left(plain, drawn("first", 1.2, 1), second, *many, at=[6])
+
+
 def test_a_lossy_arm_does_not_hide_what_is_fastest_with_the_same_tokens() -> None:
     """Fast, and as right on 1,200 items; the slower arm with the same tokens is still an answer."""
     arms = [entrant(PLAIN, 1, 150), entrant("same", 1.5, 150, promises=True), entrant("lossy", 3, 150)]
