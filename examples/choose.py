@@ -17,7 +17,8 @@ def main(out: str) -> mtbench.Chosen:
         candidates=["speculative", "mars:tau=0.5", "bigram"],  # without it all that can run
         plugin=OWN,
         max_loss=2,
-        limit=64,
+        batch_size=[4, 8],
+        limit=48,
     )
     print(chosen.decision["headline"])
     cells = chosen.results.to_frame()

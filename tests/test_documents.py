@@ -24,6 +24,11 @@ from mtbench.evaluation.registry import SUITES
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON_FILES = {
+    path.name
+    for folder in ("benchmarks", "examples", "methods", "mtbench", "suites", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+}
 LINKED = [
     *PAGES,
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
@@ -167,9 +172,8 @@ def test_the_tree_names_every_folder_of_the_core() -> None:
 )
 def test_documents_name_files_that_exist(page: Path) -> None:
     """A file named in backticks is there, from the root or in a folder named before it."""
-    files = {path.name for path in ROOT.rglob("*.py") if ".venv" not in path.parts}
     named = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+\.py)`", page.read_text())}
-    assert named <= files
+    assert named <= PYTHON_FILES
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)

@@ -84,6 +84,7 @@ def test_an_installed_package_is_found(environment: Path) -> None:
     assert "broken" not in methods.stdout + suites.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.whole
 def test_an_installed_package_runs(environment: Path, tmp_path: Path) -> None:
     """Its arm stands in one table with `ar`, on its suite, and is graded lossless as it claims."""

@@ -213,6 +213,7 @@ FAULTS: list[tuple[str, str, Callable[[Patch], None]]] = [  # format, shape, wha
 @pytest.mark.parametrize(
     ("form", "shape", "plant"), [pytest.param(*fault, id=f"{i} {fault[0]}") for i, fault in enumerate(FAULTS)]
 )
+@pytest.mark.slow
 def test_a_trap_is_noticed(
     pairs: Callable[[str], Pair], form: str, shape: str, plant: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:

@@ -169,6 +169,7 @@ def test_shares_cover_every_shape(outputs: int, inputs: int, rows: int, processo
         assert_close(triton_kernels.linear(x, weight), x.double() @ weight.double().T)
 
 
+@pytest.mark.slow
 @interpreted
 @pytest.mark.parametrize("fault", PLANTED, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:

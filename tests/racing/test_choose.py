@@ -48,8 +48,8 @@ ARMS = ("speculative", "mars:tau=0.5")
 
 
 def begun(path: Path, objective: str = "speed") -> Racing:
-    """A race of a few arms on 64 items: eight blocks of eight, 24 of one."""
-    request = RunRequest(family="tiny", method=ARMS, batch_size=(1, 8), limit=64)
+    """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
+    request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
     found = candidates(request)
     plan = plan_race(request, found, LOSS)
     race = race_of(plan, found, objective, LOSS, {})  # type: ignore[arg-type]
@@ -71,10 +71,10 @@ def finish(racing: Racing) -> Decision:
 
 def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
     racing = begun(tmp_path / "race")
-    assert [group.batch_size for group in racing.plan.groups] == [8, 1]
+    assert [group.batch_size for group in racing.plan.groups] == [8, 4]
     with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
         lifecycle.reopen(racing.run.path, racing.plan.request, ())
-    assert racing.race.looks == {"arithmetic b8": [6, 8], "arithmetic b1": [6, 8, 11, 16, 24]}
+    assert racing.race.looks == {"arithmetic b8": [6], "arithmetic b4": [6, 8, 11, 12]}
 
 
 @pytest.mark.whole
@@ -99,7 +99,7 @@ def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None
     }
     wrong = "arithmetic.mars-tau0.5.mars.graph.b8"
     assert (stored[wrong].block, stored[wrong].lost) == (6, True)
-    assert stored[wrong.replace("b8", "b1")].block == 0
+    assert stored[wrong.replace("b8", "b4")].block == 0
     assert decision.complete
     assert dump(decide(again(third.run), pipeline.finish(third.run, Execution(), Quiet(), pages=False))) == dump(
         decision
@@ -214,7 +214,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
     assert race.read_json("results.json") == chosen.results.record
     decision, results = race.read("decision.json", Decision), race.read("results.json", Results)
     assert decision.headline.startswith("On this demonstration, ")
-    assert [rec.batch_size for rec in decision.recommendations] == [8, 1]
+    assert [rec.batch_size for rec in decision.recommendations] == [8, 4]
     assert decision.looks[0].made[0] == 6
     assert 0 < decision.spent.forwards < decision.spent.forwards_full
     gone = next(g for g in decision.left if g.arm.startswith("mars") and g.batch_size == 8)
@@ -227,7 +227,7 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
 def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory) -> None:
     """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
     assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
-    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {1, 8}
+    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
     forget_plugin_files()
     named = ["-o", str(race.path), "--resume"]
     refused = CliRunner().invoke(command.app, named).exception
@@ -292,7 +292,7 @@ def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
         "loses more accuracy than accepted",
         f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
         "A bound on the times of two arms is wrong: at most 2.5 %",
-        "mtbench choose --candidates speculative --candidates mars:tau=0.5 --candidates bigram --max-loss 2 --limit 64",
+        "mtbench choose --candidates speculative --candidates mars:tau=0.5 --candidates bigram --max-loss 2",
         f"--plugin {PLUGIN}",
     ):
         assert told in page

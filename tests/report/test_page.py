@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from made_records import cell_data, generation_line, made_decision, made_results, result_cell, speedup, timing_line
 from rich.console import Console
+from thinned import one_in
 
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
@@ -310,7 +311,7 @@ def test_links_and_the_printer_unfold_what_they_ask_for(many_arms: RunDirectory,
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", one_in(2, ["light", "dark"]))
 def test_axe_finds_no_serious_fault(many_arms: RunDirectory, browser: Any, axe: str, scheme: str) -> None:
     """By axe-core, with everything unfolded."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)

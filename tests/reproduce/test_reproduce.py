@@ -173,6 +173,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     )
 
 
+@pytest.mark.slow
 def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: Path) -> None:
     """Every draft drafts on every suite beside `ar`, at temperature 1, without thinking; what can be scored is."""
     table = published(drafted.name)

@@ -266,6 +266,7 @@ def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypat
     same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["weights", "position", "tokens", "own output", "keys"])
 @sequential
 def test_a_fault_in_the_steps_of_training_is_found(
