@@ -89,7 +89,9 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
         highest[arm.name] = often.ci_high
         pairs = [(arm.blocks[b].scores[i], score) for b in shared for i, score in plain.blocks[b].scores.items()]
         gained, lost = sum(a > p for a, p in pairs), sum(a < p for a, p in pairs)
-        differences.append(Difference((gained - lost) / len(pairs), None, None, gained, lost, len(pairs)))
+        differences.append(
+            Difference((gained - lost) / len(pairs) if pairs else None, None, None, gained, lost, len(pairs))
+        )
     speeds = statistics.speed_verdicts(ratios, [None] * len(arms), looks=number)
     lossy = [place for place, arm in enumerate(arms) if not arm.promises]
     words = statistics.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)

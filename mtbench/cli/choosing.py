@@ -9,20 +9,20 @@ from mtbench import plugins, records
 from mtbench.cli import session
 from mtbench.cli.request_options import absolute, checkpoints, number_or_all, whole_numbers
 from mtbench.cli.session import err, out, say, warn
+from mtbench.cli.stages import show_estimate
 from mtbench.racing import pipeline
 from mtbench.racing.candidates import Candidates
 from mtbench.racing.pipeline import resume as resume
 from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.progress import MeasuringProgress, RunProgress
+from mtbench.report.progress import RunProgress
 from mtbench.results.decision_format import Decision
 from mtbench.results.decision_text import ALL_USED, BUDGET_SPENT, beside
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.run_request import Execution
-from mtbench.runs.time_estimate import all_blocks, estimate
 
 
 def request_of(params: Mapping[str, Any]) -> RaceRequest:
@@ -81,11 +81,7 @@ def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) 
         refuse_used(directory, "choose")
     found, plan, _ = pipeline.planned(request)
     print_candidates(found)
-    with MeasuringProgress(err) as progress:
-        expected = estimate(plan, progress.show)
-    for cell, error in expected.failed.items():
-        say(f"{cell} fails: {error}")
-    say(f"at most, if no arm leaves: {expected.described(all_blocks(plan))}")
+    show_estimate(plan, "at most, if no arm leaves: ")
     say("for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then")
 
 

@@ -11,9 +11,10 @@ from rich.table import Table
 from mtbench.cli import session
 from mtbench.cli.request_options import absolute, checkpoints, whole_numbers
 from mtbench.cli.session import err, out, say, warn
+from mtbench.cli.stages import show_estimate
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.report.progress import MeasuringProgress, RunProgress
+from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.reproduce import page, rerun
 from mtbench.reproduce.compare import compare
@@ -22,7 +23,6 @@ from mtbench.reproduce.rerun import Part
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution
-from mtbench.runs.time_estimate import all_blocks, estimate
 
 PER_EXECUTION = {"offline", "data_dir", "allow_unsandboxed_code"}  # `--resume` may change them
 
@@ -51,9 +51,7 @@ def dry_run(params: Mapping[str, Any]) -> None:
         if part.plan is not None:
             say(f"{table.name}, {part.family}")
             out.print(plan_table(part.plan))
-            with MeasuringProgress(err) as progress:
-                expected = estimate(part.plan, progress.show)
-            say(f"{part.family}: {expected.described(all_blocks(part.plan))}")
+            show_estimate(part.plan, f"{part.family}: ")
     _print_skipped(parts)
 
 

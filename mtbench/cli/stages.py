@@ -20,7 +20,7 @@ from mtbench.runs.lifecycle import servers_of as servers_of
 from mtbench.runs.plan import Plan
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import ALL, Execution, RunRequest
-from mtbench.runs.time_estimate import all_blocks, duration, estimate
+from mtbench.runs.time_estimate import Estimate, all_blocks, duration, estimate
 
 
 def start(request: RunRequest, directory: Path | None, given: Collection[str]) -> RunDirectory:
@@ -94,17 +94,23 @@ def dry_run(request: RunRequest, directory: Path | None, given: Collection[str] 
     out.print(plan_table(planned))
     for warning in planned.warnings():
         say(warning)
-    with MeasuringProgress(err) as progress:
-        expected = estimate(planned, progress.show)
-    for cell, error in expected.failed.items():
-        say(f"{cell} fails: {error}")
-    say(expected.described(all_blocks(planned)))
+    expected = show_estimate(planned)
     needs = accuracy_needs(planned)
     if needs:
         assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
         say(f"items for a verdict on accuracy (assumed: {assumed}):")
     for need in needs:
         say(_need(planned, need, need.time_s(expected.blocks_s[need.place])))
+
+
+def show_estimate(planned: Plan, before: str = "") -> Estimate:
+    """Print how long a plan takes, and which cells fail; return it. before: words before the time."""
+    with MeasuringProgress(err) as progress:
+        expected = estimate(planned, progress.show)
+    for cell, error in expected.failed.items():
+        say(f"{cell} fails: {error}")
+    say(f"{before}{expected.described(all_blocks(planned))}")
+    return expected
 
 
 def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
