@@ -115,8 +115,7 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
             verdict=word_of.get(place, "not worse: same tokens on all items"),
             n_needed=None,
         )
-        items = difference.n
-        departure = left.get(arm.name)
+        departure, blocks = left.get(arm.name), upto[arm.name]
         cells.append(
             result_cell(
                 arm=arm.name,
@@ -125,8 +124,8 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
                 claims="lossless" if arm.promises else "lossy",
                 speedup=[Speedup(baseline=PLAIN, **nothing, **times)],
                 accuracy_vs=[accuracy],
-                agreement=[Agreement(baseline=PLAIN, items=items, identical=items if arm.promises else 0)],
-                blocks=upto[arm.name],
+                agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.promises else 0)],
+                blocks=blocks,
                 left=None if departure is None else Left(block=departure.block, lost=departure.lost, reason=""),
             )
         )

@@ -17,8 +17,9 @@ from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
+from mtbench.report.text import weights
 from mtbench.results.decision_format import Decision
-from mtbench.results.decision_text import ALL_USED, BUDGET_SPENT, beside
+from mtbench.results.decision_text import ALL_USED, beside, budget_spent
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -61,11 +62,10 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     for arm, settings in decision.serving.items():
         for engine, text in settings.items():
             say(f"{arm} in {engine} (not measured here): {text}")
-    for made in dict.fromkeys(made for s in results.environment.sessions for made in (s.converted or {}).values()):
-        say(f"weights: {made}; an engine that computes with the quantised weights has other times")
+    for made in weights(results):
+        say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
     if not decision.complete:
-        again = f"mtbench choose -o {opened.path} --resume{plugins.as_options()}"
-        say(f"{BUDGET_SPENT}; go on with `{again}`" if decision.is_open else f"{BUDGET_SPENT}, after its decision")
+        say(budget_spent(decision, f"mtbench choose -o {opened.path} --resume{plugins.as_options()}"))
     elif any(rec.word == "cannot tell" for rec in decision.recommendations):
         say(ALL_USED)
     spent = decision.spent

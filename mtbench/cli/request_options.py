@@ -82,7 +82,7 @@ BudgetOption = Annotated[
     str | None,
     Option(
         "--time-budget",
-        help="Start no batch after 90s, 30m or 2h of this command, loading included; continue with --resume.",
+        help="Start no batch after 90s, 30m or 2h, counted from loading the models; continue with --resume.",
     ),
 ]
 MarginOption = Annotated[

@@ -56,7 +56,6 @@ class View:
     ) -> None:
         self.upto = upto  # leading blocks of each arm that count
         self.looks = len(at) + 1
-        self.others = len(entrants) - 1
         self.plain = next(e for e in entrants if e.reference)
         self.arms = [e for e in entrants if not e.reference]
         self.words = self._words(max_loss)
@@ -107,9 +106,9 @@ class View:
     def _among(self, rival: Entrant) -> int:
         """Return how many claims share the level when an arm is out for the time of a rival.
 
-        The best arm can lose wrongly against any other arm, but only once against plain decoding.
+        The best arm has one comparison with plain decoding, and as many with other rivals as there are arms.
         """
-        return 1 if rival is self.plain else self.others
+        return 1 if rival is self.plain else len(self.arms)
 
     def _time_ratio(self, above: Entrant, below: Entrant, *, among: int = 1) -> Ratio:
         """Return the time of one arm over that of another on the blocks that both have."""

@@ -8,7 +8,7 @@ from mtbench.report.arm_names import in_words
 from mtbench.report.formatting import counted, listed, number, percent, seconds
 from mtbench.report.phrases import batches, suite_name
 from mtbench.results.decision_format import Decision, Looks, Recommendation
-from mtbench.results.decision_text import ALL_USED, BUDGET_SPENT, times
+from mtbench.results.decision_text import ALL_USED, budget_spent, times
 from mtbench.results.format import ResultCell, Results
 
 LIMITS = {"ttft": "time to the first token", "itl": "time between commits"}  # names in `--slo`
@@ -79,10 +79,7 @@ def _stayed(cell: ResultCell) -> str:
 
 
 def _open(decision: Decision) -> Part:
-    texts = []
-    if not decision.complete:
-        after = "; `mtbench choose -o DIR --resume` goes on" if decision.is_open else ", after its decision"
-        texts.append(f"{BUDGET_SPENT[0].upper()}{BUDGET_SPENT[1:]}{after}.")
+    texts = [] if decision.complete else [budget_spent(decision, "mtbench choose -o DIR --resume")]
     if decision.least:
         texts.append("The choice rests on one measurement of each arm, which has no interval.")
     rows = [*_doubts(decision.recommendations)]

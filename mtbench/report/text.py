@@ -87,7 +87,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Versions", _versions_text(used)),
         ("Code", used.git),
         ("Checkpoints", _checkpoints_text(results.cells)),
-        ("Weights", listed(dict.fromkeys((session.converted or {}).values()))),
+        ("Weights", listed(weights(results))),
         ("Command", _command_text(results.command)),
         ("Seed", results.seed),
         ("Price per hour", None if results.price_per_hour is None else number(results.price_per_hour)),
@@ -96,6 +96,12 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Run", f"{results.run_id} (plan {results.plan_sha256[:16]}…)"),
     ]
     return [(name, str(value)) for name, value in pairs if value not in (None, "")]
+
+
+def weights(results: Results) -> list[str]:
+    """Return what the converted weights were made from, and in which type they are."""
+    sessions = results.environment.sessions
+    return list(dict.fromkeys(made for session in sessions for made in (session.converted or {}).values()))
 
 
 def _gpu_text(gpu: GpuInfo) -> str:

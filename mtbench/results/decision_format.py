@@ -160,6 +160,6 @@ class Decision(Record):
 
     @property
     def is_open(self) -> bool:
-        """Whether more blocks could change what to use: an arm has no verdict, or is not told apart from the chosen."""
+        """Whether more blocks could change what to use: an arm has no verdict, or is as good as the chosen one."""
         found = self.recommendations
         return bool(self.least) or any(r.word == "cannot tell" or r.undecided or r.as_good for r in found)

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from mtbench.results.decision_format import Choice, Recommendation
+from mtbench.results.decision_format import Choice, Decision, Recommendation
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
-BUDGET_SPENT = "the time budget ended the race"
 ALL_USED = "Every item of the race was used: more would tell with more prompts, or with a higher `--limit`."
 
 
@@ -31,6 +30,13 @@ def sentence(found: Recommendation) -> str:
     """Return a recommendation as a sentence."""
     text = _in_place(found)
     return on_demonstration(text) if found.demonstration else text
+
+
+def budget_spent(decision: Decision, resume: str) -> str:
+    """Return that the time budget ended a race, and how to go on if more blocks could change the decision."""
+    return (
+        f"The time budget ended the race{f'; go on with `{resume}`' if decision.is_open else ', after its decision'}."
+    )
 
 
 def on_demonstration(text: str) -> str:

@@ -179,7 +179,6 @@ def test_a_server_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.Monk
         load_run(run, planned).send(PYTHON)
 
 
-@pytest.mark.slow
 @pytest.mark.whole
 def test_our_server_under_load(tmp_path: Path) -> None:
     """It is started, answers as a run decodes, tells its counts and tau, and is gone in the end."""

@@ -198,7 +198,6 @@ def test_the_papers_suite_has_no_variants(packed: Path) -> None:
 # --- The order of the choices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.whole
 def test_the_order_is_that_of_lm_eval_alone(unpacked: Path, tmp_path: Path) -> None:
     """The prompts equal those of `simple_evaluate` with its defaults, in a process without mtbench."""
