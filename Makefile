@@ -7,6 +7,7 @@ INSTALLED := .venv/installed
 # parallel processes of the tests would each compile all of them.
 INSTALL := pip install -q --no-compile
 IMPORT := import mtbench.report.pipeline, mtbench.training.trainer, hypothesis, openai, datasets
+unexport PYTHONDONTWRITEBYTECODE # containers often set it
 PURELIB := import sysconfig; print(sysconfig.get_path('purelib'))
 
 # The tests of the loop's contact with transformers (attention, cache, `generate`). They run on its oldest version, too.
