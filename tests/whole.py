@@ -63,7 +63,7 @@ class Quiet:
 
     until: int = -1
 
-    def begin(self, cells: int, work: int) -> None: ...
+    def begin(self, cells: int, work: int, until: float) -> None: ...
 
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
         self.until -= 1

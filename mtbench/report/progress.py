@@ -6,10 +6,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from mtbench.runs.plan import Cell
+from mtbench.runs.time_estimate import duration
 
 PLAIN_LINE_EVERY_S = 10.0  # if the output is not a terminal
 
@@ -22,18 +23,19 @@ class RunProgress:
         self.live = console.is_terminal
         self.bar = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("batches"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[speed]}"),
             console=console,
             transient=True,
             disable=not self.live,
         )
+        self.task = self.bar.add_task("", total=None, left="", speed="")
         self.cells = self.work = self.done = 0
+        self.until = float("inf")
         self.first_at = self.printed_at = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
@@ -43,10 +45,10 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def begin(self, cells: int, work: int) -> None:
-        self.cells, self.work = cells, work
-        self.printed_at = time.monotonic()
-        self.task = self.bar.add_task("", total=work, speed="")
+    def begin(self, cells: int, work: int, until: float) -> None:
+        """Start to count batches: `work` of them, or fewer if `time.monotonic()` reaches `until` before."""
+        self.cells, self.work, self.until = cells, work, until
+        self.bar.update(self.task, total=work)
 
     def expect(self, work: int) -> None:
         """Show that at most so many more batches are decoded: cells have left."""
@@ -64,25 +66,27 @@ class RunProgress:
         where = f"cell {index}/{self.cells} {cell.arm} b{cell.batch_size}"
         if cell.batching != "static":
             where += f" {cell.batching}"
-        self.bar.update(self.task, advance=1, description=escape(where), speed=speed)
         now = time.monotonic()
         if self.done == 1:
             self.first_at = now  # loading and warm-up come before
+        left = self._left(now) if 1 < self.done < self.work else ""
+        self.bar.update(self.task, advance=1, description=escape(where), left=left, speed=speed)
         if not self.live and (now - self.printed_at > PLAIN_LINE_EVERY_S or self.done == self.work):
             self.printed_at = now
-            left = f", {self._left_s(now):.0f} s left" if self.done > 1 else ""
-            self._print(f"{self.done}/{self.work} batches{left} | {where} | {speed}")
+            self._print(f"{self.done}/{self.work} batches{left and ', '}{left} | {where} | {speed}")
 
-    def _left_s(self, now: float) -> float:
-        return (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+    def _left(self, now: float) -> str:
+        work_s = (now - self.first_at) / (self.done - 1) * (self.work - self.done)
+        budget_s = max(0.0, self.until - now)
+        return f"{duration(work_s)} left" if work_s < budget_s else f"{duration(budget_s)} left (budget)"
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
         self._print(text)
 
     def show(self, text: str) -> None:
-        """Show what is done after the last batch."""
-        self.bar.update(self.task, description=escape(text), speed="")
+        """Show what is done before the first batch or after the last one."""
+        self.bar.update(self.task, description=escape(text), left="", speed="")
         now = time.monotonic()
         if not self.live and now - self.printed_at > PLAIN_LINE_EVERY_S:
             self.printed_at = now

@@ -45,7 +45,7 @@ ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
 class Progress(Protocol):
     """Receives the progress of a run and shows it (mtbench/report/progress.py)."""
 
-    def begin(self, cells: int, work: int) -> None: ...
+    def begin(self, cells: int, work: int, until: float) -> None: ...
     def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None: ...
     def note(self, text: str) -> None: ...
     def show(self, text: str) -> None: ...
@@ -71,9 +71,10 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
     work = sum(stage.work for stage in stages)
     if not work and not may_pass:
-        progress.begin(len(plan.cells), 0)
+        progress.begin(len(plan.cells), 0, deadline)
     else:
         _refuse_other_servers([cell for stage in stages if stage.todo for cell in stage.live()], execution.servers)
+        progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
                 progress.note(f"{len(started)} workers are loading the models")
@@ -84,7 +85,7 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 _forget_failures(run, recovered)
                 failed -= recovered
                 stages = [Stage(run, plan, group, failed, left, progress) for group in plan.groups]
-            progress.begin(len(plan.cells), sum(stage.work for stage in stages))
+            progress.begin(len(plan.cells), sum(stage.work for stage in stages), deadline)
             # The gate's builds may not differ in what they tell; a race ends when it is decided.
             alone = in_this_process and not execution.timed_only and execution.leave is None
             if alone and sum(stage.work for stage in stages) >= LONG_RUN:
@@ -336,6 +337,7 @@ class Stage:
         for call in range(WARM_UPS):
             preparing = call == 0
             for block, cell in itertools.product(blocks, self.live()):
+                self.progress.show(f"warming up {cell.arm} b{cell.batch_size}")
                 outcome = self._attempt(session, cell, block, WARM_UP_TOKENS, cold=True)
                 if isinstance(outcome, Done):
                     session.warm.add((cell.cell, len(self.group.blocks[block])))
