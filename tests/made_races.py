@@ -126,7 +126,9 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
                 accuracy_vs=[accuracy],
                 agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.promises else 0)],
                 blocks=blocks,
-                left=None if departure is None else Left(block=departure.block, lost=departure.lost, reason=""),
+                left=None
+                if departure is None
+                else Left(block=departure.block, lost=departure.lost, reason="", rival=departure.rival),
             )
         )
     [found] = recommend(cells, max_loss=max_loss, pairs=_Often(highest))

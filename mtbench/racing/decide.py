@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mtbench import statistics
 from mtbench.racing.candidates import serving_settings
+from mtbench.racing.limits import over_limits
 from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
 from mtbench.racing.standing import CLOSE, LEVEL, shared_level
@@ -34,7 +35,7 @@ MIB = 1 << 20
 def decide(racing: Racing, results: Results) -> Decision:
     """Return what a race decides, and write decision.json."""
     stored = read_stored(racing.run)
-    race, over_slo = racing.race, _over_slo(racing, results.cells)
+    race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     allowed = [cell for cell in results.cells if cell.cell not in over_slo]
     pairs = _Pairs(stored)
     found = recommend(allowed, max_loss=race.max_loss, pairs=pairs)
@@ -95,17 +96,6 @@ class _Pairs:
 
     def _group(self, cell: ResultCell) -> Group:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
-
-
-def _over_slo(racing: Racing, cells: Sequence[ResultCell]) -> list[str]:
-    """Return the cells whose 95th percentile is over a limit. Plain decoding stays: it is what one has."""
-    measured = {"ttft": "ttft_s", "itl": "commit_latency_s"}
-    over = []
-    for cell in cells:
-        found = [(getattr(cell, measured[name]).p95, limit) for name, limit in racing.race.slo_s.items()]
-        if not cell.reference and any(p95 is not None and p95 > limit for p95, limit in found):
-            over.append(cell.cell)
-    return over
 
 
 def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> Least:

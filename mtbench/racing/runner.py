@@ -5,6 +5,7 @@ The rule (race.py) sees stored lines only. Answers are scored at each look; scor
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from mtbench.decoding.arms import Arm
@@ -12,7 +13,8 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.options import decoding_options
 from mtbench.racing.candidates import Candidates
-from mtbench.racing.race import Outcome, looks, replay, words
+from mtbench.racing.limits import too_late
+from mtbench.racing.race import Departure, Outcome, looks, replay, words
 from mtbench.racing.standing import Block, Entrant
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -23,7 +25,7 @@ from mtbench.runs.prompts import open_suite
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import scores_of
 from mtbench.runs.stored_lines import read_answers, read_timings
-from mtbench.statistics import EXACT_EPSILON
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 BY_TIME: tuple[Objective, ...] = ("speed", "latency")
 
@@ -87,7 +89,7 @@ class Racing:
         self._made[key] = max(outcome.made, default=0)
         known = {line.cell for line in self.run.read_lines("left.jsonl", LeftLine)}
         leaving = [
-            LeftLine(cell=gone.name, block=gone.block, lost=gone.lost, reason=self._by_arm(gone.reason))
+            LeftLine(cell=gone.name, block=gone.block, lost=gone.lost, reason=self._by_arm(gone), rival=gone.rival)
             for gone in outcome.left
             if gone.name not in known
         ]
@@ -129,11 +131,11 @@ class Racing:
         base = {line.item: line.token_ids for line in answers[plain.cell]}
         known = self._known(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
+        graded_after = self._graded_after(group, answers[plain.cell], plain)
         found = []
         for cell in map(self.plan.cell, group.cells):
-            clean = {
-                t.block: None if t.dropped else t.wall_s for t in read_timings(self.run, group, cell.cell, sessions)
-            }
+            timings = sorted(read_timings(self.run, group, cell.cell, sessions), key=lambda timing: timing.block)
+            clean = {t.block: None if t.dropped else t.wall_s for t in timings}
             leading = next((block for block in range(len(group.blocks)) if block not in clean), len(group.blocks))
             lines: list[list[GenerationLine]] = [[] for _ in range(len(group.blocks))]
             for line in answers[cell.cell]:
@@ -155,17 +157,32 @@ class Racing:
                 reference=cell is plain,
                 promises=cell.claims == "lossless" or distribution,
                 firm=distribution or (here and inexact),
+                graded_after=graded_after if here and inexact and not distribution else 0,
+                too_late=too_late(timings[:leading], lines, self.race.slo_s),
                 accuracy=None if cell is plain else known.get(cell.arm),
                 failed=cell.cell in failed,
             )
             found.append(entrant)
         return found
 
-    def _by_arm(self, reason: str) -> str:
-        """Return a reason with the arm in place of the cell that it names."""
-        for cell in self.plan.cells:
-            reason = reason.replace(cell.cell, cell.arm)
-        return reason
+    def _graded_after(self, group: Group, lines: Sequence[GenerationLine], plain: Cell) -> int:
+        """Return after how many blocks plain decoding has the tokens that a grade needs, at any batch size."""
+        known = [
+            sum(len(line["token_ids"]) for line in self.run.lines(f"generations/{cell.cell}.jsonl"))
+            for cell in self.plan.cells
+            if (cell.suite, cell.arm) == (plain.suite, plain.arm) and cell is not plain
+        ]
+        if max(known, default=0) >= EPSILON_POSITIONS_NEEDED:
+            return 0
+        tokens = [0] * len(group.blocks)
+        for line in lines:
+            tokens[line.block] += len(line.token_ids)
+        enough = (blocks for blocks, n in enumerate(accumulate(tokens), 1) if n >= EPSILON_POSITIONS_NEEDED)
+        return next(enough, len(tokens))
+
+    def _by_arm(self, gone: Departure) -> str:
+        """Return why a cell leaves, with the rival's arm."""
+        return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
 
     @property
     def _needs_memory(self) -> bool:

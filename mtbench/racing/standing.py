@@ -28,7 +28,9 @@ class Entrant:
     """An arm of the race with its leading blocks.
 
     promises: it claims the tokens of plain decoding. firm: that holds though tokens differ: the arithmetic may choose,
-    or it claims the distribution. accuracy: the word on it from a larger batch size; None: it is tested here.
+    or it claims the distribution. graded_after: blocks after which other tokens can be told from rounding. too_late:
+    after each number of blocks, from 1 on, whether a latency is over its limit. accuracy: the word on it from a larger
+    batch size; None: it is tested here.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Entrant:
     reference: bool = False
     promises: bool = False
     firm: bool = False
+    graded_after: int = 0
+    too_late: Sequence[bool] = ()
     accuracy: str | None = None
     failed: bool = False  # it has no further blocks
 
@@ -63,18 +67,32 @@ class View:
 
     def same(self, arm: Entrant) -> bool:
         """Return whether the arm counts as one with the tokens of plain decoding."""
-        kept = all(block.same for block in arm.blocks[: self.upto[arm.name]])
-        return arm.reference or (arm.promises and (arm.firm or kept))
+        return arm.reference or (arm.promises and (arm.firm or self._kept(arm)))
+
+    def graded(self, arm: Entrant) -> bool:
+        """Return whether the tokens are those of plain decoding, or enough to tell other tokens from rounding."""
+        return self._kept(arm) or self.upto[arm.name] >= arm.graded_after
+
+    def _kept(self, arm: Entrant) -> bool:
+        return all(block.same for block in arm.blocks[: self.upto[arm.name]])
+
+    def too_late(self, arm: Entrant) -> bool:
+        """Return whether a latency of the arm is over its limit. Plain decoding has no limit: it is what one has."""
+        upto = self.upto[arm.name]
+        return not arm.reference and any(arm.too_late[upto - 1 : upto])
+
+    def accurate(self, arm: Entrant) -> bool:
+        return self.same(arm) or self.words.get(arm.name, "").startswith(NOT_WORSE)
 
     def allowed(self, arm: Entrant) -> bool:
-        return self.same(arm) or self.words.get(arm.name, "").startswith(NOT_WORSE)
+        return self.accurate(arm) and not self.too_late(arm)
 
     def worse(self, arm: Entrant) -> bool:
         return not self.same(arm) and self.words.get(arm.name, "").startswith(SURELY_WORSE)
 
     def open(self, arm: Entrant) -> bool:
-        """Return whether more items can show the arm to be allowed, or not."""
-        return arm.name in self.words and arm.accuracy is None and not self.allowed(arm) and not self.worse(arm)
+        """Return whether more items can show the arm to be accurate, or not."""
+        return arm.name in self.words and arm.accuracy is None and not self.accurate(arm) and not self.worse(arm)
 
     def faster(self, arm: Entrant, other: Entrant) -> bool:
         """Return whether the arm is surely faster than the other."""

@@ -8,7 +8,7 @@ hides is null.
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (
     EnergyRecord,
     Environment,
+    GenerationLine,
     Machine,
     MemoryRecord,
     PreparationLine,
@@ -259,7 +260,9 @@ def _status(data: CellData, group: Group) -> Status:
 def _left(data: CellData) -> dict[str, Any]:
     """Return the field `left` of a cell that left; other cells have none."""
     line = data.left
-    return {} if line is None else {"left": Left(block=line.block, lost=line.lost, reason=line.reason)}
+    if line is None:
+        return {}
+    return {"left": Left(block=line.block, lost=line.lost, reason=line.reason, rival=line.rival)}
 
 
 class _Counts(NamedTuple):
@@ -318,8 +321,8 @@ def _times(data: CellData) -> _Times:
         decode_s=decode_s,
         device_s=device_s,
         host_gap_s=None if decode_s is None or device_s is None else decode_s - device_s,
-        ttft_s=_percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
-        commit_latency_s=_percentiles(_commit_gaps(data)),
+        ttft_s=percentiles([t.ttft_s for t in data.samples if t.ttft_s is not None]),
+        commit_latency_s=percentiles(_commit_gaps(data)),
         request_latency_s=_request_latency(data),
         parts=None if parts is None else SpeedParts(**parts._asdict()),
         draft_s=data.total("draft_s"),
@@ -328,17 +331,21 @@ def _times(data: CellData) -> _Times:
 
 
 def _commit_gaps(data: CellData) -> list[float]:
-    """Return the seconds between two commits of the same row, in round 1.
-
-    Empty if the engine hides its steps, and for refilled slots: the step at which a row started is not stored.
-    """
+    """Return the gaps of a cell. Empty for refilled slots: the step at which a row started is not stored."""
     if data.cell.batching != "static":
         return []
-    steps = {t.block: t.step_s for t in data.samples if t.round == 1}
+    return commit_gaps(data.lines.values(), {t.block: t.step_s for t in data.samples if t.round == 1})
+
+
+def commit_gaps(lines: Iterable[GenerationLine], steps_s: Mapping[int, Sequence[float] | None]) -> list[float]:
+    """Return the seconds between two commits of the same row, in round 1. Empty if the engine hides its steps.
+
+    steps_s: the seconds of each step, by block.
+    """
     gaps = []
-    for line in data.lines.values():
+    for line in lines:
         waited_s = None  # None until the first commit: its wait is the time to the first token
-        for count, step_s in zip(line.commits or [], steps.get(line.block) or [], strict=False):
+        for count, step_s in zip(line.commits or [], steps_s.get(line.block) or [], strict=False):
             if waited_s is not None:
                 waited_s += step_s
             if count:
@@ -373,7 +380,8 @@ def _request_latency(data: CellData) -> RequestLatency | None:
     return RequestLatency(p50=max(0.0, p50), p95=max(0.0, p95), p99=max(0.0, p99), requests=len(times))
 
 
-def _percentiles(values: Sequence[float]) -> Percentiles:
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Return p50 and p95; null without values."""
     if not values:
         return Percentiles(p50=None, p95=None)
     p50, p95 = np.percentile(values, [50, 95])

@@ -11,7 +11,8 @@ the arms that pass needs no further adjustment of whether it is faster; its inte
 
 Plain decoding is the answer if every arm is out: shown to be at most 2 % faster, or to lose too much. Such a claim on
 all arms needs no adjustment for their number: it is wrong only if an arm is faster, and then that arm's own bound must
-be wrong, too (intersection-union test, Berger 1982).
+be wrong, too (intersection-union test, Berger 1982). An arm that left a race for a rival is out as long as the rival
+is one of the arms here: not void, not failed, and not over a limit of its latency.
 """
 
 import math
@@ -93,13 +94,18 @@ class _Arm(NamedTuple):
 
     cell: ResultCell
     speedup: Speedup
-    same_tokens: bool
+    kept: str | None  # of the tokens of plain decoding; None: it has other tokens
     accuracy: _Accuracy | None  # None: not scored
     no_faster: bool  # than plain decoding
+    lost: bool  # it left because another arm, or plain decoding, is surely the better choice
 
     @property
     def value(self) -> float:
         return self.speedup.value or 0.0
+
+    @property
+    def same_tokens(self) -> bool:
+        return self.kept is not None
 
     @property
     def faster(self) -> bool:
@@ -108,11 +114,6 @@ class _Arm(NamedTuple):
     @property
     def allowed(self) -> bool:
         return self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
-
-    @property
-    def lost(self) -> bool:
-        """Whether it left because another arm, or plain decoding, is surely the better choice."""
-        return self.cell.left is not None and self.cell.left.lost
 
     @property
     def out(self) -> bool:
@@ -175,30 +176,37 @@ def _arms(
     plain = next((cell for cell in cells if cell.arm == baseline), None)
     if plain is None:
         return []
+    sound = [cell.cell for cell in cells if not cell.void and cell.status != "failed"]
     arms = []
     for cell in cells:
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
         no_faster = not statistics.withheld(speedup.verdict) and pairs.no_faster(cell, plain)
-        arms.append(_Arm(cell, speedup, _has_tokens_of(cell, plain), accuracies.get(cell.arm), no_faster))
+        lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
+        arms.append(_Arm(cell, speedup, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost))
     return arms
 
 
-def _has_tokens_of(cell: ResultCell, plain: ResultCell) -> bool:
-    """Return whether the arm has the tokens, or the distribution, of plain decoding on the deployed checkpoint.
+def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
+    """Return what the arm keeps of the tokens of plain decoding on the deployed checkpoint; None: it has others.
 
     A lossless arm on a checkpoint of its own has them if all answers agree: heads beside frozen weights, for example.
     """
     if cell.claims == "lossless" and any(
         a.baseline == plain.arm and a.items and a.identical == a.items for a in cell.agreement
     ):
-        return True
+        return "same tokens"
     if cell.checkpoints.get(cell.on) != plain.checkpoints.get(plain.on):
-        return False
+        return None
+    if cell.claims == "distribution":
+        return "same distribution"
     graded = cell.lossless
-    kept = graded is not None and graded.against == plain.arm and graded.grade in KEPT
-    return cell.claims == "distribution" or (cell.claims == "lossless" and kept)
+    if cell.claims != "lossless" or graded is None or graded.against != plain.arm or graded.grade not in KEPT:
+        return None
+    if graded.grade == "exact":
+        return "same tokens"
+    return f"same tokens up to rounding ({graded.identical:,} of {graded.items:,} answers identical)"
 
 
 def _accuracies(
@@ -255,6 +263,7 @@ def _choice(arm: _Arm | None) -> Choice | None:
         speedup=Estimate(value=speedup.value, ci_low=speedup.ci_low, ci_high=speedup.ci_high),
         tokens_per_forward=arm.cell.tokens_per_forward,
         same_tokens=arm.same_tokens,
+        kept=arm.kept,
         accuracy=cost,
     )
 
@@ -268,10 +277,17 @@ def _doubt(arm: _Arm) -> str:
         takes = "no known number of blocks" if needed is None else f"at least {needed:,} blocks"
         return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
     if arm.accuracy is None:
-        return "its tokens are not shown to be those of plain decoding, and the suite has no scores to compare"
+        return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
     needed = arm.accuracy.items_needed
-    takes = "no known number of items" if needed is None else f"about {needed:,} items"
+    takes = "no known number of items" if needed is None else f"at least {needed:,} items"
     return f"{takes} would show whether it loses more accuracy than accepted ({arm.accuracy.found.n:,} were scored)"
+
+
+def _ungraded(cell: ResultCell) -> str:
+    """Return what a grade takes if too few tokens were generated for one."""
+    if cell.lossless is None or cell.lossless.grade != "inconclusive" or cell.lossless.epsilon is not None:
+        return ""
+    return f" ({statistics.EPSILON_POSITIONS_NEEDED:,} tokens of it are needed to tell other tokens from rounding)"
 
 
 def _blocks_needed(arm: _Arm) -> int | None:

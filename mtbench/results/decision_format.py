@@ -37,6 +37,7 @@ class Choice(Record):
     same_tokens: bool = Field(
         description="true: the baseline's tokens, as graded, or the same distribution; false: other tokens"
     )
+    kept: str | None = Field(None, description="what it keeps of the baseline's tokens; null: other tokens")
     accuracy: AccuracyCost | None = Field(description="what it costs in accuracy; null: not scored")
 
 

@@ -86,7 +86,9 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     parts = []
     if first.same_tokens is not None:
         gains = "; ".join(_gain(found.same_tokens, found) for found in recommendations if found.same_tokens)
-        parts.append(f"use {first.same_tokens.arm} ({gains}), with the same tokens")
+        kept = {_kept(found.same_tokens).partition(" (")[0] for found in recommendations if found.same_tokens}
+        tokens = "same tokens up to rounding" if len(kept) > 1 else kept.pop()
+        parts.append(f"use {first.same_tokens.arm} ({gains}), with the {tokens}")
     if first.within_loss is not None:
         gains = "; ".join(_gain(found.within_loss, found) for found in recommendations if found.within_loss)
         parts.append(f"{_if_accepted(first)} {first.within_loss.arm} ({gains})")
@@ -123,11 +125,16 @@ def _answer(found: Recommendation) -> str:
         return f"nothing can be told: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
-        parts.append(f"use {found.same_tokens.arm}: {times(found.same_tokens)} as fast as plain decoding, same tokens")
+        gain = f"{times(found.same_tokens)} as fast as plain decoding, {_kept(found.same_tokens)}"
+        parts.append(f"use {found.same_tokens.arm}: {gain}")
     if found.within_loss is not None:
         gain = f"{times(found.within_loss)} as fast as plain decoding{_cost(found.within_loss)}"
         parts.append(f"{_if_accepted(found)} {found.within_loss.arm}: {gain}")
     return "; or, ".join(parts)
+
+
+def _kept(choice: Choice) -> str:
+    return choice.kept or "same tokens"
 
 
 def _if_accepted(found: Recommendation) -> str:

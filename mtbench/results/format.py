@@ -380,6 +380,7 @@ class Left(Record):
     block: Count = Field(description="blocks of its group, from the first on, that had ended")
     lost: bool = Field(description="true: it is surely not the one to choose; false: nothing about it was left to show")
     reason: str = Field(description="why it left")
+    rival: CellName | None = Field(None, description="the cell that it lost to; null: none")
 
 
 class ResultCell(Sparse):

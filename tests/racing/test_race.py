@@ -1,5 +1,7 @@
 """The rule of a race: who leaves, why, and how often it is wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_races import PLAIN, Truth, decide, draw, missed_same, wrongly_kept
@@ -89,6 +91,24 @@ def test_an_arm_whose_tokens_differ_must_show_its_accuracy() -> None:
     assert left(entrant(PLAIN, 1), slow, broken, at=[6, 24])["slow"] == (6, False)
     firm = Entrant("broken", broken.blocks, promises=True, firm=True)
     assert left(entrant(PLAIN, 1), slow, firm, at=[6, 24])["slow"] == (6, True)
+
+
+def test_an_arm_over_a_limit_of_its_latency_beats_nobody_and_leaves_after_24_blocks() -> None:
+    """Before, its latency may fall; it may be the fastest, but it cannot be chosen."""
+    plain, kept = entrant(PLAIN, 1, 60), entrant("kept", 1.5, 60, promises=True)
+    late = entrant("late", 3, 60, promises=True, too_late=[True] * 60)
+    assert left(plain, kept, late) == {"late": (24, True), "kept": (24, False), PLAIN: (24, False)}
+    in_time = entrant("late", 3, 60, promises=True, too_late=[True] * 5 + [False] * 55)
+    assert left(plain, kept, in_time) == {"kept": (6, True), "late": (6, False), PLAIN: (6, False)}
+
+
+def test_a_leader_with_other_tokens_stays_until_they_can_be_told_from_rounding() -> None:
+    """Slower arms leave before. A leader that has plain decoding's tokens so far needs no grade."""
+    plain, slow = entrant(PLAIN, 1), entrant("slow", 0.5, promises=True)
+    fast = entrant("fast", 2, promises=True, firm=True, graded_after=9)
+    other = replace(fast, blocks=[replace(block, same=False) for block in fast.blocks])
+    assert left(plain, slow, other) == {"slow": (6, True), "fast": (11, False), PLAIN: (11, False)}
+    assert left(plain, slow, fast)["fast"] == (6, False)
 
 
 def test_what_is_known_of_accuracy_at_a_larger_batch_size_is_not_tested_again() -> None:

@@ -112,7 +112,28 @@ def test_heads_beside_frozen_weights_have_the_same_tokens_if_all_answers_agree()
 
 
 def test_an_arm_that_promises_the_distribution_needs_no_grade() -> None:
-    assert names(one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])) == ["a", None, None]
+    found = one([plain(), arm("a", 2.0, claims="distribution", lossless=None)])
+    assert names(found) == ["a", None, None]
+    assert found.text.endswith("as fast as plain decoding, same distribution.")
+
+
+def test_tokens_that_differ_by_rounding_are_counted() -> None:
+    """One batch size has the counts; the sentence on several has the weakest word."""
+    rounded = graded("near-tie").changed(identical=4)
+    found = one([plain(), arm("a", 2.0, lossless=rounded)])
+    assert "same tokens up to rounding (4 of 9 answers identical)" in found.text
+    sizes = [
+        [plain(batch_size=n), arm("a", 2.0, lossless=grade, batch_size=n)] for n, grade in ((1, rounded), (4, graded()))
+    ]
+    assert headline(recommend([cell for of_size in sizes for cell in of_size], max_loss=0.02)).endswith(
+        "with the same tokens up to rounding."
+    )
+
+
+def test_a_fast_arm_without_a_grade_says_what_a_grade_takes() -> None:
+    found = one([plain(), arm("a", 2.0, lossless=graded("inconclusive"))])
+    assert found.word == "cannot tell"
+    assert "(2,000 tokens of it are needed to tell other tokens from rounding)" in found.text
 
 
 def test_a_lossy_arm_is_named_only_if_it_is_faster_and_shown_to_lose_no_more() -> None:
@@ -188,7 +209,7 @@ def test_what_cannot_be_told_says_what_it_takes() -> None:
     assert "at least 37 blocks would show whether it is faster (16 were timed)" in found.text
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
     assert (found.word, found.items_needed) == ("cannot tell", 2500)
-    assert "about 2,500 items" in found.text
+    assert "at least 2,500 items" in found.text
     assert headline([found]).startswith("Nothing can be told at batch size 1: the most promising arm is l (")
 
 
@@ -196,7 +217,7 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     wanting = lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))
     found = one([plain(), arm("a", 1.5), wanting])
     assert (found.word, names(found), found.items_needed) == ("use", ["a", None, None], 2500)
-    assert "l may be faster still (1.90 to 2.10 times (95 %)): about 2,500 items" in found.text
+    assert "l may be faster still (1.90 to 2.10 times (95 %)): at least 2,500 items" in found.text
     assert one([plain(), arm("a", 2.5), wanting]).undecided is None
     second = lossy("m", 1.9, lost(verdict="inconclusive", n_needed=2500))
     both = one([plain(), arm("a", 1.5), second, wanting])
@@ -210,6 +231,18 @@ def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
     cells = [plain(), arm("a", 1.5), arm("b", 1.6, status="left", left=gone)]
     assert names(one(cells)) == ["a", None, "b"]
     assert one([plain(), arm("b", 1.0, "inconclusive", left=gone)]).word == "plain"
+
+
+def test_an_arm_that_lost_to_an_unsound_one_may_still_be_the_best() -> None:
+    """The rival turned out to be void, or it is not among the arms, since a latency is over its limit."""
+    gone = Left(block=6, lost=True, reason="surely slower than a", rival="a")
+    open_, rival = arm("b", 1.1, "inconclusive", cell="b", status="left", left=gone), arm("a", 1.5, cell="a")
+    assert one([plain(), rival, open_]).undecided is None
+    for cells in ([plain(), rival.changed(void=["its tokens are others"]), open_], [plain(), open_]):
+        found = one(cells)
+        assert (found.word, found.undecided and found.undecided.arm) == ("cannot tell", "b")
+    beaten = gone.changed(rival="ar.b1")
+    assert one([plain(cell="ar.b1"), open_.changed(left=beaten)]).word == "plain"
 
 
 def test_without_plain_decoding_or_arms_nothing_can_be_told() -> None:
