@@ -66,7 +66,7 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
         say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
     if not decision.complete:
         say(budget_spent(decision, f"mtbench choose -o {opened.path} --resume{plugins.as_options()}"))
-    elif any(rec.word == "cannot tell" for rec in decision.recommendations):
+    elif not decision.least and any(rec.word == "cannot tell" for rec in decision.recommendations):
         say(ALL_USED)
     spent = decision.spent
     if spent.forwards_full:

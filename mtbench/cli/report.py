@@ -5,12 +5,14 @@ from pathlib import Path
 
 from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, err, say, write_json
 from mtbench.errors import UserError, unknown
+from mtbench.racing import pipeline as racing
 from mtbench.records import HIGHEST_PRICE
 from mtbench.report import pipeline
 from mtbench.report.decided import read_decision
 from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, results_tables
+from mtbench.results.decision_format import FILE
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
@@ -48,7 +50,9 @@ def report(directory: Path, json_to: Path | None, price_per_hour: float | None) 
             f"--price-per-hour {price_per_hour:g} is not allowed; it is a number above 0, at most {HIGHEST_PRICE:g}."
         )
     run = RunDirectory.open(directory)
-    _print_results(run, pipeline.report(run, price_per_hour=price_per_hour), json_to)
+    undecided = run.has("race.json") and not run.has(FILE)
+    rebuild = racing.report if undecided else pipeline.report
+    _print_results(run, rebuild(run, price_per_hour=price_per_hour), json_to)
 
 
 def _print_results(run: RunDirectory, results: Results, json_to: Path | None) -> None:

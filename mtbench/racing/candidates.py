@@ -36,7 +36,7 @@ def candidates(request: RunRequest) -> Candidates:
     that no arm has.
     """
     family, inspected = family_of(request), dict[str, Inspected]()
-    named = parse_arms(request.method, request.engine) if request.method else []
+    named = parse_arms(list(dict.fromkeys(request.method)), request.engine) if request.method else []
     _refuse_unknown_roles(request, named)
     plain = _plain(family, named, request)
     if reason := why_not(plain, request, family, inspected):

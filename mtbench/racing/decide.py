@@ -36,10 +36,9 @@ def decide(racing: Racing, results: Results) -> Decision:
     """Return what a race decides, and write decision.json."""
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
-    allowed = [cell for cell in results.cells if cell.cell not in over_slo]
     pairs = _Pairs(stored)
-    found = recommend(allowed, max_loss=race.max_loss, pairs=pairs)
-    least = [] if race.objective in BY_TIME else [_least(rec, allowed, race.objective) for rec in found]
+    found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
+    least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
     outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
     decision = Decision(
         schema_version=SCHEMA_VERSION,
@@ -110,7 +109,13 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
         told = reason if objective == "energy" else "it was not measured"
         text = f"{where}: nothing can be told of {objective}: {told}."
         return Least(
-            suite=place[0], batch_size=place[1], batching=place[2], arm=None, value=None, baseline=None, text=text
+            suite=place[0],
+            batch_size=place[1],
+            batching=place[2],
+            arm=None,
+            value=None,
+            baseline=None,
+            text=on_demonstration(text) if rec.demonstration else text,
         )
     best = min(usable, key=lambda arm: values[arm] or 0.0)
     shown = _amount(values[best], objective)

@@ -13,11 +13,13 @@ from mtbench.racing.runner import Racing, plan_race, race_of
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.write import write_report
-from mtbench.results.decision_format import FILE, Decision
+from mtbench.results.aggregate import assemble
+from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import OBJECTIVES, LimitName, Objective, Race, Slo
+from mtbench.runs.model_pool import resolve_device
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution, latency_limits, to_resume
@@ -48,6 +50,8 @@ def settings(request: RaceRequest) -> Settings:
 def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
     chosen_by, asked = settings(request), request.run_request()
+    if chosen_by.objective == "energy" and resolve_device(request.device) != "cuda":
+        raise UserError("--objective energy needs a GPU, whose driver counts it; choose speed, latency or memory.")
     found = candidates(asked)
     if not found.arms:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
@@ -84,14 +88,22 @@ def resume(directory: Path | None, given: Collection[str]) -> RunDirectory | Non
 
 
 def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tuple[Results, Decision]:
-    """Run what is missing of a race, decide, and write its pages. Until it is decided again it has no decision."""
+    """Run what is missing of a race, decide, and write its pages. A decision from before stays until then."""
     plan, race = read_plan(run), run.read("race.json", Race)
     lifecycle.check(execution, plan.request.device)
     racing = Racing(run, plan, race, execution, progress.expect)
     with run.locked():
-        (run.path / FILE).unlink(missing_ok=True)
         Racing(run, plan, race, execution).restore_left()  # it counts no batches: none are expected yet
         results = pipeline.finish(run, racing.executing(), progress, pages=False)
         decision = decide(racing, results)
         write_report(run, results)
     return results, decision
+
+
+def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
+    """Decide a race by its stored lines, and write results and pages: for one that ended before its decision."""
+    with run.locked():
+        results = assemble(run, price_per_hour=price_per_hour)
+        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
+        write_report(run, results)
+    return results

@@ -121,7 +121,7 @@ def _leaving(view: View, there: Sequence[Entrant], block: int, *, by_time: bool)
                 look.leave(arm, DONE, lost=False)
     if not any(not arm.reference for arm in look.still()):
         for arm in look.still():
-            look.leave(arm, "every arm is decided", lost=False)
+            look.leave(arm, "no arm is left beside it", lost=False)
     return list(look.out.values())
 
 

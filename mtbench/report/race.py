@@ -83,7 +83,7 @@ def _open(decision: Decision) -> Part:
     if decision.least:
         texts.append("The choice rests on one measurement of each arm, which has no interval.")
     rows = [*_doubts(decision.recommendations)]
-    if rows and decision.complete:
+    if rows and decision.complete and not decision.least:
         texts.append(ALL_USED)
     if not rows:
         texts.append("No arm without a verdict looks faster.")

@@ -16,7 +16,7 @@ is one of the arms here: not void, not failed, and not over a limit of its laten
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from mtbench import statistics
@@ -63,10 +63,13 @@ class Intervals:
 INTERVALS = Intervals()
 
 
-def recommend(cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS) -> list[Recommendation]:
+def recommend(
+    cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS, too_late: Collection[str] = ()
+) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
 
-    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show.
+    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show. too_late:
+    cells that cannot be chosen, since a latency is over its limit.
     """
     groups = groups_of(cell for cell in cells if cell.simulated is None)
     baselines = {key: _baseline(group) for key, group in groups.items()}
@@ -75,8 +78,8 @@ def recommend(cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = IN
     for key, group in groups.items():
         alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
         most = _with_most_items([accuracies[key], *(accuracies[other] for other in alike)])
-        arms = _arms(group, baselines[key], most, pairs)
-        found.append(_of_group(key, arms, baselines[key], max_loss, pairs))
+        arms = _arms(group, baselines[key], most, pairs, too_late)
+        found.append(_of_group(key, group, arms, baselines[key], max_loss, pairs))
     return found
 
 
@@ -98,6 +101,7 @@ class _Arm(NamedTuple):
     accuracy: _Accuracy | None  # None: not scored
     no_faster: bool  # than plain decoding
     lost: bool  # it left because another arm, or plain decoding, is surely the better choice
+    too_late: bool  # a latency is over its limit
 
     @property
     def value(self) -> float:
@@ -113,19 +117,26 @@ class _Arm(NamedTuple):
 
     @property
     def allowed(self) -> bool:
-        return self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
+        """Whether it may be used if it is faster."""
+        accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
+        return accurate and not self.too_late
 
     @property
     def out(self) -> bool:
-        """Whether it is shown that the arm is no faster or loses too much."""
-        if self.lost or self.no_faster:
+        """Whether it is shown that the arm is no faster, loses too much or is over a limit."""
+        if self.lost or self.no_faster or self.too_late:
             return True
         worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
         return self.speedup.verdict.startswith("same") or (worse and not self.same_tokens)
 
 
 def _of_group(
-    key: GroupKey, arms: Sequence[_Arm], baseline: str | None, max_loss: float, pairs: Pairs
+    key: GroupKey,
+    cells: Sequence[ResultCell],
+    arms: Sequence[_Arm],
+    baseline: str | None,
+    max_loss: float,
+    pairs: Pairs,
 ) -> Recommendation:
     usable = sorted((arm for arm in arms if arm.faster and arm.allowed), key=lambda arm: (arm.lost, -arm.value))
     same = next((arm for arm in usable if arm.same_tokens), None)
@@ -134,16 +145,23 @@ def _of_group(
     second = next((arm for arm in usable if arm is not same and arm is not within), None)
     word: Word = "use" if usable else "plain" if arms and all(arm.out for arm in arms) else "cannot tell"
     least = max((arm.value for arm in (same, within) if arm is not None), default=0.0)
-    open_ = [arm for arm in arms if not arm.out and not (arm.faster and arm.allowed) and arm.value > least]
+    open_ = [
+        arm
+        for arm in arms
+        if not arm.out
+        and not (arm.faster and arm.allowed)
+        and (arm.value > least or (same is None and arm.same_tokens))
+    ]
     open_.sort(key=lambda arm: -arm.value)
     undecided = open_[0] if open_ and word != "plain" else None
     found = Recommendation(
         **key._asdict(),
-        demonstration=any(arm.cell.demonstration for arm in arms),
+        demonstration=any(cell.demonstration for cell in cells),
         baseline=baseline,
         max_loss=max_loss,
         compared=len(arms),
         allowed=[arm.cell.arm for arm in arms if arm.allowed],
+        too_late=[arm.cell.arm for arm in arms if arm.too_late],
         word=word,
         same_tokens=_choice(same),
         within_loss=_choice(within),
@@ -155,7 +173,7 @@ def _of_group(
         items_needed=undecided.accuracy.items_needed
         if undecided and undecided.accuracy and not undecided.allowed
         else None,
-        doubt=None if undecided is None else _doubt(undecided),
+        doubt=_not_started(cells) if undecided is None else _doubt(undecided),
         text="",
     )
     return found.changed(text=sentence(found))
@@ -170,13 +188,17 @@ def _baseline(cells: Sequence[ResultCell]) -> str | None:
 
 
 def _arms(
-    cells: Sequence[ResultCell], baseline: str | None, accuracies: Mapping[str, _Accuracy], pairs: Pairs
+    cells: Sequence[ResultCell],
+    baseline: str | None,
+    accuracies: Mapping[str, _Accuracy],
+    pairs: Pairs,
+    too_late: Collection[str],
 ) -> list[_Arm]:
     """Return the arms that are compared with the baseline, without references, failed and void ones."""
     plain = next((cell for cell in cells if cell.arm == baseline), None)
     if plain is None:
         return []
-    sound = [cell.cell for cell in cells if not cell.void and cell.status != "failed"]
+    sound = [c.cell for c in cells if not c.void and c.status != "failed" and c.cell not in too_late]
     arms = []
     for cell in cells:
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
@@ -184,7 +206,8 @@ def _arms(
             continue
         no_faster = not statistics.withheld(speedup.verdict) and pairs.no_faster(cell, plain)
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
-        arms.append(_Arm(cell, speedup, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost))
+        late = cell.cell in too_late
+        arms.append(_Arm(cell, speedup, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, late))
     return arms
 
 
@@ -268,14 +291,28 @@ def _choice(arm: _Arm | None) -> Choice | None:
     )
 
 
+def _not_started(cells: Sequence[ResultCell]) -> str | None:
+    """Return why no arm ran beside plain decoding, if none started there."""
+    if not any(cell.left is not None and cell.left.block == 0 for cell in cells):
+        return None
+    return "no arm started, since at a larger batch size none was shown to lose no more accuracy than accepted"
+
+
 def _doubt(arm: _Arm) -> str:
     """Return what is open about an arm, and what it would take to tell."""
-    if not arm.faster:
-        if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
-            return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
-        needed = _blocks_needed(arm)
-        takes = "no known number of blocks" if needed is None else f"at least {needed:,} blocks"
-        return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
+    parts = [] if arm.faster else [_doubt_of_speed(arm)]
+    return "; ".join(parts + ([] if arm.allowed else [_doubt_of_tokens(arm)]))
+
+
+def _doubt_of_speed(arm: _Arm) -> str:
+    if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
+        return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
+    needed = _blocks_needed(arm)
+    takes = "more blocks" if needed is None else f"at least {needed:,} blocks"
+    return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
+
+
+def _doubt_of_tokens(arm: _Arm) -> str:
     if arm.accuracy is None:
         return f"its tokens are not shown to be those of plain decoding{_ungraded(arm.cell)}, and no answer was scored"
     needed = arm.accuracy.items_needed
@@ -293,7 +330,8 @@ def _ungraded(cell: ResultCell) -> str:
 def _blocks_needed(arm: _Arm) -> int | None:
     """Return the blocks with which the interval is expected to lie on one side of 2 % faster; None if not known.
 
-    The width of an interval falls with the square root of the number of blocks. A race has wider ones: it looks often.
+    The width of an interval falls with the square root of the number of blocks. The word itself needs more, by an
+    unknown number: it is adjusted for all arms, and in a race for the looks.
     """
     speedup = arm.speedup
     if arm.faster or not speedup.value or not speedup.ci_low or not speedup.ci_high:
@@ -301,4 +339,4 @@ def _blocks_needed(arm: _Arm) -> int | None:
     log, reach = math.log(speedup.value), math.log(speedup.ci_high / speedup.ci_low) / 2
     distance = abs(log - math.log(1 + statistics.SPEED_MARGIN))
     needed = math.ceil(arm.cell.blocks * (reach / distance) ** 2) if distance > 0 else MOST_BLOCKS + 1
-    return max(needed, arm.cell.blocks + 1) if needed <= MOST_BLOCKS else None
+    return needed if arm.cell.blocks < needed <= MOST_BLOCKS else None

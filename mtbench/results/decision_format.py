@@ -56,6 +56,7 @@ class Recommendation(Record):
     allowed: list[str] = Field(
         description="arms that could be used if they were faster: with the baseline's tokens, or within the loss"
     )
+    too_late: list[str] = Field(default_factory=list, description="arms of which a latency is over its limit")
     word: Word = Field(
         description="use: an arm is faster; plain: every arm is shown to be no faster, or to lose more accuracy than "
         "accepted; cannot tell: neither is shown"
@@ -66,7 +67,7 @@ class Recommendation(Record):
     )
     runner_up: Choice | None = Field(description="next fastest arm that could be used; null: none")
     undecided: Choice | None = Field(
-        description="fastest arm that is neither shown to be usable nor ruled out, if it may be faster; null: none"
+        description="fastest arm that is neither shown to be usable nor ruled out, and may be better; null: none"
     )
     also_open: list[str] = Field(
         default_factory=list, description="further arms like the undecided one, the fastest first"

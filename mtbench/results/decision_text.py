@@ -6,7 +6,10 @@ from mtbench.results.decision_format import Choice, Decision, Recommendation
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
-ALL_USED = "Every item of the race was used: more would tell with more prompts, or with a higher `--limit`."
+ALL_USED = (
+    "Every block of the race was used: more would tell with more prompts, or with a higher `--limit`. Of several batch "
+    "sizes the smaller ones have few blocks: race one alone."
+)
 
 
 def headline(recommendations: Sequence[Recommendation]) -> str:
@@ -54,7 +57,9 @@ def beside(found: Recommendation) -> list[str]:
     if found.as_good:
         parts.append(f"Not told apart from it: {', '.join(found.as_good)}.")
     if found.word == "use" and found.undecided is not None:
-        parts.append(f"{found.undecided.arm} may be faster still ({times(found.undecided)}): {found.doubt}.")
+        beaten = found.within_loss is not None and _value(found.undecided) <= _value(found.within_loss)
+        may = "may be faster than plain decoding with the same tokens" if beaten else "may be faster still"
+        parts.append(f"{found.undecided.arm} {may} ({times(found.undecided)}): {found.doubt}.")
     if found.also_open:
         named, others = found.also_open[:MOST_NAMED], len(found.also_open) - MOST_NAMED
         parts.append(f"Also open: {', '.join(named)}{f' and {others} more' if others > 0 else ''}.")
@@ -108,7 +113,7 @@ def _why(found: Recommendation) -> str:
     """Return why nothing can be told, and what it would take."""
     undecided = found.undecided
     if found.baseline is None:
-        return "no arm could be compared with plain decoding"
+        return found.doubt or "no arm could be compared with plain decoding"
     if undecided is None:
         return "no sound arm was compared with plain decoding"
     gain = "" if undecided.speedup.value is None else f" ({times(undecided)} as fast as plain decoding)"
@@ -119,8 +124,13 @@ def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
         arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
-        worse = "" if len(found.allowed) == found.compared else ", or to lose more accuracy than accepted"
-        return f"nothing beats plain decoding: {arms} shown to be no faster{worse}"
+        ruled_out = (
+            []
+            if len(found.allowed) + len(found.too_late) >= found.compared
+            else ["to lose more accuracy than accepted"]
+        )
+        ruled_out += ["to be over a limit of its latency"] if found.too_late else []
+        return f"nothing beats plain decoding: {', or '.join([f'{arms} shown to be no faster', *ruled_out])}"
     if found.word == "cannot tell":
         return f"nothing can be told: {_why(found)}"
     parts = []
@@ -140,13 +150,17 @@ def _kept(choice: Choice) -> str:
 def _if_accepted(found: Recommendation) -> str:
     points = f"{100 * found.max_loss:g} point{'' if found.max_loss == 0.01 else 's'}"
     if found.same_tokens is None:
-        return f"no arm with the same tokens is faster; if a loss of up to {points} is acceptable, use"
+        return f"no arm with the same tokens is shown to be faster; if a loss of up to {points} is acceptable, use"
     return f"if a loss of up to {points} is acceptable,"
 
 
 def _gain(choice: Choice | None, found: Recommendation) -> str:
     assert choice is not None
     return f"batch size {found.batch_size}: {times(choice)}"
+
+
+def _value(choice: Choice) -> float:
+    return choice.speedup.value or 0.0
 
 
 def times(choice: Choice) -> str:

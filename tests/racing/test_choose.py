@@ -17,6 +17,7 @@ import mtbench
 from mtbench import Chosen, plugins
 from mtbench.cli import choose as command
 from mtbench.cli import ls, stages
+from mtbench.cli import report as reporting
 from mtbench.cli.request_options import whole_numbers
 from mtbench.errors import UserError
 from mtbench.racing import pipeline as choosing
@@ -189,6 +190,15 @@ def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_pa
             assert (run.path / kind / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.whole
+def test_a_report_decides_a_race_that_has_no_decision(race: RunDirectory, tmp_path: Path) -> None:
+    """Killed before its decision, it is not judged by the rule of other runs."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    (run.path / "decision.json").unlink()
+    reporting.report(run.path, None, None)
+    assert run.read_json("decision.json") == race.read_json("decision.json")
+
+
 def test_a_race_takes_the_items_of_64_blocks() -> None:
     assert RaceRequest().run_request().limit == 512
     assert RaceRequest(batch_size=(1, 4)).run_request().limit == 256
@@ -311,6 +321,7 @@ def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
 
 MISTAKES = [
     ({"objective": "size"}, "objective 'size'"),
+    ({"objective": "energy", "device": "cpu"}, "--objective energy needs a GPU"),
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
     ({"max_loss": 100.0}, "above 0 and below 100"),
     ({"candidates": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),

@@ -163,7 +163,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "MARS: open, too",
     ]
     finished = race_parts(results, decision.changed(complete=True), arm_names(cells))
-    assert next(part.text for part in finished if part.heading == "What is open").startswith("Every item of the race")
+    assert next(part.text for part in finished if part.heading == "What is open").startswith("Every block of the race")
     certain = [r.changed(word="plain", undecided=None, as_good=[], also_open=[]) for r in found]
     decided = race_parts(results, decision.changed(recommendations=certain), arm_names(cells))
     told = next(part.text for part in decided if part.heading == "What is open")

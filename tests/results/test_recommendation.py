@@ -225,6 +225,40 @@ def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
     assert both.text.endswith("Also open: m.")
 
 
+def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> None:
+    """The lossy one costs accuracy; whether the other is faster is not known."""
+    found = one([plain(), arm("s", 1.2, "inconclusive"), lossy("l", 1.5, lost())])
+    assert (names(found), found.undecided and found.undecided.arm) == ([None, "l", None], "s")
+    assert "no arm with the same tokens is shown to be faster" in found.text
+    assert (
+        "s may be faster than plain decoding with the same tokens (1.14 to 1.26 times (95 %)): more blocks"
+        in found.text
+    )
+
+
+def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
+    cells = [plain(), arm("a", 2.0, cell="a"), arm("b", 1.5, cell="b")]
+    [found] = recommend(cells, max_loss=0.02, too_late=["a"])
+    assert (names(found), found.too_late) == (["b", None, None], ["a"])
+    [found] = recommend(cells, max_loss=0.02, too_late=["a", "b"])
+    assert (found.word, found.baseline) == ("plain", PLAIN)
+    assert found.text.endswith("all 2 arms are shown to be no faster, or to be over a limit of its latency.")
+
+
+def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
+    found = one([plain(), lossy("l", 1.03, lost(verdict="inconclusive", n_needed=2500), verdict="inconclusive")])
+    assert found.doubt is not None
+    assert "blocks would show whether it is faster" in found.doubt
+    assert "; at least 2,500 items would show" in found.doubt
+
+
+def test_arms_that_did_not_start_are_the_reason_why_nothing_can_be_told() -> None:
+    gone = Left(block=0, lost=False, reason="at a larger batch size its accuracy is: inconclusive")
+    unstarted = result_cell(arm="l", status="left", left=gone, speedup=[], demonstration=True)
+    found = one([plain(), unstarted])
+    assert found.text.startswith("On this demonstration, at batch size 1: nothing can be told: no arm started, since")
+
+
 def test_an_arm_that_lost_a_race_is_only_the_runner_up() -> None:
     """On fewer blocks it may look faster than the arm that it lost against."""
     gone = Left(block=6, lost=True, reason="surely slower than a")
