@@ -37,7 +37,7 @@ class PromptLookup(Method):
         (
             "vLLM",
             '--speculative-config \'{"method": "ngram", "num_speculative_tokens": $ahead, '
-            '"prompt_lookup_max": $ngram}\'',
+            '"prompt_lookup_max": $ngram, "prompt_lookup_min": 1}\'',
         ),
     )
 

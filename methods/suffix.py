@@ -40,7 +40,14 @@ class Suffix(Method):
     roles = ("ar",)
     claims = "lossless"
     choices = ("suffix:ahead=auto|8",)
-    serving = (("vLLM", '--speculative-config \'{"method": "suffix", "num_speculative_tokens": $ahead}\''),)
+    serving = (
+        (
+            "vLLM",
+            '--speculative-config \'{"method": "suffix", "num_speculative_tokens": $ahead, '
+            '"suffix_decoding_max_tree_depth": $depth, "suffix_decoding_max_spec_factor": $factor, '
+            '"suffix_decoding_min_token_prob": $least, "suffix_decoding_max_cached_requests": 0}\'',
+        ),
+    )
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

@@ -1,6 +1,7 @@
 """Documents: commands parse or run, generated pages are current, figures are those of the reports."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
@@ -204,7 +205,7 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def test_the_figures_of_the_readme_are_those_of_the_reports() -> None:
-    """In both: tokens per forward, and the speedup at batch 1 with its verdict."""
+    """At batch 1: tokens per forward from its results, and the speedup with its verdict from its page."""
     table = README.partition("## One result")[2].partition("##")[0]
     shown = list(rows(table))
     assert shown
@@ -213,8 +214,12 @@ def test_the_figures_of_the_readme_are_those_of_the_reports() -> None:
             found = rows((ROOT / "reports" / report / "README.md").read_text())
             name = method.split("`")[1]
             row = next(row for row in found if row[0].startswith(f"`{name}@"))
-            assert tokens in row
             assert speedup in row
+            results = json.loads((ROOT / "reports" / report / "results.json").read_text())
+            at_one = [cell for cell in results["cells"] if cell["batch_size"] == 1]
+            of_arm = [cell for cell in at_one if cell["arm"].startswith(f"{name}@")]
+            found_tokens = [(cell["tokens_per_forward"], *cell["tokens_per_forward_ci"]) for cell in of_arm]
+            assert tokens in [f"{value:.2f} [{low:.2f}, {high:.2f}]" for value, low, high in found_tokens]
 
 
 def test_a_release_has_one_version() -> None:

@@ -51,7 +51,10 @@ ObjectiveOption = Annotated[
     ),
 ]
 SloOption = Annotated[
-    str | None, Option("--slo", help="Limits of 95th percentiles, such as ttft=500ms,itl=50ms; default: none.")
+    str | None,
+    Option(
+        "--slo", help="Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none."
+    ),
 ]
 CandidatesOption = Annotated[
     list[str],

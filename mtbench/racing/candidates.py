@@ -72,7 +72,7 @@ def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, 
     """
     method = METHODS[arm.method]
     if method.outside:
-        return "an external engine; its speed contains the engine's part, so `mtbench run` compares it"
+        return "it runs in another engine, so its speedup includes the engine; use `mtbench run`"
     for role in arm.roles:
         if role.partition(PART)[0] not in ("", *family.roles):
             return f"it needs a checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"

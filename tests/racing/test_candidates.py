@@ -33,7 +33,7 @@ def test_a_model_alone_serves_what_needs_no_training(tmp_path: Path) -> None:
 def test_named_candidates_are_raced_or_refused() -> None:
     found = candidates(RunRequest(family="tiny", method=("ar", "mars:tau=0.9|0.5")))
     assert [str(arm) for arm in found.arms] == ["mars:tau=0.9@mars/graph", "mars:tau=0.5@mars/graph"]
-    with pytest.raises(UserError, match="cannot be raced: an external engine"):
+    with pytest.raises(UserError, match="cannot be raced: it runs in another engine"):
         candidates(RunRequest(family="tiny", method=("hf-generate:prompt_lookup=3",)))
     with pytest.raises(UserError, match="'ar@mars/graph' cannot be raced: every arm is compared with ar@ar/graph"):
         candidates(RunRequest(family="tiny", method=("ar:on=mars", "mars:tau=0.9")))
