@@ -86,7 +86,7 @@ def gate(
     resume: ResumeOption = False,
     **_: Any,
 ) -> None:
-    """Compare two builds of mtbench: same tokens, same work, as fast?
+    """Compare two builds of mtbench: their tokens, forward passes and speed.
 
     Each build decodes the same plan in processes of its own. Tokens and counts are compared first and must be equal.
     Then times are compared over pairs of processes, until the answer is known. The exit code is 0 for PASS, 1 for FAIL,

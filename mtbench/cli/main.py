@@ -48,7 +48,9 @@ COMMANDS = {
         "Lay results of other tools side by side, each figure under its owner's definition.",
     ),
     "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
-    "gate": Entry("mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: same tokens, same work, as fast?"),
+    "gate": Entry(
+        "mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: their tokens, forward passes and speed."
+    ),
     "load": Entry(
         "mtbench.cli.load",
         COMPARE,

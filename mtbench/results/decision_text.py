@@ -117,7 +117,7 @@ def _why(found: Recommendation) -> str:
     if undecided is None:
         return "no sound arm was compared with plain decoding"
     gain = "" if undecided.speedup.value is None else f" ({times(undecided)} as fast as plain decoding)"
-    return f"the most promising arm is {undecided.arm}{gain}; {found.doubt}"
+    return f"the fastest open arm is {undecided.arm}{gain}; {found.doubt}"
 
 
 def _answer(found: Recommendation) -> str:

@@ -7,10 +7,10 @@ itself.
 
 ε measures the arm's arithmetic: the 99.9th percentile of |Δlogit| of the tokens that the reference arm emitted,
 between the judge at width 1 and the arm's own engine at the arm's width. So it covers engine and width together. For an
-external engine, whose logits are not known, it covers the width alone. It is at most 0.5, so that an engine that
-computes something else cannot excuse itself. In float32 and float64 it is a constant. The logits of the reference arm's
-tokens are computed once for each engine and width, and serve all cells that are held to it. So does the rescoring of an
-answer of the reference arm that other arms repeat: it needs no ε.
+external engine, whose logits are not known, it covers the width alone. It is at most 0.5: an engine that computes
+something else would make it large. In float32 and float64 it is a constant. The logits of the reference arm's tokens
+are computed once for each engine and width, and serve all cells that are held to it. So does the rescoring of an answer
+of the reference arm that other arms repeat: it needs no ε.
 
 - `exact`: the tokens of the reference arm, on every item.
 - `near-tie`: other answers, and each of their tokens is within ε of the argmax: the arithmetic chose, not the method.

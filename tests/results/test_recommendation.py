@@ -205,12 +205,12 @@ def test_what_cannot_be_told_says_what_it_takes() -> None:
     open_ = arm("a", 1.1, "inconclusive", spread=1.12)
     found = one([plain(), arm("b", 0.8, "slower"), open_])
     assert (found.word, found.blocks_needed) == ("cannot tell", 37)  # 16 · (log 1.12 / log(1.1/1.02))²
-    assert "the most promising arm is a" in found.text
+    assert "the fastest open arm is a" in found.text
     assert "at least 37 blocks would show whether it is faster (16 were timed)" in found.text
     found = one([plain(), lossy("l", 2.0, lost(verdict="inconclusive", n_needed=2500))])
     assert (found.word, found.items_needed) == ("cannot tell", 2500)
     assert "at least 2,500 items" in found.text
-    assert headline([found]).startswith("Nothing can be told at batch size 1: the most promising arm is l (")
+    assert headline([found]).startswith("Nothing can be told at batch size 1: the fastest open arm is l (")
 
 
 def test_a_faster_arm_that_is_open_is_named_beside_the_one_to_use() -> None:
