@@ -98,7 +98,7 @@ class _Pairs:
 
 
 def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> Least:
-    """Return the allowed arm with the least energy or memory at one batch size."""
+    """Return the allowed arm with the least energy or memory at one batch size; plain decoding if none has 2 % less."""
     place = (rec.suite, rec.batch_size, rec.batching)
     of_group = {c.arm: c for c in cells if (c.suite, c.batch_size, c.batching) == place}
     values = {arm: c.j_per_token if objective == "energy" else c.peak_memory_bytes for arm, c in of_group.items()}
@@ -118,14 +118,14 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
             text=on_demonstration(text) if rec.demonstration else text,
         )
     best = min(usable, key=lambda arm: values[arm] or 0.0)
+    if rec.baseline in usable and (values[best] or 0.0) > (1 - CLOSE) * (values[rec.baseline] or 0.0):
+        best = str(rec.baseline)
     shown = _amount(values[best], objective)
-    beside = (
-        ""
-        if rec.baseline is None or best == rec.baseline
-        else f"; plain decoding: {_amount(values[rec.baseline], objective)}"
-    )
-    what = "plain decoding has the least" if best == rec.baseline else f"use {best}, which has the least"
-    text = f"{where}: {what} {objective}, {shown}{beside} (one measurement, no interval)."
+    beside = "" if rec.baseline is None else f"; plain decoding: {_amount(values.get(rec.baseline), objective)}"
+    what = f"use {best}, which has the least {objective}, {shown}{beside}"
+    if best == rec.baseline:
+        what = f"no arm that can be used has {CLOSE:.0%} less {objective} than plain decoding, {shown}"
+    text = f"{where}: {what} (one measurement, no interval)."
     return Least(
         suite=place[0],
         batch_size=place[1],

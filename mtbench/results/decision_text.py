@@ -69,7 +69,7 @@ def beside(found: Recommendation) -> list[str]:
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
     words = {found.word for found in recommendations}
     if words == {"plain"}:
-        return f"Nothing beats plain decoding {_where(recommendations)}: keep plain decoding."
+        return f"{_capital(_nothing_beats(recommendations))} {_where(recommendations)}: keep plain decoding."
     if words == {"cannot tell"}:
         return _nothing(_largest_first(recommendations))
     groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
@@ -83,7 +83,7 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     """Return the sentence on batch sizes with the same answer."""
     first = recommendations[0]
     if first.word == "plain":
-        return f"Nothing beats plain decoding {_where(recommendations)}."
+        return f"{_capital(_nothing_beats(recommendations))} {_where(recommendations)}."
     if first.word == "cannot tell":
         return _nothing(recommendations)
     if len(recommendations) == 1:
@@ -120,6 +120,11 @@ def _why(found: Recommendation) -> str:
     return f"the fastest open arm is {undecided.arm}{gain}; {found.doubt}"
 
 
+def _nothing_beats(recommendations: Sequence[Recommendation]) -> str:
+    late = any(found.too_late for found in recommendations)
+    return f"{'no arm within the limits' if late else 'nothing'} beats plain decoding"
+
+
 def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
@@ -130,7 +135,7 @@ def _answer(found: Recommendation) -> str:
             else ["to lose more accuracy than accepted"]
         )
         ruled_out += ["to be over a limit of its latency"] if found.too_late else []
-        return f"nothing beats plain decoding: {', or '.join([f'{arms} shown to be no faster', *ruled_out])}"
+        return f"{_nothing_beats([found])}: {', or '.join([f'{arms} shown to be no faster', *ruled_out])}"
     if found.word == "cannot tell":
         return f"nothing can be told: {_why(found)}"
     parts = []

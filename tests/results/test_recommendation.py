@@ -243,6 +243,7 @@ def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     [found] = recommend(cells, max_loss=0.02, too_late=["a", "b"])
     assert (found.word, found.baseline) == ("plain", PLAIN)
     assert found.text.endswith("all 2 arms are shown to be no faster, or to be over a limit of its latency.")
+    assert headline([found]) == "No arm within the limits beats plain decoding at batch size 1: keep plain decoding."
 
 
 def test_a_doubt_names_speed_and_accuracy_if_both_are_open() -> None:
