@@ -148,7 +148,7 @@ def choose(
     opened = race.resume(directory, values.keys() - lifecycle.PER_EXECUTION) if resume else None
     if opened is None:
         opened, plan = race.begin(request, directory, execution, _command("choose", values | {"plugin": files}))
-        for warning in plan.warnings():
+        for warning in race.warnings(plan):
             warnings.warn(warning, stacklevel=2)
     with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:
         results, decision = race.finish(opened, execution, shown)

@@ -40,7 +40,7 @@ def request_of(params: Mapping[str, Any]) -> RaceRequest:
 def begin(request: RaceRequest, directory: Path | None, execution: Execution) -> RunDirectory:
     """Plan a race. Nothing is written if the request is wrong."""
     run, plan = pipeline.begin(request, directory, execution, sys.argv)
-    for warning in plan.warnings():
+    for warning in pipeline.warnings(plan):
         warn(warning)
     return run
 
@@ -81,6 +81,8 @@ def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) 
         refuse_used(directory, "choose")
     found, plan, _ = pipeline.planned(request)
     print_candidates(found)
+    for warning in pipeline.warnings(plan):
+        warn(warning)
     show_estimate(plan, "at most, if no arm leaves: ")
     say("for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then")
 

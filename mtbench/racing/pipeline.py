@@ -19,10 +19,11 @@ from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import OBJECTIVES, LimitName, Objective, Race, Slo
-from mtbench.runs.model_pool import resolve_device
+from mtbench.runs.model_pool import resolve_device, with_dtype
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution, latency_limits, to_resume
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
 class Settings(NamedTuple):
@@ -57,6 +58,20 @@ def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
     plan = plan_race(asked, found, chosen_by.max_loss)
     return found, plan, race_of(plan, found, *chosen_by)
+
+
+def warnings(plan: Plan) -> list[str]:
+    """Return what is known beforehand to end without a verdict or a grade."""
+    said, dtype = plan.warnings(), with_dtype(plan).request.dtype
+    for suite in plan.suites if dtype not in EXACT_EPSILON else ():
+        tokens = len(suite.items) * suite.max_new_tokens
+        if tokens < EPSILON_POSITIONS_NEEDED:
+            said.append(
+                f"{suite.suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed "
+                f"to tell other tokens from rounding in {dtype}; raise `--limit` or `--max-new-tokens`, or give "
+                "`--dtype float32`"
+            )
+    return said
 
 
 def begin(

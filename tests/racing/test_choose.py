@@ -206,6 +206,18 @@ def test_a_race_takes_the_items_of_64_blocks() -> None:
     assert RaceRequest(limit="all").run_request().limit is None
 
 
+def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
+    """In float32 a grade needs none."""
+    request = RaceRequest(batch_size=(2,), limit=12, max_new_tokens=64, dtype="bfloat16")
+    assert any("at most 768 tokens of plain decoding; 2,000 are needed" in w for w in warnings_of(request))
+    assert not any("rounding" in w for w in warnings_of(request.changed(limit=40)))
+    assert not any("rounding" in w for w in warnings_of(request.changed(dtype="float32")))
+
+
+def warnings_of(request: RaceRequest) -> list[str]:
+    return choosing.warnings(choosing.planned(request)[1])
+
+
 def test_auto_stands_alone() -> None:
     with pytest.raises(UserError, match="--candidates auto names all arms that can run"):
         RaceRequest(candidates=("auto", "mars")).run_request()
