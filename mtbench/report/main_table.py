@@ -13,6 +13,7 @@ from mtbench.report.phrases import (
     cost_per_million,
     flags_of_measurement,
     short_verdict,
+    speed_word,
     spread_over_tasks,
     ungraded,
 )
@@ -120,7 +121,7 @@ def _headline_entry(
     return Entry(
         times(speedup.value),
         interval(bounds(speedup)),
-        short_verdict(speedup.verdict),
+        speed_word(cell, speedup),
         speedup.baseline if named else None,
         "; ".join(details) or None,
         None if cell.void else drawn(speedup),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mtbench import statistics
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
 from mtbench.report.formatting import listed, number, percent
 from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
@@ -136,6 +137,13 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
     if price_per_hour is None or not cell.tokens_per_s.value:
         return None
     return price_per_hour / 3600 / cell.tokens_per_s.value * TOKENS_PRICED
+
+
+def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
+    """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note says more."""
+    word = short_verdict(speedup.verdict)
+    lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
+    return None if lost and word == statistics.INCONCLUSIVE else word
 
 
 def short_verdict(verdict: str | None) -> str | None:

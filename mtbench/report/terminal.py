@@ -20,6 +20,7 @@ from mtbench.report.phrases import (
     fewer_items,
     flags_of_measurement,
     short_verdict,
+    speed_word,
     spread_over_tasks,
     ungraded,
 )
@@ -157,7 +158,7 @@ def _row(cell: ResultCell, speedup: Speedup | None, price: float | None) -> dict
         return dict.fromkeys((ACCURACY, SPEEDUP, PER_FORWARD, GRADE, COST, RATE, BY_TASK), NONE) | {GRADE: "failed"}
     return {
         ACCURACY: _accuracy_text(cell, speedup),
-        SPEEDUP: _speedup_text(speedup),
+        SPEEDUP: _speedup_text(cell, speedup),
         PER_FORWARD: number(cell.tokens_per_forward, 2),
         GRADE: _grade_text(cell),
         COST: number(cost_per_million(cell, price)),
@@ -175,12 +176,12 @@ def _accuracy_text(cell: ResultCell, speedup: Speedup | None) -> str:
     return f"{percent(cell.accuracy.value)} {sign or ' '}"
 
 
-def _speedup_text(speedup: Speedup | None) -> str:
+def _speedup_text(cell: ResultCell, speedup: Speedup | None) -> str:
     if speedup is None or speedup.value is None:
         return NONE
     limits = interval(bounds(speedup), digits=2)
     value = f"{number(speedup.value, 2)} {limits}" if limits else number(speedup.value, 2)
-    return f"{value} {_sign(speedup.verdict)}"
+    return f"{value} {_sign(speed_word(cell, speedup))}"
 
 
 def _sign(verdict: str | None) -> str:

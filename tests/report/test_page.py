@@ -16,6 +16,7 @@ from rich.console import Console
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.main_table import main_table
+from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
@@ -24,7 +25,7 @@ from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
-from mtbench.results.format import Estimate, ResultCell, Results
+from mtbench.results.format import Estimate, Left, ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import SessionRecord
 
@@ -247,6 +248,16 @@ def test_prefill_that_weighs_more_than_half_shows_the_gain_of_decoding_alone() -
         rows = main_table(cells, {AR: 1, ARM: 2}, OwnSpeedups({ARM: over}, {})).rows
         details = " ".join(entry.detail or "" for entry in rows[1].entries)
         assert ("decoding alone ×3.00" in details) is shown
+
+
+def test_an_arm_that_lost_a_race_is_not_called_inconclusive_beside_its_reason() -> None:
+    """Its note says `surely slower`, by the race's own bound; a verdict that is told stays."""
+    gone = Left(block=6, lost=True, reason="surely slower than ar@ar/graph", rival="ar.b1")
+    open_, slower = speedup(value=0.8), speedup(value=0.8, verdict="slower")
+    assert speed_word(result_cell(left=gone), open_) is None
+    assert speed_word(result_cell(left=gone), slower) == "slower"
+    assert speed_word(result_cell(left=gone.changed(lost=False, rival=None)), open_) == "inconclusive"
+    assert speed_word(result_cell(), open_) == "inconclusive"
 
 
 def test_the_time_of_a_request_ends_with_its_answer() -> None:
