@@ -3,9 +3,9 @@
 The rule (race.py) sees stored lines only. Answers are scored at each look; scores.json is written at the end.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from pathlib import Path
 
 from mtbench.decoding.arms import Arm
@@ -166,18 +166,19 @@ class Racing:
         return found
 
     def _graded_after(self, group: Group, lines: Sequence[GenerationLine], plain: Cell) -> int:
-        """Return after how many blocks plain decoding has the tokens that a grade needs, at any batch size."""
-        known = [
-            sum(len(line["token_ids"]) for line in self.run.lines(f"generations/{cell.cell}.jsonl"))
-            for cell in self.plan.cells
-            if (cell.suite, cell.arm) == (plain.suite, plain.arm) and cell is not plain
-        ]
-        if max(known, default=0) >= EPSILON_POSITIONS_NEEDED:
-            return 0
+        """Return after how many blocks plain decoding has the tokens that a grade needs, here or in a group before.
+
+        Groups that run later do not count: a race that is replayed decides as it did.
+        """
+        for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
+            same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
+            stored = [line for c in same for line in self.run.lines(f"generations/{c.cell}.jsonl")]
+            if sum(len(line["token_ids"]) for line in stored) >= EPSILON_POSITIONS_NEEDED:
+                return 0
         tokens = [0] * len(group.blocks)
         for line in lines:
             tokens[line.block] += len(line.token_ids)
-        enough = (blocks for blocks, n in enumerate(accumulate(tokens), 1) if n >= EPSILON_POSITIONS_NEEDED)
+        enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
         return next(enough, len(tokens))
 
     def _by_arm(self, gone: Departure) -> str:
