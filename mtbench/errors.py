@@ -4,6 +4,7 @@ Messages repeat text that strangers wrote: names, paths, a server's answer. `pri
 """
 
 import difflib
+import os
 import unicodedata
 from collections.abc import Iterable
 
@@ -54,4 +55,6 @@ def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if os.path.isfile(name):
+        hint = f" (a file is NAME:{name})"
     return UserError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}. See `{see}`.")

@@ -51,7 +51,7 @@ class Prompts(Suite):
             for number, entry in read_json_lines(io.BytesIO(self._data)):
                 self._add(number, entry)
         except RowError as error:
-            raise self._line_error(error.number, error.reason) from None
+            raise self._line_error(error.number, f'{error.reason}; a line is like {{"prompt": "…"}}') from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
         if self._references:

@@ -46,9 +46,10 @@ def _open(directory: Path) -> Stored:
     stored = read_stored(RunDirectory.open(directory))
     partial = [name for name, status in statuses(stored).items() if status == "partial"]
     if partial:
+        command = "choose" if stored.race else "run"
         raise UserError(
             f"{str(directory)!r} is not finished: blocks are missing in {len(partial)} of {len(stored.cells)} cells, "
-            f"for example {partial[0]}; finish it with `mtbench run -o {directory} --resume`."
+            f"for example {partial[0]}; finish it with `mtbench {command} -o {directory} --resume`."
         )
     return stored
 

@@ -75,10 +75,9 @@ def refuse_used(path: Path, command: str) -> None:
     with files.write_errors(path, "choose another `-o DIR`."):
         used = path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir()))
     if used:
-        raise UserError(
-            f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`, or go on with "
-            f"`mtbench {command} -o {path} --resume`."
-        )
+        begun = path.is_dir() and any(path.glob("*.json"))
+        go_on = f", or go on with `mtbench {command} -o {path} --resume`" if begun else ""
+        raise UserError(f"{str(path)!r} exists and is never overwritten; choose another `-o DIR`{go_on}.")
 
 
 class AnyJson(RootModel[JsonValue]):

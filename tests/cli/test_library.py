@@ -103,6 +103,9 @@ def test_a_mistake_is_a_user_error(options: dict[str, Any], reason: str, tmp_pat
 
 
 def test_a_directory_without_results_is_refused(tmp_path: Path) -> None:
-    """The error has the command that makes them."""
+    """The error of a run has the command that makes them."""
+    with pytest.raises(UserError, match="is no run directory"):
+        mtbench.load(tmp_path)
+    (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds no results\.json; finish it with `mtbench run -o"):
         mtbench.load(tmp_path)

@@ -508,13 +508,19 @@ def test_a_metric_without_answers_is_refused(tmp_path: Path) -> None:
         SUITES["prompts"](str(file), Source(metric="contains"))
 
 
+def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "mine.jsonl", [{"prompt": "Why?"}])
+    with pytest.raises(UserError, match=r"unknown suite .*\(a file is NAME:.*mine\.jsonl\); known: .*prompts"):
+        SUITES[str(file)]
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         ('{"prompt": "Why?", "answer": {"a": 1}}', "'answer' is not a text, a number or a list of them"),
         ('{"prompt": "Why?", "reference": [true]}', "'reference' is not a text, a number or a list of them"),
         ('{"prompt": "Why?", "answer": " "}', "'answer' is not a text, a number or a list of them"),
-        ('{"prompt": "Why?"', "not JSON"),
+        ('{"prompt": "Why?"', "; a line is like {"),
         ('"Why?"', "not an object"),
         ('{"promt": "Why?"}', "either 'prompt' or 'messages'"),
         ('{"prompt": "Why?", "messages": []}', "either 'prompt' or 'messages'"),
