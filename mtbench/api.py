@@ -160,7 +160,7 @@ def load(directory: str | Path) -> Results:
     run_directory = RunDirectory(Path(directory))
     run_directory.refuse_links()
     if not run_directory.has("results.json"):
-        RunDirectory.open(run_directory.path, "run")
+        RunDirectory.open(run_directory.path, "run")  # raises if it is no run directory
         command = "choose" if run_directory.has("race.json") else "run"
         raise UserError(
             f"{str(directory)!r} holds no results.json; finish it with `mtbench {command} -o {directory} --resume`."

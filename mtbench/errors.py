@@ -49,12 +49,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:
     """Return the error for a name that is not in `known`; it suggests the closest known name, if one is close.
 
+    Of a file it says that a name stands before it: `prompts:FILE`.
+
     >>> print(unknown("method", "marz", ["ar", "mars"], "mtbench ls methods"))
     unknown method 'marz' (did you mean 'mars'?); known: ar, mars. See `mtbench ls methods`.
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    if os.path.isfile(name):
-        hint = f" (a file is NAME:{name})"
+    hint = f" (did you mean {near[0]!r}?)" if near else f" (a file is NAME:{name})" if os.path.isfile(name) else ""
     return UserError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}. See `{see}`.")

@@ -9,8 +9,9 @@ race that was killed decides the same from its stored lines. There are two conte
 An arm leaves as soon as it has lost its contest: it loses too much accuracy, or an arm of the same contest that is
 known to be allowed is surely faster. So a fast lossy arm never hides what is fastest with the same tokens. A contest
 ends when no arm can be more than 2 % faster than its leader, and the leader's own gain has a word. Arms whose accuracy
-is open go on beside plain decoding, and a leader with other tokens until these can be told from rounding. When nothing
-is open, all arms leave. An arm over a limit of its latency beats no other arm. It leaves after 24 blocks.
+is open go on beside plain decoding. A leader with other tokens goes on until it can be told whether rounding explains
+them. When nothing is open, all arms leave. An arm over a limit of its latency beats no other arm, and leaves after 24
+blocks.
 
 Errors. The time of an arm over that of another has a one-sided bound at level 2.5 % / (looks · other arms), from
 `statistics.ratio_of_totals` on the blocks of both. The best allowed arm b leaves wrongly, or an arm more than 2 %

@@ -131,7 +131,7 @@ class Racing:
         base = {line.item: line.token_ids for line in answers[plain.cell]}
         known = self._known(group)
         inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
-        graded_after = self._graded_after(group, answers[plain.cell], plain)
+        graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
         found = []
         for cell in map(self.plan.cell, group.cells):
             timings = sorted(read_timings(self.run, group, cell.cell, sessions), key=lambda timing: timing.block)
@@ -157,7 +157,7 @@ class Racing:
                 reference=cell is plain,
                 promises=cell.claims == "lossless" or distribution,
                 firm=distribution or (here and inexact),
-                graded_after=graded_after if here and inexact and not distribution else 0,
+                graded_after=graded_after if here and not distribution else 0,
                 too_late=too_late(timings[:leading], lines, self.race.slo_s),
                 accuracy=None if cell is plain else known.get(cell.arm),
                 failed=cell.cell in failed,

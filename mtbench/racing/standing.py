@@ -28,9 +28,9 @@ class Entrant:
     """An arm of the race with its leading blocks.
 
     promises: it claims the tokens of plain decoding. firm: that holds though tokens differ: the arithmetic may choose,
-    or it claims the distribution. graded_after: blocks after which other tokens can be told from rounding. too_late:
-    after each number of blocks, from 1 on, whether a latency is over its limit. accuracy: the word on it from a larger
-    batch size; None: it is tested here.
+    or it claims the distribution. graded_after: blocks after which it can be told whether rounding explains other
+    tokens. too_late: after each number of blocks, from 1 on, whether a latency is over its limit. accuracy: the word on
+    it from a larger batch size; None: it is tested here.
     """
 
     name: str

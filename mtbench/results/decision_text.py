@@ -129,13 +129,12 @@ def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
         arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
-        ruled_out = (
-            []
-            if len(found.allowed) + len(found.too_late) >= found.compared
-            else ["to lose more accuracy than accepted"]
-        )
-        ruled_out += ["to be over a limit of its latency"] if found.too_late else []
-        return f"{_nothing_beats([found])}: {', or '.join([f'{arms} shown to be no faster', *ruled_out])}"
+        shown = [f"{arms} shown to be no faster"]
+        if len(found.allowed) + len(found.too_late) < found.compared:
+            shown.append("to lose more accuracy than accepted")
+        if found.too_late:
+            shown.append("to be over a limit of latency")
+        return f"{_nothing_beats([found])}: {', or '.join(shown)}"
     if found.word == "cannot tell":
         return f"nothing can be told: {_why(found)}"
     parts = []

@@ -242,7 +242,7 @@ def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     assert (names(found), found.too_late) == (["b", None, None], ["a"])
     [found] = recommend(cells, max_loss=0.02, too_late=["a", "b"])
     assert (found.word, found.baseline) == ("plain", PLAIN)
-    assert found.text.endswith("all 2 arms are shown to be no faster, or to be over a limit of its latency.")
+    assert found.text.endswith("all 2 arms are shown to be no faster, or to be over a limit of latency.")
     assert headline([found]) == "No arm within the limits beats plain decoding at batch size 1: keep plain decoding."
 
 
