@@ -1,0 +1,57 @@
+"""What an earlier version measured gives the same results today, and what it left unfinished goes on.
+
+tests/freeze.py has the stored runs, and says what to do when a text is meant to change.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import freeze
+import pytest
+
+import mtbench
+from mtbench.runs.directory import RunDirectory
+
+RENAMED: dict[str, str] = {}  # key of the stored results -> key that replaced it
+
+
+def renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {RENAMED.get(key, key): renamed(entry) for key, entry in value.items()}
+    return [renamed(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("experiment", freeze.EXPERIMENTS)
+def test_a_stored_experiment_gives_the_same_files(experiment: str, tmp_path: Path) -> None:
+    """Results have the same keys in the same order; what people read has the same words."""
+    for name, text in freeze.rebuilt(experiment, tmp_path / "DIR").items():
+        expected = (freeze.FOLDER / experiment / "expected" / name).read_text(encoding="utf-8")
+        if name.endswith(".json"):
+            expected = json.dumps(renamed(json.loads(expected)), indent=1)
+            text = json.dumps(json.loads(text), indent=1)
+        assert text.splitlines() == expected.splitlines(), f"{experiment}/{name}"
+
+
+@pytest.mark.parametrize("experiment", [pytest.param("run", marks=pytest.mark.slow), "choose"])
+def test_a_half_finished_run_goes_on(experiment: str, tmp_path: Path) -> None:
+    """The answers that are decoded again are those that were lost."""
+    folder = tmp_path / "DIR"
+    freeze.unpack(experiment, folder)
+    files = sorted(folder.glob("generations/*.jsonl"))
+    before = {file.name: tokens_of(file) for file in files}
+    for file in files:
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[: len(lines) // 2]))
+    for file in folder.glob("timings/*.jsonl"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[: len(lines) // 2]))
+    (folder / "left.jsonl").unlink(missing_ok=True)
+    resume = mtbench.run if experiment == "run" else mtbench.choose
+    resume(out=folder, resume=True)
+    assert {file.name: tokens_of(file) for file in files} == before
+    assert RunDirectory(folder).has("results.json")
+
+
+def tokens_of(file: Path) -> dict[str, list[int]]:
+    return {line["item"]: line["token_ids"] for line in map(json.loads, file.read_text().splitlines())}
