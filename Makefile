@@ -15,7 +15,7 @@ MEETING := tests/decoding/test_loop.py tests/methods/test_hf_generate.py -k "arc
 # One process more than cores: many tests wait for processes and timers.
 PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)") --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test tests oldest unit lint slow faults mutants schemas reference docs dist clean
+.PHONY: run real test tests oldest unit lint slow faults mutants docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
 	$(BIN)/mtbench run --limit 120
@@ -58,14 +58,9 @@ mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes fil
 	$(BIN)/$(INSTALL) -c constraints.txt cosmic-ray==8.7.0
 	$(BIN)/python tests/mutants.py
 
-schemas: $(INSTALLED)  ## generate the JSON Schemas from the typed records
-	$(BIN)/python -m mtbench.cli.schemas
-
-reference: $(INSTALLED)  ## generate docs/reference/ and the generated parts of the other pages
-	$(BIN)/python -m mtbench.cli.reference
-
-docs: reference  ## build the documentation site in site/; it opens from the disk
+docs: $(INSTALLED)  ## build the documentation site in site/; it opens from the disk
 	$(BIN)/$(INSTALL) -c constraints.txt zensical
+	$(BIN)/python tools/build_site.py
 	$(BIN)/zensical build --clean --strict
 
 dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show

@@ -1,10 +1,9 @@
-"""The schemas that ship with mtbench."""
-
-import json
-from importlib.resources import files
+"""The schemas of the files that mtbench writes."""
 
 from jsonschema import Draft202012Validator
 
+from mtbench.cli.schemas import schema
+
 
 def validator(kind: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text()))
+    return Draft202012Validator(schema(kind))

@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
-from mtbench.cli.schemas import FOLDER, SCHEMAS, schema, text
+from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
 from mtbench.reproduce.format import Published
@@ -231,8 +231,7 @@ def test_a_record_cannot_be_changed_but_copied(small_run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_the_stored_schemas_are_those_of_the_records(kind: str) -> None:
-    assert (FOLDER / f"{kind}.schema.json").read_text(encoding="utf-8") == text(kind), "run `make schemas`"
+def test_a_schema_is_one_by_its_own_rules(kind: str) -> None:
     Draft202012Validator.check_schema(schema(kind))
 
 

@@ -14,7 +14,6 @@ EXPECTED = {  # files of the package that no import would miss
     "mtbench/py.typed",
     "mtbench/methods/ar.py",
     "mtbench/suites/gsm8k.py",
-    "mtbench/schemas/results.schema.json",
     "mtbench/report/page/report.html.j2",
     "mtbench/reproduce/published/mars-table-2.json",
     "mtbench/tiny/ar/model.safetensors",

@@ -58,6 +58,7 @@ COMMANDS = {
     ),
     "ls": Entry("mtbench.cli.ls", COMPARE, "List methods, suites or families, or describe one of them."),
     "fetch": Entry("mtbench.cli.fetch", COMPARE, "Pack data and checkpoints for a machine without a network."),
+    "schemas": Entry("mtbench.cli.schemas", COMPARE, "Write the JSON Schemas of the files that mtbench writes."),
     "plan": Entry("mtbench.cli.run", STAGES, "Write the plan of a run: prompts as token ids, cells, blocks, rounds."),
     "generate": Entry("mtbench.cli.run", STAGES, "Decode the missing batches of a plan."),
     "score": Entry("mtbench.cli.run", STAGES, "Score the stored texts of a run. Needs no model and no GPU."),

@@ -1,15 +1,14 @@
-"""`python -m mtbench.cli.schemas`: write mtbench/schemas/*.schema.json, the JSON Schemas of the records.
+"""`mtbench schemas DIR`: write the JSON Schemas of the files that mtbench writes, made of their records."""
 
-The schemas are generated and never edited: change the records, then run `make schemas`.
-"""
-
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from mtbench.cli.session import say
+from mtbench.files import write_json
 from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
 from mtbench.loadtest.format import Load, LoadPlan, PointLine
@@ -21,7 +20,7 @@ from mtbench.results.format import Results
 from mtbench.runs.formats import GenerationLine, TimingLine
 from mtbench.runs.plan import Plan
 
-FOLDER = Path(__file__).parents[1] / "schemas"
+app = typer.Typer()
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMAS: dict[str, tuple[type[Record], str]] = {  # file stem -> the record and the title of its schema
     "comparison": (Comparison, "Runs side by side, as `mtbench compare --json` writes them"),
@@ -90,16 +89,11 @@ def schema(kind: str) -> dict[str, Any]:
     return head | written | ({"$defs": dict(sorted(parts.items()))} if parts else {})
 
 
-def text(kind: str) -> str:
-    """The file of a kind of document."""
-    return json.dumps(schema(kind), indent=1, ensure_ascii=False) + "\n"
-
-
-def main() -> None:
-    """Write every schema."""
+@app.command()
+def schemas(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it is made if it is missing.")],
+) -> None:
+    """Write NAME.schema.json (draft 2020-12) for each file that mtbench writes."""
     for kind in SCHEMAS:
-        (FOLDER / f"{kind}.schema.json").write_text(text(kind), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+        write_json(directory / f"{kind}.schema.json", schema(kind))
+    say(directory)

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Collection, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import eagle_cases
 import made_up
 import pytest
 import torch
-from jsonschema import Draft202012Validator
 from rich.console import Console
+from schemas import validator
 from small import save_small
 
 from mtbench.cli import main
@@ -91,9 +90,7 @@ def carried_out(table: Published, asked: Asked, folder: Path) -> JsonObject:
 
 def validate(result: JsonObject) -> None:
     """As its schema says, read by a parser that knows no NaN."""
-    schema = json.loads((files("mtbench") / "schemas" / "reproduction.schema.json").read_text())
-    Draft202012Validator.check_schema(schema)
-    Draft202012Validator(schema).validate(json.loads(json.dumps(result, allow_nan=False)))
+    validator("reproduction").validate(json.loads(json.dumps(result, allow_nan=False)))
 
 
 WHOLE = ("mars-table-2", "mars-table-5")  # accuracies and a missing role; times and batch sizes

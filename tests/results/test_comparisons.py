@@ -2,13 +2,12 @@
 
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
 from made_records import cell_data, generation_line, result_cell, speedup
 from rich.console import Console
+from schemas import validator
 from small import save_small
 
 from mtbench.errors import UserError
@@ -359,11 +358,9 @@ def printed(results: Results, width: int) -> str:
 @pytest.mark.parametrize("kind", ["generation", "timing", "plan", "results"])
 def test_the_files_follow_their_schemas(run: RunDirectory, kind: str) -> None:
     """Also the values that an engine hides, and refilled cells."""
-    schema = json.loads((files("mtbench") / "schemas" / f"{kind}.schema.json").read_text())
-    validator = Draft202012Validator(schema)
     found = sorted(run.path.glob(f"{kind}.json")) or sorted((run.path / f"{kind}s").glob("*.jsonl"))
     for document in (json.loads(line) for file in found for line in as_lines(file)):
-        validator.validate(document)
+        validator(kind).validate(document)
 
 
 def as_lines(file: Path) -> list[str]:

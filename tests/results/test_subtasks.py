@@ -1,13 +1,11 @@
 """Figures of single tasks: each is of its own items and blocks, and none is of a block that mixes tasks."""
 
-import json
 import shutil
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from schemas import validator
 
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
@@ -117,8 +115,7 @@ def test_a_suite_of_one_task_has_no_task_figures(results: Results) -> None:
 
 def test_results_with_tasks_follow_the_schema(run: RunDirectory) -> None:
     """With times and without."""
-    schema = json.loads((files("mtbench") / "schemas" / "results.schema.json").read_text())
-    Draft202012Validator(schema).validate(run.read_json("results.json"))
+    validator("results").validate(run.read_json("results.json"))
 
 
 def test_tasks_have_a_table_in_every_format(run: RunDirectory, results: Results) -> None:
