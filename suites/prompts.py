@@ -45,6 +45,7 @@ ROLES = ("system", "user", "assistant")
 
 @SUITES.register("prompts")
 class Prompts(Suite):
+    local = "prompts:FILE"
     metric = None  # of a file without answers
     metrics = (*METRICS, NONE)
 

@@ -20,6 +20,7 @@ import pytest
 from jinja2 import TemplateError
 from made_up import COUNT, GSM8K, WRONG, answerable, chat, right, write_all, write_lines
 
+from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.lm_eval import HarnessSuite
@@ -354,13 +355,32 @@ def test_offline_uses_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unreachable_hub_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the cause and what works without a network."""
+    monkeypatch.setattr(network, "_refusals", ["huggingface.co: Name or service not known"])
+    with pytest.raises(UserError) as caught:
+        SUITES["gsm8k"]("", Source())
+
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "the hub cannot be reached (huggingface.co: Name or service not known)" in message
+    for part in (
+        "--data-dir DIR` with gsm8k/test.jsonl",
+        "`--suite prompts:FILE`",
+        "--suite arithmetic",
+        "smollm2-135m",
+    ):
+        assert part in message
+
+
+def test_an_error_of_a_hub_that_answers_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the cause and the three remedies."""
     import datasets
 
-    def unreachable(*args: Any, **kwargs: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("Couldn't reach 'openai/gsm8k'\non the Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(network, "hub_refusal", lambda: None)
+    monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError) as caught:
         SUITES["gsm8k"]("", Source())
 
