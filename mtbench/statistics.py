@@ -63,6 +63,17 @@ WORD_LEVELS = {  # word -> level of its test; if several words hold, the first o
 }
 
 
+def decimals(value: float) -> int:
+    """Return the decimals that a figure is written with; an interval has those of its upper bound.
+
+    >>> [decimals(value) for value in (1.234, 15.74, 157.4)]
+    [2, 1, 0]
+    """
+    if abs(value) < 9.995:
+        return 2
+    return 1 if abs(value) < 99.95 else 0
+
+
 class Ratio(NamedTuple):
     """A ratio of totals over `units` units, with its confidence interval."""
 

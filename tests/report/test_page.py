@@ -248,7 +248,7 @@ def test_a_table_for_a_paper_fits_a_page(name: str, many_arms: RunDirectory) -> 
             assert len(places) == len(columns)
             lines = [re.sub(NESTED, "", place).split(r" \\ ") for place in places]
             widths.append(
-                [max(len(re.sub(r"\\times|\\(?=%)|[$]", "", line)) for line in of_place) for of_place in lines]
+                [max(len(re.sub(r"\\times|\\(?=[%_])|[$]", "", line)) for line in of_place) for of_place in lines]
             )
         assert sum(max(column) + 2 for column in zip(*widths, strict=True)) <= WIDEST
     assert len(re.findall(r"\\begin\{(\w+)", text)) == len(re.findall(r"\\end\{(\w+)", text))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from made_records import result_cell, speedup
 
+from mtbench.report.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
@@ -330,3 +331,12 @@ def test_a_demonstration_says_so_first() -> None:
     found = one([plain().changed(demonstration=True), arm("a", 2.0).changed(demonstration=True)])
     assert found.text.startswith("On this demonstration, at batch size 1: use a")
     assert headline([found]).startswith("On this demonstration, at batch size 1: use a")
+
+
+def test_a_sentence_has_the_interval_of_the_table() -> None:
+    """`0.63 to 15.74` beside `[0.6, 15.7]` would be two figures to a reader."""
+    for value, spread in ((3.15, 5.0), (3.15, 1.05), (110.0, 1.5)):
+        shown = interval((value / spread, value * spread))
+        assert shown is not None
+        found = one([plain(), arm("b", value, spread=spread)])
+        assert f"{shown.strip('[]').replace(', ', ' to ')} times (95 %)" in found.text
