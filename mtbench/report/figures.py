@@ -251,7 +251,7 @@ def _frontier(scene: Scene) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
+        caption="Squares are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
         "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
@@ -287,7 +287,7 @@ def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are baselines. Lines are 95% intervals.",
+        caption="Squares are baselines. Lines are 95% intervals.",
         alt=f"Tokens per second: {'; '.join(texts)}.",
     )
 
@@ -498,12 +498,12 @@ def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, al
 
 
 def _mark(axes: Axes, x: float, y: float, cell: ResultCell, baselines: set[str]) -> None:
-    """Draw an arm's point: a cross if it is void, hollow if it is a baseline."""
+    """Draw an arm's point: a cross if it is void, a square if it is a baseline."""
     if cell.void:
         axes.plot([x], [y], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
         return
-    edge, fill = (INK, PAPER) if cell.arm in baselines else (ACCENT, ACCENT)
-    axes.plot([x], [y], "o", ms=7.5, mew=1.6, mec=edge, mfc=fill, zorder=4)
+    marker, color = ("s", INK) if cell.arm in baselines else ("o", ACCENT)
+    axes.plot([x], [y], marker, ms=7.5, mec=color, mfc=color, zorder=4)
 
 
 def _label_points(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
@@ -244,17 +244,24 @@ def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, da
 
 
 def template(name: str) -> Template:
-    """Return a page of mtbench/report/page/; every value put into it is escaped."""
+    """Return a page of mtbench/report/page/; every value put into it is escaped, and `code` becomes an element."""
     environment = Environment(
         loader=PackageLoader("mtbench.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_with_code,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["sha256"] = _sha256_source
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template(name)
+
+
+def _with_code(value: object) -> object:
+    if type(value) is not str or "`" not in value:
+        return value
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(value))))
 
 
 def _sha256_source(script: str) -> str:

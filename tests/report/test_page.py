@@ -21,7 +21,7 @@ from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
-from mtbench.report.write import write_report
+from mtbench.report.write import template, write_report
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
@@ -248,7 +248,7 @@ def test_a_table_for_a_paper_fits_a_page(name: str, many_arms: RunDirectory) -> 
             assert len(places) == len(columns)
             lines = [re.sub(NESTED, "", place).split(r" \\ ") for place in places]
             widths.append(
-                [max(len(re.sub(r"\\times|\\(?=[%_])|[$]", "", line)) for line in of_place) for of_place in lines]
+                [max(len(re.sub(r"\\times|\\tau|\\(?=[%_])|[$]", "", line)) for line in of_place) for of_place in lines]
             )
         assert sum(max(column) + 2 for column in zip(*widths, strict=True)) <= WIDEST
     assert len(re.findall(r"\\begin\{(\w+)", text)) == len(re.findall(r"\\end\{(\w+)", text))
@@ -401,3 +401,18 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     package = folder / "node_modules/axe-core"
     assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
     return (package / "axe.min.js").read_text()
+
+
+def test_a_command_in_a_sentence_is_code() -> None:
+    """Backticks are for the terminal. What stands in them is escaped; a single one stays."""
+    page = template("reproduction.html.j2").environment.from_string("<p>{{ text }}</p>")
+    assert page.render(text="Run `mtbench a<b`, `c`.") == "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>"
+    assert page.render(text="a ` b") == "<p>a ` b</p>"
+
+
+def test_the_page_shows_no_backticks(many_arms: RunDirectory) -> None:
+    """In its text and figures, and no element stands in an attribute."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", (many_arms.path / "report.html").read_text(), flags=re.DOTALL)
+    assert "<code>" in page
+    assert "`" not in page
+    assert not re.search(r'="[^"]*<code>', page)
