@@ -84,11 +84,17 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in COMMANDS else command, rest
 
+    def get_params(self, ctx: Any) -> Any:
+        session.hide_types_of_flags(self)
+        return super().get_params(ctx)
+
 
 def load(name: str) -> Any:
     """Import a command and return it."""
     group = typer.main.get_group(importlib.import_module(COMMANDS[name].module).app)
-    return group.commands.get(name, group)
+    command = group.commands.get(name, group)
+    session.hide_types_of_flags(command)
+    return command
 
 
 app = typer.Typer(
