@@ -1,7 +1,7 @@
 """`python -m mtbench.cli.reference`: write docs/reference/ and the generated parts of the other pages.
 
 Commands come from their `--help`, methods and suites from their registries and docstrings, families, formats from the
-JSON Schemas, the library from the public names, and error messages from the source. Never edit what is generated:
+JSON Schemas, and the library from the public names. Never edit what is generated:
 change the source, then run `make reference`.
 
 A hand-written page has a generated part between two comments, `<!-- generated: KIND NAMES -->` and `<!-- end -->`;
@@ -19,7 +19,6 @@ from typing import Any
 import typer
 
 import mtbench
-from mtbench.cli import messages
 from mtbench.cli.main import COMMANDS, load
 from mtbench.cli.markdown import anchor, code, joined, prose, table
 from mtbench.cli.schemas import SCHEMAS, schema
@@ -325,7 +324,6 @@ def _published(root: Path) -> str:
 
 
 PARTS: Mapping[str, Callable[..., str]] = {
-    "errors": lambda root, *files: messages.listed(*files),  # the error messages of some files or folders
     "file": _file,  # a file of the checkout, as code
     "methods": lambda root: methods_table().replace("](#", "](reference/methods.md#"),
     "published": _published,

@@ -75,7 +75,7 @@ def serve(
     request has a temperature. A request may set an option of the method in its body, such as {"tau": 0.8}.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise UserError(f"`mtbench serve` needs {', '.join(missing)}; pip install 'multi-token-bench[serve]'.")
+        raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
     from mtbench.serving import served, server
     from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits

@@ -357,7 +357,7 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
     try:
         import ray
     except ImportError:
-        raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
+        raise UserError("--ray needs Ray; `pip install ray`.") from None
     check_reachable(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
