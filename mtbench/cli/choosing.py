@@ -17,7 +17,7 @@ from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
-from mtbench.report.race import deploy_part
+from mtbench.report.race import deploy_parts
 from mtbench.report.text import weights
 from mtbench.results.decision_format import Decision
 from mtbench.results.decision_text import ALL_USED, beside, budget_spent
@@ -60,8 +60,7 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
         left_open = " ".join(beside(recommendation))
         if left_open and left_open not in decision.headline:
             say(f"Batch size {recommendation.batch_size}: {in_words(left_open, names)}")
-    if decision.serving:
-        print_deployment(decision, names)
+    print_deployment(decision, names)
     for made in weights(results):
         say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
     if not decision.complete:
@@ -76,11 +75,10 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
 
 def print_deployment(decision: Decision, names: Mapping[str, str]) -> None:
     """Print the commands that start a serving engine with the recommended arms."""
-    part = deploy_part(decision)
-    say(f"{part.heading}:")
-    for name, command in part.rows:
-        say(f"{in_words(name, names)}: {command}")
-    if part.text:
+    for part in deploy_parts(decision):
+        say(f"{part.heading}:")
+        for name, command in part.rows:
+            say(f"{in_words(name, names)}: {command}")
         say(in_words(part.text, names))
 
 

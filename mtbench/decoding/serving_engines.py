@@ -58,10 +58,10 @@ def sglang(algorithm: str, ahead: int, draft: str = "", *, steps: int | None = N
     return Setting("SGLang", (*words, "--speculative-num-draft-tokens", str(ahead + 1)))
 
 
-def llama_cpp(kind: str, ahead: int, draft: str = "", *more: str) -> Setting:
+def llama_cpp(kind: str, ahead: int, draft: str = "") -> Setting:
     """Return llama.cpp's setting for a chain of `ahead` drafts, however unsure the draft is of them."""
     words = ["--spec-type", kind, *(["--spec-draft-model", gguf(draft)] if draft else [])]
-    return Setting("llama.cpp", (*words, "--spec-draft-n-max", str(ahead), "--spec-draft-p-min", "0", *more))
+    return Setting("llama.cpp", (*words, "--spec-draft-n-max", str(ahead), "--spec-draft-p-min", "0"))
 
 
 def gguf(name: str) -> str:

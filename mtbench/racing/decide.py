@@ -63,10 +63,8 @@ def decide(racing: Racing, results: Results) -> Decision:
         refused=race.refused,
         spent=_spent(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
-        serving={arm: {engine: c.text for engine, c in of.items()} for arm, of in serving.items()},
-        serving_notes={
-            arm: {engine: c.differs for engine, c in of.items() if c.differs} for arm, of in serving.items()
-        },
+        serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
+        serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.write_json(FILE, dump(decision))
     return decision

@@ -33,7 +33,6 @@ SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "left", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
 ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
 

@@ -12,7 +12,7 @@ from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import START
 from mtbench.options import AUTO
-from mtbench.racing.deploy import Command, commands, deployment
+from mtbench.racing.deploy import commands, deployment
 from mtbench.results.decision import recommend
 from mtbench.results.decision_format import Choice
 from mtbench.results.format import Estimate
@@ -26,9 +26,9 @@ def cells(*arms: str, **checkpoints: str) -> list[Any]:
     return [cell.changed(checkpoints=cell.checkpoints | checkpoints) for cell in plan.cells]
 
 
-def speculative(command: Command) -> dict[str, Any]:
+def speculative(command: tuple[str, str]) -> dict[str, Any]:
     """The speculative configuration of a command for vLLM."""
-    words = shlex.split(command.text)
+    words = shlex.split(command[0])
     found: dict[str, Any] = json.loads(words[words.index("--speculative-config") + 1])
     return found
 
@@ -38,21 +38,21 @@ def test_a_command_names_the_users_model_and_draft() -> None:
     [cell] = cells("speculative:ahead=2", ar="me/My Model", draft="me/draft")
     found = commands(cell, None)
     assert list(found) == ["vLLM", "SGLang", "llama.cpp"]
-    assert found["vLLM"].text.startswith("vllm serve 'me/My Model' --speculative-config '{")
+    assert found["vLLM"][0].startswith("vllm serve 'me/My Model' --speculative-config '{")
     assert speculative(found["vLLM"]) == {"method": "draft_model", "model": "me/draft", "num_speculative_tokens": 2}
-    assert found["SGLang"].text == (
+    assert found["SGLang"][0] == (
         "python -m sglang.launch_server --model-path 'me/My Model' --speculative-algorithm STANDALONE "
         "--speculative-draft-model-path me/draft --speculative-num-steps 2 --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens 3"
     )
-    assert found["llama.cpp"].text == (
+    assert found["llama.cpp"][0] == (
         "llama-server -m 'My Model.gguf' --spec-type draft-simple --spec-draft-model draft.gguf "
         "--spec-draft-n-max 2 --spec-draft-p-min 0"
     )
     [cell] = cells("speculative", ar="files/small.Q4.gguf")
-    assert "llama-server -m files/small.Q4.gguf " in commands(cell, None)["llama.cpp"].text
+    assert "llama-server -m files/small.Q4.gguf " in commands(cell, None)["llama.cpp"][0]
     [cell] = cells("speculative")
-    assert "vllm serve MODEL " in commands(cell, None)["vLLM"].text
+    assert "vllm serve MODEL " in commands(cell, None)["vLLM"][0]
     assert speculative(commands(cell, None)["vLLM"])["model"] == "DRAFT"
 
 
@@ -71,7 +71,7 @@ def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None,
     [cell] = cells("suffix:ahead=auto")
     found = commands(cell, positions)["vLLM"]
     assert speculative(found)["num_speculative_tokens"] == width
-    assert f"No engine has ahead=auto: ahead={width} is the fixed width nearest to what was fed." in found.differs
+    assert f"No engine has ahead=auto: ahead={width} is the fixed width nearest to what was fed." in found[1]
 
 
 @pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2", "ar"])
