@@ -120,6 +120,13 @@ class Inspected:
         return size
 
     @property
+    def largest_id(self) -> int:
+        """Largest token id that it may emit. Random weights emit also ids that the tokenizer does not know."""
+        if self.source.startswith(RANDOM):
+            return self.vocabulary - 1
+        return max(i for i in self.tokenizer.get_vocab().values() if i < self.vocabulary and i != self.mask_id)
+
+    @property
     def max_positions(self) -> int:
         """Longest sequence that the configuration allows."""
         return getattr(self.config, "max_position_embeddings", 1 << 30)

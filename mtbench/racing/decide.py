@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench import statistics
-from mtbench.racing.candidates import serving_settings
+from mtbench.racing.deploy import deployment
 from mtbench.racing.limits import over_limits
 from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
@@ -40,6 +40,7 @@ def decide(racing: Racing, results: Results) -> Decision:
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
     least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
     outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
+    serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
@@ -62,7 +63,8 @@ def decide(racing: Racing, results: Results) -> Decision:
         refused=race.refused,
         spent=_spent(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
-        serving=_serving(racing, found),
+        serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
+        serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.write_json(FILE, dump(decision))
     return decision
@@ -181,10 +183,3 @@ def _spent(stored: Stored) -> Spent:
             for lines, of_cell in zip(timings, of_cells, strict=True):
                 full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
     return Spent(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])
-
-
-def _serving(racing: Racing, found: Sequence[Recommendation]) -> dict[str, dict[str, str]]:
-    chosen = [c.arm for rec in found for c in (rec.same_tokens, rec.within_loss) if c is not None]
-    cells = {cell.arm: cell for cell in racing.plan.cells}
-    settings = {arm: serving_settings(cells[arm]) for arm in dict.fromkeys(chosen)}
-    return {arm: of_arm for arm, of_arm in settings.items() if of_arm}

@@ -1,6 +1,6 @@
 """Phrases that the page, the tables and the terminal share: names, disclaimers, and why a value is missing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench import statistics
@@ -117,19 +117,6 @@ def spread_over_tasks(spread: Spread | None) -> str | None:
     words = f"from {low} on {spread.worst.task} to {high} on {spread.best.task}"
     left_out = spread.tasks - spread.compared
     return f"{words}, {left_out} of {spread.tasks} tasks measured too little" if left_out else words
-
-
-def headline_spreads(cell: ResultCell, speedups: Iterable[Speedup | None]) -> str | None:
-    """Return the worst and the best task for an arm's headline figures; None if no figure has them.
-
-    A failed or void arm has none. speedups: those of the headline.
-    """
-    if cell.status == "failed" or cell.void:
-        return None
-    spreads = {f"speedup over {speedup.baseline}": speedup.spread for speedup in speedups if speedup is not None}
-    spreads["tokens per forward"] = cell.tokens_per_forward_spread
-    found = [f"{figure} {words}" for figure, spread in spreads.items() if (words := spread_over_tasks(spread))]
-    return "; ".join(found) or None
 
 
 def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | None:

@@ -33,7 +33,6 @@ SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "left", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
 ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
 
@@ -255,7 +254,10 @@ class DerivedAcceptance(Record):
     null: the figure cannot be computed from what the run stores.
     """
 
-    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts")
+    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts, before the answer is cut")
+    deepspec: NonNegative | None = Field(
+        None, description="DeepSpec: 1 + accepted tokens / drafts, before the answer is cut at the budget"
+    )
     sglang: NonNegative | None = Field(description="SGLang, SpecForge: completion tokens / verifications")
     specdec_bench: NonNegative | None = Field(description="specdec_bench: mean over answers of their mean chunk")
     spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")

@@ -90,12 +90,16 @@ class CellData:
         return [tokens[unit] for unit in sorted(tokens)], [forwards[unit] for unit in sorted(tokens)]
 
     def tokens_and_steps(self) -> tuple[list[int], list[int]] | None:
-        """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden."""
+        """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden.
+
+        Tokens that a last forward accepted beyond the budget count, as in DeepSpec.
+        """
         tokens, steps = Counter[int](), Counter[int]()
         for line in self.lines.values():
             if line.commits is None:
                 return None
-            tokens[self.unit_of[line.block]] += sum(line.commits)
+            beyond = line.surplus or 0 if line.finish_reason == "length" else 0
+            tokens[self.unit_of[line.block]] += sum(line.commits) + beyond
             steps[self.unit_of[line.block]] += sum(commit > 0 for commit in line.commits)
         return [tokens[unit] for unit in sorted(tokens)], [steps[unit] for unit in sorted(tokens)]
 

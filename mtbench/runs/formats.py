@@ -24,7 +24,6 @@ from mtbench.records import (
 )
 
 Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
-GRADES: tuple[Grade, ...] = get_args(Grade)
 
 Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
 REPORTED_BY = AliasChoices("reported_by", "told_by")  # its name in runs until November 2026

@@ -148,7 +148,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "What is open",
         "What it took",
         "Error levels",
-        "The same method in serving engines (not measured here)",
+        "Deploy (not measured there)",
         "Repeat the race",
     ]
     assert ("Limits", "time to the first token at most 500 ms, for 95 % of the requests or commits") in parts[
@@ -175,7 +175,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
     told = next(part.text for part in decided if part.heading == "What is open")
     assert told.startswith("The time budget ended the race, after its decision.")
     assert parts["What it took"].text.startswith("1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s")
-    settings = parts["The same method in serving engines (not measured here)"]
+    settings = parts["Deploy (not measured there)"]
     assert (settings.rows, settings.code) == ([("MARS τ=0.3, vLLM", f"--draft {slow}")], True)
     assert parts["Repeat the race"].rows == [("Command", f"mtbench choose --candidates {slow}")]
 
