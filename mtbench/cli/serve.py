@@ -18,7 +18,7 @@ from mtbench.cli.request_options import (
     PluginOption,
     checkpoints,
 )
-from mtbench.cli.session import say
+from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
 from mtbench.runs.run_request import RunRequest
 
@@ -103,4 +103,8 @@ def serve(
         api_key=key,
         log=log,
     )
-    server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)
+    try:
+        server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)
+    except server.DecodingError as error:
+        warn(f"error: {error}")
+        raise typer.Exit(FAILED) from None
