@@ -32,7 +32,7 @@ MIN_STEPS = 4  # of a program's share: below it, combining costs more than readi
 WIDEST = 128  # positions of a tile
 WIDEST_EXACT = 32  # in float32, which the matrix unit does not take
 CHUNKS = 4  # tiles of positions in a launch: bounds the memory of partial sums, 35 MB for each
-MULTIPROCESSORS = 132  # of an H100 and an H200; taken where there is no GPU
+MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
 COUNTERS = 4096  # arrival counters of a GPU, at least
 
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
@@ -345,6 +345,15 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_memory(device: torch.device) -> tuple[int, bool]:
+    """Return the bytes that a program may have, and whether the matrix unit reads its large side there (sm_90, 100)."""
+    if device.type != "cuda":
+        return SHARED_BYTES, True
+    properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
+    return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @cache
