@@ -76,6 +76,7 @@ def serve(
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; pip install 'multi-token-bench[serve]'.")
+    from mtbench.models import kernels
     from mtbench.serving import served, server
     from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits
@@ -94,6 +95,8 @@ def serve(
         offline=offline,
     )
     loaded = served.load(request, method, rows, max_length)
+    if off := kernels.off():
+        warn(f"mtbench's kernels do not run, and PyTorch's do: {off}")
     if span is not None:
         loaded.check_span(span)
     limits = Limits(

@@ -303,8 +303,8 @@ def _launch(
     share, programs = _shares(tiles * triton.cdiv(inputs, STEP), multiprocessors(x.device))
     at_once = min(chunks, CHUNKS)
     partials = x.new_empty(at_once * programs * 2 * TILE * positions, dtype=torch.float32)
-    counters = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
-    before = (x, weight, out, partials, counters)
+    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
+    before = (x, weight, out, partials, arrived)
     after = (count, bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
     for chunk in range(0, chunks, CHUNKS):
         _product[min(at_once, chunks - chunk), programs](
@@ -362,7 +362,11 @@ def dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@cache
+counters: dict[tuple[torch.device, int], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address
+
+
 def arrivals(device: torch.device, size: int) -> Tensor:
-    """Return counters, zero between kernels, for one stream at a time. They stay: CUDA graphs hold their address."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
+    """Return counters, zero between kernels, for one stream at a time."""
+    if (device, size) not in counters:
+        counters[device, size] = torch.zeros(size, dtype=torch.int32, device=device)
+    return counters[device, size]
