@@ -465,7 +465,7 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
         flags.append("power cap active")
     if hot := sum(bool((t.throttle or 0) & THERMAL) for t in data.timings):
         flags.append(f"slowed by heat in {hot} of {len(data.timings)} samples")
-    flags += _processor_flags(data, sessions)
+    flags += [*_processor_flags(data, sessions), *_code_flags(data, sampled)]
     for reason, lines in sorted(Counter(t.dropped for t in data.timings if t.dropped).items()):
         flags.append(f"{lines} of {len(data.timings)} samples dropped: {reason}")
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
@@ -483,6 +483,13 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
         return []
     share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
     return [f"shared processor: computed in {share:.0%} of the time"] if share < PROCESSOR_SHARE else []
+
+
+def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
+    """Return a flag if slower code ran than is usual. `sampled`: the session of each sample."""
+    flags = [f"its compilation failed: {t.uncompiled}; it ran uncompiled" for t in data.samples if t.uncompiled][:1]
+    off = [session.kernels_off for session in sampled if session.kernels_off and data.cell.engine]
+    return flags + [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
 
 
 def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:

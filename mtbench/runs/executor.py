@@ -80,6 +80,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
+            if off := run.read("environment.json", Environment).sessions[-1].kernels_off:
+                progress.note(f"mtbench's kernels do not run, and PyTorch's do: {off}")
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:
                 _forget_failures(run, recovered)

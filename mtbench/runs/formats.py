@@ -113,6 +113,9 @@ class TimingLine(Record):
         validation_alias=REPORTED_BY,
         description="who reported drafts, drafted and accepted of each request; null: counters of the whole engine",
     )
+    uncompiled: str | None = Field(
+        None, description="why a part of a step ran uncompiled that should not have; null: none did"
+    )
     cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")
@@ -248,6 +251,7 @@ class SessionRecord(Machine):
     loading_s: StoredSeconds | None = Field(None, description="time of loading the models, in seconds")
     synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
+    kernels_off: str | None = Field(None, description="why PyTorch's kernels ran and not mtbench's; null: no reason")
     converted: dict[str, str] | None = Field(
         None, description="checkpoints that were not stored as they ran, by source: from which file and type"
     )
