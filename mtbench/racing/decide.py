@@ -1,6 +1,7 @@
 """The decision of a race: decision.json, from the results of its run and the looks that were made."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mtbench import statistics
@@ -8,7 +9,7 @@ from mtbench.racing.deploy import deployment
 from mtbench.racing.limits import over_limits
 from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
-from mtbench.racing.standing import CLOSE, LEVEL, shared_level
+from mtbench.racing.standing import CLOSE
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import headline, recommend
@@ -53,7 +54,7 @@ def decide(racing: Racing, results: Results) -> Decision:
         recommendations=found,
         least=least,
         levels=Levels(
-            between_arms=LEVEL,
+            between_arms=statistics.WORD_LEVELS["faster"],
             accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
             accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
             close=CLOSE,
@@ -90,10 +91,10 @@ class _Pairs:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
-        level = shared_level(self.stored.looks(self._group(cell)), among)
+        share = partial(statistics.shared_ratio, looks=self.stored.looks(self._group(cell)), among=among)
         if shared is None or base is None or not shared.samples:
-            return statistics.ratio_of_totals([()], [()], level=level)
-        return statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)
+            return share((), ())
+        return share(base.by_block("wall_s"), shared.by_block("wall_s"))
 
     def _group(self, cell: ResultCell) -> Group:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)

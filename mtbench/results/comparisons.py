@@ -266,11 +266,12 @@ def _speedups(
         if data is not None and base is not None:
             timed.append((arm, data, base, doubt))
     ratios = [wall_ratio(data, base) for _, data, base, _ in timed]
+    shared = [_shared_ratio(data, base, looks, len(timed)) for _, data, base, _ in timed] if looks > 1 else ratios
     reasons = [
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
     ]
-    verdicts = statistics.speed_verdicts(ratios, reasons, looks=looks)
+    verdicts = statistics.speed_verdicts(shared, reasons, looks=looks)
     judged = zip(timed, ratios, verdicts, strict=True)
     return [(arm, _speedup(data, base, ratio, verdict)) for (arm, data, base, _), ratio, verdict in judged]
 
@@ -286,6 +287,11 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
     if arm is None or base is None:
         return Ratio(None, None, None, None, 0, "block")
     return statistics.ratio_of_totals([base.by_block("wall_s")], [arm.by_block("wall_s")])
+
+
+def _shared_ratio(data: CellData, baseline: CellData, looks: int, among: int) -> Ratio:
+    """Return the same ratio with the interval that a race uses."""
+    return statistics.shared_ratio(baseline.by_block("wall_s"), data.by_block("wall_s"), looks=looks, among=among)
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
