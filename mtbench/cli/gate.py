@@ -1,4 +1,4 @@
-"""`mtbench gate` compares two builds, `gate calibrate` measures the machine's noise, `gate history` lists past gates.
+"""`mtbench gate` compares two builds, `gate calibrate` measures the machine's noise.
 
 Exit codes: 0: PASS; 1: FAIL; 2: the builds cannot be compared, or a user's mistake; 3: INCONCLUSIVE.
 """
@@ -166,17 +166,6 @@ def calibrate(
     floor, file = gating.calibrate(opened, warn, seconds(ctx.params["time_budget"]))
     out.print(gating.floor_table(floor))
     say(file)
-
-
-@app.command()
-def history(
-    folder: Annotated[Path, typer.Argument(help="Folder with the folders of gates.")] = Path("runs"),
-) -> None:
-    """List the gates of a folder, the share of FAIL among gates of a build with itself, and the machine's drift."""
-    from mtbench.cli import gating
-
-    for renderable in gating.history(folder):
-        out.print(renderable)
 
 
 def _opened(ctx: typer.Context, directory: Path | None, kind: Any, **asked: Any) -> Any:
