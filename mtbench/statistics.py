@@ -52,6 +52,7 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
+DISTURBED = "the machine was disturbed"
 OVERRULED = "if it were the only arm"  # the word holds only without Holm's adjustment
 WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
@@ -461,6 +462,11 @@ def speed_verdicts(
     for i, verdict in zip(tested, adjusted, strict=True):
         verdicts[i] = verdict
     return verdicts
+
+
+def disturbed(verdict: str) -> bool:
+    """Return whether a verdict on speed is inconclusive because the machine was disturbed."""
+    return verdict.startswith(f"{INCONCLUSIVE}: {DISTURBED}")
 
 
 def withheld(verdict: str) -> bool:
