@@ -53,6 +53,7 @@ EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
 INCONCLUSIVE = "inconclusive"
+DISTURBED = "the machine was disturbed"
 OVERRULED = "if it were the only arm"  # the word holds only without Holm's adjustment
 WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
@@ -180,7 +181,9 @@ def ratio_of_totals(
     return Ratio(value, value / reach, value * reach, log_se, units, unit)
 
 
-def shared_ratio(above: Sequence[float] | Floats, below: Sequence[float] | Floats, *, looks: int, among: int = 1) -> Ratio:
+def shared_ratio(
+    above: Sequence[float] | Floats, below: Sequence[float] | Floats, *, looks: int, among: int = 1
+) -> Ratio:
     """Return Σ above / Σ below over blocks. Each bound of its interval fails with probability 2.5 % / (looks · among).
 
     A t interval fails more often at such levels if blocks are uneven. So this is the wider of those of
@@ -512,6 +515,11 @@ def speed_verdicts(
     for i, verdict in zip(tested, adjusted, strict=True):
         verdicts[i] = verdict
     return verdicts
+
+
+def disturbed(verdict: str) -> bool:
+    """Return whether a verdict on speed is inconclusive because the machine was disturbed."""
+    return verdict.startswith(f"{INCONCLUSIVE}: {DISTURBED}")
 
 
 def withheld(verdict: str) -> bool:

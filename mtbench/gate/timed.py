@@ -234,7 +234,8 @@ def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Itera
     wall_s = sum(wall_s for _, wall_s in known)
     share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
     if share < PROCESSOR_SHARE:
-        text = f"shared processor: the builds computed in {share:.0%} of the time; end other work, or use --live"
+        waited = f"shared processor: the builds waited for it in {1 - share:.0%} of their time"
+        text = f"{waited}; end other work, or use --live"
         yield _finding("environment", "note", text, None)
 
 

@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from mtbench.report.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.results.format import ResultCell, Speedup
-from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
+from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND, withheld
 
 INK, MUTED, RULE, ACCENT, PAPER, WARN = "#1c2127", "#5b6570", "#d5dbe1", "#1769aa", "#fefefe", "#a8471a"
 ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the darker ones
@@ -146,7 +146,8 @@ def _speedups(scene: Scene) -> Drawing | None:
         _arm_text(axes, row, scene, cell, WIDTH - NAMES - right)
         beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
         unit = 1 / (WIDTH - NAMES - right)
-        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight="bold", **beside)
+        weight = "normal" if withheld(speedup.verdict) else "bold"
+        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight=weight, **beside)
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)

@@ -128,6 +128,8 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
 
 def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
     """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note says more."""
+    if statistics.disturbed(speedup.verdict):
+        return statistics.DISTURBED
     word = short_verdict(speedup.verdict)
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
     return None if lost and word == statistics.INCONCLUSIVE else word

@@ -210,7 +210,8 @@ class Speedup(Sparse):
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
     factors: SpeedFactors | None = Field(
-        description="factors of rate_ratio; null: nothing was measured, or an engine hides its counters"
+        description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
+        "was disturbed"
     )
     includes_engine: Annotated[bool | None, NotNull()] = Field(
         None,

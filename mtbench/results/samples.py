@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftL
 from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
+
+FAR_OFF = 4.0  # times its usual time, from which a block's time is not taken for the arm's speed
 
 
 @dataclass(eq=False)
@@ -184,6 +187,48 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 left=left.get(name),
             )
     return data
+
+
+class FarOff(NamedTuple):
+    """A block whose time is far off the cell's other blocks."""
+
+    block: int
+    wall_s: float
+    ratio: float  # how many times as long as usual
+
+
+def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
+    """Return by cell the block that is furthest off the others, if it takes over FAR_OFF times as long as usual.
+
+    Longer work is no such block. So its time per forward (per token, if forwards are hidden) must be far above the
+    cell's median; and its time over the median of the other arms on the same block, above the median of this ratio.
+    """
+    walls, works = {}, {}
+    for data in group:
+        blocks = [t.block for t in data.samples]
+        medians = (
+            statistics.median_by(blocks, [value(t) for t in data.samples])
+            for value in (lambda t: t.wall_s, lambda t: float(t.batch_forwards or t.tokens or 1))
+        )
+        walls[data.cell.cell], works[data.cell.cell] = (
+            dict(zip(sorted(set(blocks)), of_block, strict=True)) for of_block in medians
+        )
+    found = {}
+    for cell, of_block in walls.items():
+        beside = {b: [walls[other][b] for other in walls if other != cell and b in walls[other]] for b in of_block}
+        own = _over_usual({b: wall_s / works[cell][b] for b, wall_s in of_block.items()})
+        row = _over_usual({b: wall_s / np.median(beside[b]) for b, wall_s in of_block.items() if beside[b]})
+        ratios = {b: min(ratio, row.get(b, ratio)) for b, ratio in own.items()}
+        worst = max(ratios, key=ratios.__getitem__, default=None)
+        if worst is not None and ratios[worst] > FAR_OFF:
+            found[cell] = FarOff(worst, float(of_block[worst]), float(ratios[worst]))
+    return found
+
+
+def _over_usual(values: Mapping[int, float]) -> dict[int, float]:
+    """Return each value over the median of all."""
+    usual = np.median(list(values.values())) if values else 1.0
+    return {block: float(value / usual) for block, value in values.items()}
 
 
 def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:

@@ -66,6 +66,14 @@ class GenerationLine(Record):
     block: StoredCount = Field(description="index of the block")
 
 
+class Disturbed(Record):
+    """A decoding that does not count."""
+
+    wall_s: StoredSeconds = Field(description="wall time, in seconds")
+    cpu_s: StoredSeconds = Field(description="processor time of the thread that decodes, in seconds")
+    reason: str = Field(description="why it does not count")
+
+
 class TimingLine(Record):
     """A line of timings/<cell>.jsonl: one block in one round, from an idle device to an idle device.
 
@@ -116,7 +124,9 @@ class TimingLine(Record):
     uncompiled: str | None = Field(
         None, description="why a part of a step ran uncompiled that should not have; null: none did"
     )
-    cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
+    cpu_s: StoredSeconds | None = Field(
+        None, description="processor time of the thread that decodes; older runs: of the process; in seconds"
+    )
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")
     power_w: StoredQuantity | None = Field(description="mean power of the GPU, in W")
@@ -125,6 +135,9 @@ class TimingLine(Record):
     )
     shared: bool | None = Field(description="true: another process computed on the GPU")
     dropped: str | None = Field(description="why this sample is not used; null: it is used")
+    disturbed: list[Disturbed] | None = Field(
+        None, description="earlier decodings of the block, which a disturbed machine made void; null: none"
+    )
     identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 

@@ -454,7 +454,9 @@ def test_a_shared_processor_is_noted_where_the_build_itself_computes(
     """Not of arms whose tokens a server computes."""
     shares: dict[str, Any] = {"base": {"computing": 0.6}, "computing": 0.4, "asked": {"pairs": 2}}
     said = [f.text for f in gate(**shares).findings if "shared processor" in f.text]
-    assert [text.partition(";")[0] for text in said] == ["shared processor: the builds computed in 50% of the time"]
+    assert [text.partition(";")[0] for text in said] == [
+        "shared processor: the builds waited for it in 50% of their time"
+    ]
     for name in ("runs", "base", "head"):
         shutil.rmtree(tmp_path / name)
     for method in ("ar", "mars"):
