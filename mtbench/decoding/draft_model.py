@@ -30,7 +30,7 @@ def refuse_other_models(checkpoints: Mapping[str, Inspected], role: str) -> None
             "`mtbench ls methods`."
         )
     rows = checkpoints[role].vocabulary
-    if rows <= target.largest_id:
+    if checkpoints[role] is not target and rows <= target.largest_id:
         raise UserError(
             f"checkpoint {checkpoints[role].source!r} in role {role!r} has {rows:,} embedding rows, and "
             f"{target.source!r} emits token ids up to {target.largest_id:,}; name a draft with its vocabulary by "

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NONE_HAS_IT = "no engine has this method"
 SAMPLED = "Above a temperature of 0 it verifies drafts by another rule."
@@ -38,12 +38,12 @@ class Setting(NamedTuple):
         return shlex.join([*START[self.engine], name, *self.words])
 
 
-def vllm(**config: str | int | float | bool) -> Setting:
+def vllm(**config: Any) -> Setting:
     """Return vLLM's setting; `config`: keys of its speculative configuration."""
     return Setting("vLLM", ("--speculative-config", json.dumps(config)))
 
 
-def drafted(verify: str, config: Mapping[str, str | int | float | bool], *others: Setting) -> Sequence[Setting]:
+def drafted(verify: str, config: Mapping[str, Any], *others: Setting) -> Sequence[Setting]:
     """Return the settings for a chain of drafts from a model; `config`: of `vllm`, the one engine for `rejection`."""
     if verify == "rejection":
         return (vllm(**config, draft_sample_method="probabilistic"),)

@@ -124,7 +124,8 @@ class Inspected:
         """Largest token id that it may emit. Random weights emit also ids that the tokenizer does not know."""
         if self.source.startswith(RANDOM):
             return self.vocabulary - 1
-        return max(i for i in self.tokenizer.get_vocab().values() if i < self.vocabulary and i != self.mask_id)
+        ids: dict[str, int] = self.tokenizer.get_vocab()
+        return max(i for i in ids.values() if i < self.vocabulary and i != self.mask_id)
 
     @property
     def max_positions(self) -> int:

@@ -123,16 +123,13 @@ def derived(
     """Return the figure of every owner.
 
     offered: guesses, or None if the number is not stored; batch_forwards: forwards of the batches with the answers;
-    finish, surplus: per answer, why it ended, and the tokens that its last forward accepted after its end. aiperf's
-    token-weighted Acceptance Length (docs/metrics-reference.md: 1 + all accepted / all steps) equals vLLM's.
+    finish, surplus: per answer, why it ended, and the tokens that its last forward accepted after its end.
 
-    vLLM (v1/core/sched/scheduler.py, v1/spec_decode/metrics.py, `vllm bench serve`): 1 + accepted tokens / drafts, over
-    all requests, before it cuts an answer. A draft is a proposal that was verified: here a forward that committed.
-    vLLM leaves out steps without a proposal (an n-gram without a match). Which steps those were is not stored, so they
+    vLLM (v1/core/sched/scheduler.py, v1/spec_decode/metrics.py): 1 + accepted tokens / drafts, over all requests,
+    before it cuts an answer. aiperf's token-weighted figure is the same. A draft is a proposal that was verified: here
+    a forward that committed. vLLM leaves out steps without a proposal. Which steps those were is not stored, so they
     count as drafts without an accepted token, and the figure is at most vLLM's.
-
-    DeepSpec (deepspec/eval/base_evaluator.py, `generate_decoding_sample` and `build_metrics_row`; arXiv 2607.05147):
-    the same, but an accepted end token ends the count. The budget does not. Its prefill's token does not count.
+    DeepSpec (deepspec/eval/base_evaluator.py, arXiv 2607.05147): the same, but an accepted end token ends the count.
     """
     drafts = offered != 0  # without drafts the owners that count drafts have no figure
     uncut = _uncut(commits, surplus)

@@ -84,7 +84,8 @@ def other(field: dataclasses.Field[Any]) -> Any:
     """A value of an option that is not its default."""
     if isinstance(field.default, str):
         return {"verify": "rejection", "match": "latest", "tree": "3x2", "draft": "other"}[field.name]
-    return field.default + 1 if field.default < 2 else field.default - 1
+    value: Any = field.default
+    return value + 1 if value < 2 else value - 1
 
 
 NOTHING = Estimate(value=None, ci_low=None, ci_high=None)
