@@ -526,7 +526,10 @@ def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
 
 
 def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
-    """Return a flag if some answers have no score. Without any score there is no accuracy."""
+    """Return a flag if timed answers are missing, or some have no score. Without any score there is no accuracy."""
+    timed = sum(t.items for t in data.timings if t.round == 1)
+    if missing := max(0, timed - len(data.lines)):
+        return [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
     if suite.metric is None or not data.scores or data.scores.keys() == data.lines.keys():
         return []
     scored = len(data.scores.keys() & data.lines.keys())
