@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+Values = Sequence[float] | npt.NDArray[np.float64]
 Unit = Literal["block", "round", "session"]
 
 UNITS_NEEDED: dict[Unit, int] = {"block": 6, "round": 5, "session": 5}
@@ -52,6 +52,7 @@ EPSILON_POSITIONS_NEEDED = 2000
 EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
+LONGEST = 300.0  # reach of an interval on the log scale, so that its bounds are numbers
 INCONCLUSIVE = "inconclusive"
 DISTURBED = "the machine was disturbed"
 OVERRULED = "if it were the only arm"  # the word holds only without Holm's adjustment
@@ -181,20 +182,18 @@ def ratio_of_totals(
     return Ratio(value, value / reach, value * reach, log_se, units, unit)
 
 
-def shared_ratio(
-    above: Sequence[float] | Floats, below: Sequence[float] | Floats, *, looks: int, among: int = 1
-) -> Ratio:
+def shared_ratio(above: Values, below: Values, *, looks: int, among: int = 1) -> Ratio:
     """Return Σ above / Σ below over blocks. Each bound of its interval fails with probability 2.5 % / (looks · among).
 
-    A t interval fails more often at such levels if blocks are uneven. So this is the wider of those of
-    `ratio_of_totals` and `log_normal_interval`. `log_se` is that of a t interval with the reach of its longer side.
+    At such levels a t interval fails more often if blocks are uneven. So this is the wider of that of
+    `ratio_of_totals` and of `log_normal_interval`. `log_se` is that of a t interval with the reach of its longer side.
     """
     level = 1 - 2 * WORD_LEVELS["faster"] / (looks * max(1, among))
     found = ratio_of_totals([above], [below], level=level)
     if found.value is None or found.ci_low is None or found.ci_high is None or min(*above, *below) <= 0:
         return found
-    low, high = np.exp(log_normal_interval(above, below, level=level))
-    low, high = min(found.ci_low, float(low)), max(found.ci_high, float(high))
+    log_low, log_high = np.clip(log_normal_interval(above, below, level=level), -LONGEST, LONGEST)
+    low, high = min(found.ci_low, math.exp(log_low)), max(found.ci_high, math.exp(log_high))
     reach = math.log(max(high / found.value, found.value / low))
     return found._replace(ci_low=low, ci_high=high, log_se=reach / _t_quantile(level, found.units - 1))
 

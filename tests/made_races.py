@@ -29,10 +29,16 @@ class Truth:
 
 
 def draw(
-    truths: Sequence[Truth], blocks: int, rows: int, rng: np.random.Generator, *, spread: float = 0.08
+    truths: Sequence[Truth],
+    blocks: int,
+    rows: int,
+    rng: np.random.Generator,
+    *,
+    spread: float = 0.08,
+    sizes: float = 0.3,
 ) -> list[Entrant]:
-    """Return entrants with drawn blocks. spread: log standard deviation of a block's time, beside its length."""
-    length = np.exp(rng.normal(0, 0.3, blocks))
+    """Return entrants with drawn blocks. Log standard deviations: sizes of blocks, spread of the times of an arm."""
+    length = np.exp(rng.normal(0, sizes, blocks))
     right = rng.random((blocks, rows)) < 0.8
     found = []
     for truth in [Truth(PLAIN, 1.0), *truths]:

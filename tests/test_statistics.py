@@ -207,8 +207,15 @@ def test_a_shared_ratio_has_the_wider_of_two_intervals() -> None:
     walls = lognormal(np.random.default_rng(3), 0.2, (2, 9))
     level = 1 - 2 * 0.025 / (4 * 3)
     value, low, high, log_se, *_ = stat.shared_ratio(*walls, looks=4, among=3)
-    timed, bounds = stat.ratio_of_totals([walls[0]], [walls[1]], level=level), stat.log_normal_interval(*walls, level=level)
-    assert (value, low, high) == (timed.value, min(timed.ci_low, np.exp(bounds[0])), max(timed.ci_high, np.exp(bounds[1])))
+    timed, bounds = (
+        stat.ratio_of_totals([walls[0]], [walls[1]], level=level),
+        stat.log_normal_interval(*walls, level=level),
+    )
+    assert (value, low, high) == (
+        timed.value,
+        min(timed.ci_low, np.exp(bounds[0])),
+        max(timed.ci_high, np.exp(bounds[1])),
+    )
     reach = scipy.stats.t.ppf((1 + level) / 2, 8) * log_se
     assert reach == pytest.approx(max(math.log(high / value), math.log(value / low)))
     assert stat.shared_ratio(*walls[:, :5], looks=4) == stat.ratio_of_totals([walls[0, :5]], [walls[1, :5]])

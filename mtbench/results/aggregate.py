@@ -66,7 +66,10 @@ STATISTICS = (
     "score interval of paired differences (Tango); "
     "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
 )
-SHARED = "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound)"
+SHARED = (
+    "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound); "
+    "a word on speed needs the log-normal interval, too"
+)
 COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),

@@ -277,8 +277,9 @@ def _speedups(
         data, base = arm.on_blocks_of(baseline), baseline.on_blocks_of(arm)
         if data is not None and base is not None:
             timed.append((arm, data, base, doubt))
-    ratios = [wall_ratio(data, base) for _, data, base, _ in timed]
-    shared = [_shared_ratio(data, base, looks, len(timed)) for _, data, base, _ in timed] if looks > 1 else ratios
+    walls = [(base.by_block("wall_s"), data.by_block("wall_s")) for _, data, base, _ in timed]
+    ratios = [statistics.ratio_of_totals([base], [data]) for base, data in walls]
+    shared = [statistics.shared_ratio(*both, looks=looks, among=len(walls)) for both in walls] if looks > 1 else ratios
     reasons = [
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
@@ -299,11 +300,6 @@ def wall_ratio(data: CellData, baseline: CellData) -> Ratio:
     if arm is None or base is None:
         return Ratio(None, None, None, None, 0, "block")
     return statistics.ratio_of_totals([base.by_block("wall_s")], [arm.by_block("wall_s")])
-
-
-def _shared_ratio(data: CellData, baseline: CellData, looks: int, among: int) -> Ratio:
-    """Return the same ratio with the interval that a race uses."""
-    return statistics.shared_ratio(baseline.by_block("wall_s"), data.by_block("wall_s"), looks=looks, among=among)
 
 
 def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict) -> Speedup:
