@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from mtbench import files, records
+from mtbench import files, plugins, records
 from mtbench.cli import session
 from mtbench.errors import UserError
 from mtbench.gate import exports, floor, page
-from mtbench.gate.builds import resolve
+from mtbench.gate.builds import Build, resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
 from mtbench.gate.stages import FILE, GateRun
@@ -106,8 +106,7 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
     Another gate may have begun in the directory while the builds were installed: only who has the lock writes.
     """
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
-    base = resolve(opened.request.base, note)
-    head = base if opened.request.head == opened.request.base else resolve(opened.request.head, note)
+    base, head = _builds(opened.request, note)
     directory = opened.directory
     made = not os.path.lexists(directory)
     with files.write_errors(directory, "choose another `-o DIR`."):
@@ -124,6 +123,15 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
                 session.started.clear()
                 _remove(directory, itself=made)
             raise
+
+
+def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:
+    """Return base and head. Head's plugin files are imported here as well: this process asks what their methods do."""
+    for file in request.plugins:
+        plugins.load_file(file)
+    base = resolve(request.base, note)
+    head = base if request.head == request.base else resolve(request.head, note)
+    return base.importing(request.base_plugins), head.importing(request.plugins)
 
 
 def _remove(directory: Path, *, itself: bool) -> None:

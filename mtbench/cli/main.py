@@ -170,7 +170,8 @@ def _how_to_resume() -> str:
     resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
-    again = f"mtbench {resumed} -o {session.started[-1]} --resume{plugins.as_options()}"
+    files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
+    again = f"mtbench {resumed} -o {session.started[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"
 
 

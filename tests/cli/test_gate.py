@@ -15,8 +15,9 @@ import pytest
 from fake_build import build, calls
 from living import is_alive
 from typer.testing import CliRunner, Result
-from whole import plan_of
+from whole import forget_plugin_files, plan_of
 
+from mtbench import plugins
 from mtbench.cli import gating, main
 from mtbench.errors import UserError
 from mtbench.gate import floor
@@ -25,6 +26,16 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import begin_run
 
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
+MINE = """
+from dataclasses import dataclass
+from mtbench import METHODS, Method
+@METHODS.register("mine")
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    roles = ("ar",)
+    def window(self): ...
+    def accept(self, state, rows, output): ...
+"""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +95,28 @@ def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], 
     asked = calls(tmp_path / "head")[0][1:-2]
     assert sorted(asked) == sorted([*OPTIONS, *more, "--limit", "100"])
     assert "--time-budget" not in asked
+
+
+def test_each_build_imports_its_own_plugin_file(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """The page names both by their SHA-256. Two texts are two builds in one environment; two names of one are not."""
+    words, (old, new) = made()[:2], (tmp_path / name for name in ("old.py", "new.py"))
+    for file, more in ((old, ""), (new, "# changed")):
+        file.write_text(MINE + more)
+    named = [*words, "--head", words[1], *OPTIONS, "--counts-only", "--plugin", new]
+    assert gate(*named, "--base-plugin", old, "-o", tmp_path / "two").exit_code == 0
+    assert [call[-2:] for call in calls(tmp_path / "base")] == [
+        ["--plugin", str(file)] for file in (old, new, old, old, new)
+    ]
+    stored = json.loads((tmp_path / "two" / "gate.json").read_text())
+    assert not stored["same_build"]
+    assert stored["base"]["plugins"] == {str(old): plugins.read_file(old).sha256}
+    assert plugins.read_file(new).sha256[:12] in (tmp_path / "two" / "gate.html").read_text()
+    assert gate(*named, "-o", tmp_path / "one").exit_code == 0
+    assert json.loads((tmp_path / "one" / "gate.json").read_text())["same_build"]
+    old.write_text(MINE + "# changed later")
+    assert "began with another base" in mistake("-o", tmp_path / "two", "--resume")
+    assert "cannot be read" in mistake(*named, "--base-plugin", tmp_path / "none.py")
+    forget_plugin_files()
 
 
 def test_github_gets_a_summary_and_marks(
