@@ -2,16 +2,21 @@
 
     mtbench run --suite arithmetic --batch-size 8 --rounds 1 --limit 240 --method ar --method … -o RUN
     python benchmarks/choose_errors.py RUN [--races 1000] [--blocks 120] [--max-loss 1]
+    python benchmarks/choose_errors.py [--races 1000] [--blocks 64]      # without a run: made-up blocks
 
 A race draws blocks of the run, with their times, answers and scores, so that all block-to-block noise is that of the
 machine. Its arms are those of the run, scaled by a known factor, and made-up ones near the leader: the time of an arm
 with the noise of another block. Their truth is that of all blocks of the run. Lossy arms lose a known share of the
 answers; some lose exactly what is accepted, where an error is most likely.
+
+Without a run, times are log-normal, and t bounds are tried beside the bounds of a race: one bound at the levels of a
+race, where sizes of blocks differ and where the ratio of two arms differs, too; whole races in which all arms but one
+are just over 2 % slower than that one; and the blocks of races whose arms differ.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +25,89 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from mtbench import statistics
+from mtbench.racing.race import looks, replay
 from mtbench.racing.runner import Racing
-from mtbench.racing.standing import Block, Entrant
+from mtbench.racing.standing import CLOSE, Block, Entrant
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from made_races import Truth, chosen_is_behind, decide, missed_any, missed_same, wrongly_kept
+from made_races import Truth, chosen_is_behind, decide, draw, missed_any, missed_same, wrongly_kept
 
 LOSSES = (0.0, 0.5, 1.0, 1.0, 2.0, 10.0)  # of made-up lossy arms, in shares of the accepted loss
 NEAR = 0.05  # made-up arms are within this share of an arm of the run
+SPREADS, NOISE, ARMS = (0.3, 0.7, 1.0), 0.1, 9  # log standard deviations
+BLOCKS = (6, 8, 11, 16, 24, 36, 64)
+LEVELS = (0.025 / 5, 0.025 / 50)  # of a bound
+TRIALS, AT_ONCE = 400_000, 40_000
+
+Times = npt.NDArray[np.float64]
+Rule = Callable[..., statistics.Ratio]
+
+
+def t_ratio(above: Sequence[float], below: Sequence[float], *, looks: int, among: int = 1) -> statistics.Ratio:
+    return statistics.ratio_of_totals([above], [below], level=1 - 0.05 / (looks * max(1, among)))
+
+
+RULES: dict[str, Rule] = {"t": t_ratio, "race": statistics.shared_ratio}
+
+
+def t_interval(above: Times, below: Times, level: float) -> Times:
+    """Return the bounds (2, trials) of `ratio_of_totals` on the log scale."""
+    from scipy.special import stdtrit
+
+    units = above.shape[1]
+    x, y = (wall / wall.sum(axis=1, keepdims=True) for wall in (above, below))
+    reach = stdtrit(units - 1, (1 + level) / 2) * np.sqrt(units / (units - 1) * ((x - y) ** 2).sum(axis=1))
+    return np.log(above.sum(axis=1) / below.sum(axis=1)) + np.array([-reach, reach])
+
+
+def failures(units: int, spread: float, ratios: float, rng: np.random.Generator) -> dict[str, float]:
+    """Return by rule how often a bound fails, over its level: the most of both bounds and both levels."""
+    counts = {name: np.zeros((len(LEVELS), 2)) for name in RULES}
+    for _ in range(TRIALS // AT_ONCE):
+        size, noise, other = (sd * rng.standard_normal((AT_ONCE, units)) for sd in (spread, NOISE, ratios))
+        below = np.exp(size + NOISE * rng.standard_normal(size.shape) + other - ratios**2 / 2)
+        for place, level in enumerate(LEVELS):
+            found = t_interval(np.exp(size + noise), below, 1 - 2 * level)
+            wider = statistics.log_normal_interval(np.exp(size + noise), below, level=1 - 2 * level)
+            of_race = np.array([np.minimum(found[0], wider[0]), np.maximum(found[1], wider[1])])
+            for name, (low, high) in (("t", found), ("race", of_race)):
+                counts[name][place] += [(low > 0).sum(), (high < 0).sum()]
+    return {name: float((count / TRIALS / np.array(LEVELS)[:, None]).max()) for name, count in counts.items()}
+
+
+def made_up(races: int, blocks: int, seed: int) -> None:
+    """Print how often bounds and races fail, and the blocks that races decode."""
+    at = looks(blocks)
+    table = Table("blocks differ in", "spread", *map(str, BLOCKS), title="failures of a bound / level: t, race")
+    for kind in ("size", "size and ratio"):
+        for spread in SPREADS:
+            rng = np.random.default_rng(seed)
+            cells = [failures(units, spread, spread * (kind != "size"), rng) for units in BLOCKS]
+            table.add_row(kind, str(spread), *(f"{cell['t']:.1f} {cell['race']:.1f}" for cell in cells))
+    Console().print(table)
+    table = Table(
+        "spread", "bounds", "the best arm is lost", "blocks decoded", title=f"{races:,} races, {blocks} blocks"
+    )
+    near = [Truth("best", 1.2), *(Truth(f"a{n}", 1.2 / (1.001 + CLOSE)) for n in range(ARMS - 1))]
+    for spread in SPREADS:
+        for name, rule in RULES.items():
+            statistics.shared_ratio = rule
+            rng, lost, used = np.random.default_rng(seed), 0, 0
+            for _ in range(races):
+                outcome = replay(draw(near, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02)
+                lost += any(departure.lost and departure.name == "best" for departure in outcome.left)
+                far = [Truth(f"a{n}", float(speed)) for n, speed in enumerate(np.exp(rng.normal(0.1, 0.3, ARMS)))]
+                left = replay(draw(far, blocks, 0, rng, spread=NOISE, sizes=spread), at, 0.02).left
+                used += sum(departure.block for departure in left) + blocks * (1 + ARMS - len(left))
+            share = statistics.wilson(lost, races)
+            interval = f"[{share.ci_low:.1%}, {share.ci_high:.1%}]"
+            table.add_row(str(spread), name, f"{share.value:.1%} {interval}", f"{used / races:.0f}")
+    Console().print(table)
 
 
 def measured(path: Path) -> list[Entrant]:
@@ -96,12 +172,16 @@ def _lossy(scores: Sequence[dict[str, float]], loss: float, rng: np.random.Gener
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--races", type=int, default=1000)
-    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--blocks", type=int)
     parser.add_argument("--max-loss", type=float, default=1.0, help="in points")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    if given.run is None:
+        made_up(given.races, given.blocks or 64, given.seed)
+        return
+    given.blocks = given.blocks or 120
     arms, rng = measured(given.run), np.random.default_rng(given.seed)
     max_loss = given.max_loss / 100
     counts = dict.fromkeys(("same", "any", "behind", "kept", "cannot tell", "plain", "not told apart", "undecided"), 0)

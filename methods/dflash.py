@@ -12,7 +12,7 @@ and counted, and saves no time here; an engine that packs rows would save it.
 R = rows, K = drafts, V = vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from mtbench.decoding.block_drafting import draft_block, refuse_other_blocks
 from mtbench.decoding.feature_drafting import first_entries
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify
 from mtbench.models.loading import Inspected
 from mtbench.options import option
@@ -45,6 +46,14 @@ class DFlash(VerifiedMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_blocks(checkpoints, self.draft, self.ahead, self.confidence)
+
+    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
+        if self.confidence:
+            return ()
+        kind, draft, ahead = "dspark" if self.draft == "dspark" else "dflash", drafts[self.draft], self.ahead
+        block = {"method": kind, "model": draft, "num_speculative_tokens": ahead}
+        others = (sglang(kind.upper(), ahead, draft, steps=1), llama_cpp(f"draft-{kind}", ahead, draft))
+        return drafted(self.verify, block, *others)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1, drafts=1)

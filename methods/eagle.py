@@ -9,7 +9,7 @@ EAGLE-1; the longest path that equals the target's own choices is accepted.
 R = rows, G = guesses, K = drafts of a path, V = vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from mtbench.decoding import trees
 from mtbench.decoding.feature_drafting import draft_tree, first_entries, levels, refuse_other_drafts
 from mtbench.decoding.method import Commit, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.serving_engines import Setting, drafted, llama_cpp, sglang
 from mtbench.decoding.verification import VERIFY, VerifiedMethod, Verify, verify_tree
 from mtbench.errors import UserError
 from mtbench.models.loading import Inspected
@@ -38,17 +39,6 @@ class Eagle(VerifiedMethod):
     title = "EAGLE"
     roles = ("ar",)
     choices = ("eagle:ahead=2|4|7", "eagle:tree=3x2")
-    serving = (
-        (
-            "vLLM",
-            '--speculative-config \'{"method": "eagle3", "model": "$draft", "num_speculative_tokens": $ahead}\'',
-        ),
-        (
-            "SGLang",
-            "--speculative-algorithm EAGLE3 --speculative-draft-model-path $draft --speculative-num-steps $ahead "
-            "--speculative-eagle-topk 1 --speculative-num-draft-tokens $commits",
-        ),
-    )
 
     def __post_init__(self) -> None:
         if self.ahead != AUTO:
@@ -70,6 +60,13 @@ class Eagle(VerifiedMethod):
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         refuse_other_drafts(checkpoints, self.draft, sequential=True)
+
+    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
+        if self.tree != "1":
+            return ()
+        draft, ahead = drafts[self.draft], self.ahead
+        chain = {"method": "eagle3", "model": draft, "num_speculative_tokens": ahead}
+        return drafted(self.verify, chain, sglang("EAGLE3", ahead, draft), llama_cpp("draft-eagle3", ahead, draft))
 
     def window(self) -> Window:
         drafts, commits = self.ahead, self.ahead + 1

@@ -7,13 +7,21 @@ score is the sum over its tokens of the chance that a place has the chain up to 
 below `least` and after `factor` · p tokens. The chain with the largest score is the draft.
 
 The tree is cold: it holds the request's own text, so counts do not depend on the order of requests. A warm tree, with
-the earlier answers of a server, would hold the answers themselves from a run's second round on. Lengths are powers of
-two instead of all up to `depth`.
+the earlier answers of a server, would hold the answers themselves from a run's second round on.
+
+The authors' ArcticInference (csrc/suffix_decoding/suffix_tree.cc), which vLLM runs, drafts otherwise in five rules:
+- Denominator: a chance there is over all places of the chain. Here a place at the end of the text, which has no next
+  token, does not count.
+- Limit: a chain there has at most floor(`factor` · p) tokens. Here it has at most ceil(`factor` · p).
+- Depth: it bounds suffix and drafts together there. Here it bounds the suffix; drafts are bounded by `ahead`.
+- Ties between next tokens: the first in the order of its tree there. Here it is the smallest token id.
+- Lengths: every p from 1 to the depth there. Here p is a power of two.
 Drafting needs no model.
 
 R = rows, P = lengths, S = slots, K = drafts, V = vocabulary.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +29,7 @@ from torch import Tensor
 
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
+from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, vllm
 from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.models import sampling
 from mtbench.options import option
@@ -40,14 +49,16 @@ class Suffix(Method):
     roles = ("ar",)
     claims = "lossless"
     choices = ("suffix:ahead=auto|8",)
-    serving = (
-        (
-            "vLLM",
-            '--speculative-config \'{"method": "suffix", "num_speculative_tokens": $ahead, '
-            '"suffix_decoding_max_tree_depth": $depth, "suffix_decoding_max_spec_factor": $factor, '
-            '"suffix_decoding_min_token_prob": $least, "suffix_decoding_max_cached_requests": 0}\'',
-        ),
-    )
+
+    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
+        limits = {
+            "suffix_decoding_max_tree_depth": self.depth + self.ahead,  # bounds suffix and drafts together
+            "suffix_decoding_max_spec_factor": self.factor,
+            "suffix_decoding_min_token_prob": self.least,
+            "suffix_decoding_max_cached_requests": 0,  # the tree is cold
+        }
+        other = "Some drafts differ: `mtbench ls methods suffix` names the rules."
+        return (vllm(method="suffix", num_speculative_tokens=self.ahead, **limits).but(f"{other} {ALWAYS_WIDE}"),)
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

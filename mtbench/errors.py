@@ -10,6 +10,20 @@ from collections.abc import Iterable
 
 NEVER_PRINTED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode: controls, formats, surrogates, separators
 
+LOST_DEVICE = (  # texts of CUDA's errors
+    "illegal memory access",
+    "device-side assert",
+    "unspecified launch failure",
+    "misaligned address",
+    "illegal instruction",
+    "invalid program counter",
+    "hardware stack error",
+    "not supported on global/shared address space",
+    "launch timed out",
+    "uncorrectable",  # ECC, NVLink
+    "context is destroyed",
+)
+
 
 def printable(text: str, keep: str = "") -> str:
     r"""Return `text` with every character that could control a terminal or reorder a line as a Python escape.
@@ -44,6 +58,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out: Python, torch and other libraries each have an error of their own."""
     named = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
     return named or "allocate memory" in str(error)
+
+
+def loses_device(error: BaseException) -> bool:
+    """Return whether a CUDA error leaves the process without its GPU: every later call fails.
+
+    CUDA Runtime API, section "Data types used by CUDA Runtime": errors that leave the process in an inconsistent state.
+    """
+    return "CUDA" in str(error) and any(text in str(error) for text in LOST_DEVICE)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:

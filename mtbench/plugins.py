@@ -170,15 +170,20 @@ def load_file(path: str | Path) -> PluginFile:
 
     Raises UserError in one line if it cannot be read, raises an error or registers nothing usable.
     """
+    file = read_file(path)
+    load([file])
+    return file
+
+
+def read_file(path: str | Path) -> PluginFile:
+    """Return a file that would register methods or suites. Raises UserError if it cannot be read."""
     absolute = Path(path).expanduser().resolve()
     try:
-        file = PluginFile(str(absolute), files.read_bytes(absolute, LARGEST_PLUGIN))
+        return PluginFile(str(absolute), files.read_bytes(absolute, LARGEST_PLUGIN))
     except FileNotFoundError as error:
         raise UserError(f"--plugin {str(path)!r} cannot be read: {error.strerror}; give a Python file.") from None
     except UserError as error:
         raise UserError(f"--plugin {str(path)!r}: {error}") from None
-    load([file])
-    return file
 
 
 def load(plugins: Iterable[PluginFile]) -> None:

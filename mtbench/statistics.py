@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Values = Sequence[float] | npt.NDArray[np.float64]
 Unit = Literal["block", "round", "session"]
 
 UNITS_NEEDED: dict[Unit, int] = {"block": 6, "round": 5, "session": 5}
@@ -51,7 +52,9 @@ EPSILON_POSITIONS_NEEDED = 2000
 EPSILON_CAP = 0.5
 
 NORMAL = NormalDist()
+LONGEST = 300.0  # reach of an interval on the log scale, so that its bounds are numbers
 INCONCLUSIVE = "inconclusive"
+DISTURBED = "the machine was disturbed"
 OVERRULED = "if it were the only arm"  # the word holds only without Holm's adjustment
 WORD_LEVELS = {  # word -> level of its test; if several words hold, the first one is reported
     "faster": 0.025,
@@ -61,6 +64,17 @@ WORD_LEVELS = {  # word -> level of its test; if several words hold, the first o
     "worse": 0.025,
     "not worse": 0.05,
 }
+
+
+def decimals(value: float) -> int:
+    """Return the decimals that a figure is written with; an interval has those of its upper bound.
+
+    >>> [decimals(value) for value in (1.234, 15.74, 157.4)]
+    [2, 1, 0]
+    """
+    if abs(value) < 9.995:
+        return 2
+    return 1 if abs(value) < 99.95 else 0
 
 
 class Ratio(NamedTuple):
@@ -166,6 +180,44 @@ def ratio_of_totals(
     log_se = math.sqrt(units / (units - 1) * float(e @ e))
     reach = math.exp(_t_quantile(level, units - 1) * log_se)
     return Ratio(value, value / reach, value * reach, log_se, units, unit)
+
+
+def shared_ratio(above: Values, below: Values, *, looks: int, among: int = 1) -> Ratio:
+    """Return Σ above / Σ below over blocks. Each bound of its interval fails with probability 2.5 % / (looks · among).
+
+    At such levels a t interval fails more often if blocks are uneven. So this is the wider of that of
+    `ratio_of_totals` and of `log_normal_interval`. `log_se` is that of a t interval with the reach of its longer side.
+    """
+    level = 1 - 2 * WORD_LEVELS["faster"] / (looks * max(1, among))
+    found = ratio_of_totals([above], [below], level=level)
+    if found.value is None or found.ci_low is None or found.ci_high is None or min(*above, *below) <= 0:
+        return found
+    log_low, log_high = np.clip(log_normal_interval(above, below, level=level), -LONGEST, LONGEST)
+    low, high = min(found.ci_low, math.exp(log_low)), max(found.ci_high, math.exp(log_high))
+    reach = math.log(max(high / found.value, found.value / low))
+    return found._replace(ci_low=low, ci_high=high, log_se=reach / _t_quantile(level, found.units - 1))
+
+
+def log_normal_interval(above: npt.ArrayLike, below: npt.ArrayLike, *, level: float) -> npt.NDArray[np.float64]:
+    """Return the bounds (2, …) of log(E above / E below) for values (…, K) that are jointly log-normal, K ≥ 6.
+
+    With r the log of a unit's ratio and u the mean of its two logs, this is E r + β·var r, where β is the slope of u
+    on r. In place of var r stands (K−1)·var r / χ² (generalised pivot, Krishnamoorthy and Mathew 2003), in place of the
+    variance of u beside the slope the mean of its pivot. A bound is the extreme over all pairs of normal scores at the
+    level's distance, one for mean and slope, one for χ² (first-order reliability method).
+    """
+    from scipy.special import chdtri, ndtr
+
+    x, y = np.log(np.asarray([above, below], float))
+    df = x.shape[-1] - 1
+    r, u = ((logs - logs.mean(axis=-1, keepdims=True)) for logs in (x - y, (x + y) / 2))
+    r_var, both, u_var = ((a * b).sum(axis=-1, keepdims=True) / df for a, b in ((r, r), (r, u), (u, u)))
+    beside = np.maximum(0.0, u_var - both**2 / np.where(r_var > 0, r_var, np.inf))
+    z, angles = NORMAL.inv_cdf((1 + level) / 2), np.linspace(-1, 1, 21) * math.pi / 2
+    factor = df / chdtri(df, ndtr(z * np.sin(angles)))
+    reach = z * np.cos(angles) * np.sqrt(r_var * (factor / (df + 1) + factor**2 * beside / (df - 3)))
+    shift, centre = both * (factor - 1), (x - y).mean(axis=-1) + both[..., 0]
+    return np.array([centre - (reach - shift).max(axis=-1), centre + (reach + shift).max(axis=-1)])
 
 
 def parts(totals: Totals) -> Parts | None:
@@ -441,7 +493,8 @@ def speed_verdicts(
 
     `faster`: 95 % interval above 1 + margin; `slower`: below 1 − margin; `same`: 90 % interval between the two; else
     `inconclusive`. `doubts`: why an arm's times cannot be compared (`too_short`), or None. `looks`: how often the
-    verdicts may be looked at while blocks are added; the levels are shared by the looks (union bound).
+    verdicts may be looked at while blocks are added; the levels are shared by the looks (union bound), and `speedups`
+    are those of `shared_ratio`.
     """
     reasons = [
         doubt or too_few(speedup.units, speedup.unit) or (None if speedup.value else "nothing measured")
@@ -461,6 +514,11 @@ def speed_verdicts(
     for i, verdict in zip(tested, adjusted, strict=True):
         verdicts[i] = verdict
     return verdicts
+
+
+def disturbed(verdict: str) -> bool:
+    """Return whether a verdict on speed is inconclusive because the machine was disturbed."""
+    return verdict.startswith(f"{INCONCLUSIVE}: {DISTURBED}")
 
 
 def withheld(verdict: str) -> bool:

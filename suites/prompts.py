@@ -1,22 +1,28 @@
 """The user's own prompts: `prompts:FILE.jsonl`. Speed, agreement, and accuracy where the file has answers.
 
-Each line of FILE is one prompt, rendered by the checkpoint's chat template. `id` is optional (default: the line
-number). Other keys are ignored, so the files of other benchmarks work unchanged.
+Each line of FILE is one prompt, rendered by the checkpoint's chat template. In `FILE.txt` a line is the prompt itself.
 
     {"prompt": "Why is the sky blue?"}
     {"id": "sky-2", "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]}
     {"prompt": "What is the capital of France? Answer with its name only.", "answer": "Paris"}
     {"prompt": "How many continents are there?", "reference": [7, "seven"]}
+    {"question": "Natalia sold 48 clips, and then half as many. How many?", "answer": "48 + 24 = 72\\n#### 72"}
 
-A line with `answer`, or else `reference`, is scored: a text, a number, or a list of which one must match. `--metric`
-says how (mtbench/evaluation/answer_match.py): `exact` (default), `contains`, `number`, or `none` for no scores.
+Fields that are read, the first one that a line has: `messages`, `prompt`, `question`, `problem`, `instruction`, `text`
+for the prompt; `answer`, `reference`, `target` for the answer; `id` (default: the line number). `input` is added to an
+`instruction`. Other fields are ignored.
+
+A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer such as
+`… #### 72`, as in GSM8K, the part behind `####` counts. `--metric` says how (mtbench/evaluation/answer_match.py):
+`exact`, `contains`, `number`, or `none` for no scores. The default is `number` for a file whose answers all have
+`####`, and else `exact`.
 
     mtbench run --suite prompts:mine.jsonl --metric contains
 """
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +36,16 @@ from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
 FOLDER = "prompts"  # of a bundle's data, for the user's files
-ANSWER_KEYS = ("answer", "reference")  # the first one that a line has
+TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the first one that a line has
+ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
+MARK = "####"  # before the result in answers that have their reasoning
 NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "user", "assistant")
 
 
 @SUITES.register("prompts")
 class Prompts(Suite):
+    local = "prompts:FILE"
     metric = None  # of a file without answers
     metrics = (*METRICS, NONE)
 
@@ -44,17 +53,19 @@ class Prompts(Suite):
         self.file, self._data = _read_file(variant)
         sha256 = _digest(self._data)
         self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
-        self._chosen = source.metric or next(iter(METRICS))
+        self._chosen = source.metric  # set to a default when the answers are known
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
+        self._marked = 0  # items whose answers all have MARK
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
         try:
-            for number, entry in read_json_lines(io.BytesIO(self._data)):
+            for number, entry in _entries(self.file, self._data):
                 self._add(number, entry)
         except RowError as error:
             raise self._line_error(error.number, f'{error.reason}; a line is like {{"prompt": "…"}}') from None
         if not self._conversations:
             raise UserError(f"suite 'prompts': {self.file} has no prompts")
         if self._references:
+            self._chosen = self._chosen or ("number" if self._marked == len(self._references) else "exact")
             self.metric = "exact_match" if self._chosen == "exact" else self._chosen
         elif source.metric not in (None, NONE):
             raise UserError(
@@ -90,6 +101,7 @@ class Prompts(Suite):
         ]
 
     def score(self, answers: Mapping[str, str]) -> dict[str, float]:
+        assert self._chosen is not None
         matches = METRICS[self._chosen]
         return {
             item: float(any(matches(text, reference) for reference in self._references[item]))
@@ -113,7 +125,8 @@ class Prompts(Suite):
             str(name).encode()  # half a surrogate pair raises a ValueError: no file of a run could hold it
             self._conversations[str(name)] = number, conversation(entry)
             if self._chosen != NONE and (found := references(entry)):
-                self._references[_item(str(name))] = found
+                self._marked += all(MARK in answer for answer in found)
+                self._references[_item(str(name))] = [answer.rpartition(MARK)[2].strip() or answer for answer in found]
         except ValueError as error:
             raise self._line_error(number, str(error)) from error
 
@@ -138,6 +151,20 @@ def _read_file(variant: str) -> tuple[Path, bytes]:
         raise UserError(f"suite 'prompts': cannot read {file}: {error.strerror}") from None
     except UserError as error:
         raise UserError(f"suite 'prompts': {error}") from None
+
+
+def _entries(file: Path, data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number (from 1) and the value of each line that is not blank; of a text file it is a prompt."""
+    if file.suffix != ".txt":
+        yield from read_json_lines(io.BytesIO(data))
+        return
+    for number, line in enumerate(data.split(b"\n"), 1):
+        try:
+            text = line.decode("utf-8-sig").strip()
+        except ValueError as error:
+            raise RowError("line", number, f"not UTF-8 ({error})") from None
+        if text:
+            yield number, {"prompt": text}
 
 
 def _item(name: str) -> str:
@@ -165,17 +192,24 @@ def references(entry: Mapping[str, Any]) -> list[str]:
 
 def conversation(entry: Mapping[str, Any]) -> Messages:
     """Return the turns in one line of the file. Raise ValueError if they are not valid."""
-    if ("prompt" in entry) == ("messages" in entry):
-        raise ValueError("needs either 'prompt' or 'messages'")
-    messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["prompt"]}]
+    messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": _text(entry)}]
     if not isinstance(messages, list) or not messages:
         raise ValueError("'messages' is not a list of turns")
     for turn in messages:
         if not isinstance(turn, dict) or turn.get("role") not in ROLES:
             raise ValueError(f"a turn's 'role' is not one of {', '.join(ROLES)}")
         if not isinstance(turn.get("content"), str) or not turn["content"].strip():
-            raise ValueError("'prompt' or a turn's 'content' is empty or not a text")
+            raise ValueError("the prompt or a turn's 'content' is empty or not a text")
         turn["content"].encode()  # half a surrogate pair raises a ValueError here; a tokenizer would crash
     if messages[-1]["role"] != "user":
         raise ValueError("the last turn is not the user's")
     return [{"role": turn["role"], "content": turn["content"]} for turn in messages]
+
+
+def _text(entry: Mapping[str, Any]) -> Any:
+    """Return the prompt in one line of the file. Raise ValueError if it has no field for it."""
+    key = next((key for key in TEXT_KEYS if key in entry), None)
+    if key is None:
+        raise ValueError(f"has none of the fields 'messages', {', '.join(map(repr, TEXT_KEYS))}")
+    added = entry.get("input") if key == "instruction" else None
+    return f"{entry[key]}\n\n{added}" if added and isinstance(entry[key], str) else entry[key]

@@ -13,7 +13,7 @@ from whole import forget_plugin_files, whole_run
 
 from mtbench.hardware import machine
 from mtbench.models.runner import ModelRunner
-from mtbench.results import aggregate
+from mtbench.results import aggregate, samples
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 
@@ -53,6 +53,7 @@ def loaded_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aggregate, "PROCESSOR_SHARE", 0.0)
         patch.setattr(machine, "COMPUTING_SHARE", 0.0)
+        patch.setattr(samples, "FAR_OFF", float("inf"))
         yield
 
 

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a Hopper GPU (sm_90) on a machine without one."""
+"""Compiles Triton kernels for a GPU, such as Hopper (sm_90), on a machine without one."""
 
 import json
 import subprocess
@@ -12,10 +12,10 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-class Hopper:
+class Driver:
     def get_current_device(self): return 0
     def get_current_stream(self, device): return 0
-    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_target(self): return GPUTarget("cuda", ARCHITECTURE, 32)
 
 def compile_only(self, *args, grid, warmup, **options):
     kernel = run(self, *args, grid=grid, warmup=True, **options)
@@ -25,10 +25,11 @@ def compile_only(self, *args, grid, warmup, **options):
     used = {name: int(value) for name, value in re.findall("(REG|STACK|LOCAL):([0-9]+)", usage)}
     ptx = kernel.asm["ptx"]
     used |= {"prefetches": "prefetch.global.L2" in ptx.partition("griddepcontrol.wait")[0]}
-    used |= {"shared": kernel.metadata.shared, "threads": kernel.metadata.num_warps * 32}
+    used |= {"shared": kernel.metadata.shared, "stages": kernel.metadata.num_stages}
+    used |= {"threads": kernel.metadata.num_warps * 32}
     print(json.dumps({"name": self.__name__, "wgmma": "wgmma" in ptx, "waits": "griddepcontrol.wait" in ptx, **used}))
 
-triton.runtime.driver.set_active(Hopper())
+triton.runtime.driver.set_active(Driver())
 run, JITFunction.run = JITFunction.run, compile_only
 tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 """
@@ -43,9 +44,9 @@ class Compiled(NamedTuple):
     printed: list[str]
 
 
-def compiled(*scripts: str) -> list[Compiled]:
+def compiled(*scripts: str, architecture: int = 90) -> list[Compiled]:
     """Run scripts one after the other in a process of its own, in which a launch of a kernel only compiles it."""
-    code = STAND_IN + f"print({END!r})\n".join(scripts)
+    code = f"ARCHITECTURE = {architecture}\n" + STAND_IN + f"print({END!r})\n".join(scripts)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = [part.splitlines() for part in done.stdout.split(f"{END}\n")]

@@ -9,7 +9,7 @@ from made_records import result_cell
 
 from mtbench import statistics
 from mtbench.racing.race import Outcome, looks, replay
-from mtbench.racing.standing import CLOSE, Block, Entrant, shared_level
+from mtbench.racing.standing import CLOSE, Block, Entrant
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup
@@ -29,10 +29,16 @@ class Truth:
 
 
 def draw(
-    truths: Sequence[Truth], blocks: int, rows: int, rng: np.random.Generator, *, spread: float = 0.08
+    truths: Sequence[Truth],
+    blocks: int,
+    rows: int,
+    rng: np.random.Generator,
+    *,
+    spread: float = 0.08,
+    sizes: float = 0.3,
 ) -> list[Entrant]:
-    """Return entrants with drawn blocks. spread: log standard deviation of a block's time, beside its length."""
-    length = np.exp(rng.normal(0, 0.3, blocks))
+    """Return entrants with drawn blocks. Log standard deviations: sizes of blocks, spread of the times of an arm."""
+    length = np.exp(rng.normal(0, sizes, blocks))
     right = rng.random((blocks, rows)) < 0.8
     found = []
     for truth in [Truth(PLAIN, 1.0), *truths]:
@@ -84,9 +90,8 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
     for arm in arms:
         shared = range(min(upto[arm.name], upto[plain.name]))
         walls = [[e.blocks[b].wall_s or 0.0 for b in shared] for e in (plain, arm)]
-        ratios.append(statistics.ratio_of_totals([walls[0]], [walls[1]]))
-        often = statistics.ratio_of_totals([walls[0]], [walls[1]], level=shared_level(number, 1))
-        highest[arm.name] = often.ci_high
+        ratios.append(statistics.shared_ratio(*walls, looks=number, among=len(arms)))
+        highest[arm.name] = statistics.shared_ratio(*walls, looks=number).ci_high
         pairs = [(arm.blocks[b].scores[i], score) for b in shared for i, score in plain.blocks[b].scores.items()]
         gained, lost = sum(a > p for a, p in pairs), sum(a < p for a, p in pairs)
         differences.append(

@@ -138,18 +138,23 @@ DECODER_FAULTS = [
 
 def finds(fault: Fault, folder: Path) -> bool:
     """Return whether a check fails with the fault. Needs Triton's interpreter."""
-    from mtbench.models import triton_kernels
-
-    module = _planted(fault, folder)
-    run = kernels.Operations(
-        *(getattr(module, name, getattr(triton_kernels, name)) for name in kernels.Operations._fields)
-    )
+    run = planted_operations(fault, folder)
     for name in fault.checks:
         try:
             getattr(kernel_checks, f"check_{name}")(run, torch.float32)
         except AssertionError:
             return True
     return False
+
+
+def planted_operations(fault: Fault, folder: Path) -> kernels.Operations:
+    """Return the kernels with the fault."""
+    from mtbench.models import triton_kernels
+
+    module = _planted(fault, folder)
+    return kernels.Operations(
+        *(getattr(module, name, getattr(triton_kernels, name)) for name in kernels.Operations._fields)
+    )
 
 
 def decoder_finds(fault: Fault, folder: Path) -> bool:

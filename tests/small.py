@@ -89,10 +89,10 @@ def scripted_lane(script: Tensor, sure: Tensor) -> ModelRunner:
     return ModelRunner(prepare(ScriptedModel(script, sure), small_tokenizer(), source="scripted"))
 
 
-def save_small(folder: Path, seed: int = 0) -> Path:
+def save_small(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """A random checkpoint on disk, as `--checkpoint ROLE=PATH` takes it."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024))
+    model = AutoModelForCausalLM.from_config(small_config(max_position_embeddings=1024, **changes))
     model.save_pretrained(folder)
     small_tokenizer().save_pretrained(folder)
     return folder

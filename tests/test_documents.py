@@ -148,6 +148,17 @@ def test_the_site_has_the_commands_methods_and_suites(pages: Path) -> None:
     assert not any("<!-- generated" in page.read_text() for page in pages.rglob("*.md"))
 
 
+def test_the_page_on_troubleshooting_is_short() -> None:
+    """It has situations, not messages: each message says itself what to do next."""
+    assert len((ROOT / "docs" / "troubleshooting.md").read_text().split()) <= 1500
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_no_page_installs_from_an_index(page: Path) -> None:
+    """The package is on none; it is installed from a checkout or a wheel."""
+    assert not re.search(r"pip install (-\S+ )*[\"']?multi-token-bench|package index", page.read_text())
+
+
 def test_the_tree_names_every_folder_of_the_core() -> None:
     """A folder that the tree does not name is missing there; a name without a folder is stale."""
     text = (ROOT / "ARCHITECTURE.md").read_text()

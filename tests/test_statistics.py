@@ -176,6 +176,54 @@ def test_ratio_intervals_of_very_uneven_blocks_are_too_short() -> None:
     assert coverage(speedups_of, 6, spread=0.7, noise=0.2, trials=50_000) == pytest.approx(0.91, abs=0.01)
 
 
+def failures(units: int, spread: float, level: float, trials: int, *, ratios: float = 0.0) -> tuple[float, float]:
+    """Return how often the low and the high bound fail, over the nominal rate. ratios: spread of an arm's speed."""
+    rng, shape = np.random.default_rng(units), (trials, units)
+    size = lognormal(rng, spread, shape)
+    baseline, arm = (size * lognormal(rng, sd, shape) for sd in (0.1, math.hypot(0.1, ratios)))
+    low, high = stat.log_normal_interval(baseline, arm, level=1 - 2 * level)
+    return float((low > 0).mean() / level), float((high < 0).mean() / level)
+
+
+@pytest.mark.parametrize("level", [0.005, 0.0005])
+@pytest.mark.parametrize("units", [6, 11, 36])
+@pytest.mark.parametrize(("spread", "ratios"), [(1.0, 0.0), (0.3, 0.7)])
+def test_bounds_of_a_race_hold_for_uneven_blocks(spread: float, ratios: float, units: int, level: float) -> None:
+    """At its small levels, for uneven sizes and for uneven ratios; t bounds fail up to ten times as often."""
+    assert max(failures(units, spread, level, 20_000, ratios=ratios)) <= 1.5 + 3 * (1 / (20_000 * level)) ** 0.5
+
+
+def test_log_normal_bounds_agree_with_their_pivot() -> None:
+    """Against the distribution of Krishnamoorthy and Mathew (2003), drawn: of one log-normal mean, 12 units."""
+    rng, z = np.random.default_rng(1), np.log([1.0, 1.3, 0.8, 2.1, 0.6, 1.1, 1.7, 0.9, 1.2, 0.5, 1.4, 1.0])
+    variance = z.var() * 12 / rng.chisquare(11, 400_000)
+    drawn = z.mean() + rng.standard_normal(400_000) * np.sqrt(variance / 12) + variance / 2
+    found = stat.log_normal_interval(np.exp(z), np.ones(12), level=0.99)
+    assert found == pytest.approx(np.quantile(drawn, [0.005, 0.995]), abs=0.05 * np.ptp(found))
+
+
+def test_a_shared_ratio_has_the_wider_of_two_intervals() -> None:
+    """Its standard error makes words as careful. Without an interval, or with a block of no time, it is the t one."""
+    walls = lognormal(np.random.default_rng(3), 0.2, (2, 9))
+    level = 1 - 2 * 0.025 / (4 * 3)
+    value, low, high, log_se, *_ = stat.shared_ratio(*walls, looks=4, among=3)
+    timed, bounds = (
+        stat.ratio_of_totals([walls[0]], [walls[1]], level=level),
+        stat.log_normal_interval(*walls, level=level),
+    )
+    assert (value, low, high) == (
+        timed.value,
+        min(timed.ci_low, np.exp(bounds[0])),
+        max(timed.ci_high, np.exp(bounds[1])),
+    )
+    reach = scipy.stats.t.ppf((1 + level) / 2, 8) * log_se
+    assert reach == pytest.approx(max(math.log(high / value), math.log(value / low)))
+    assert stat.shared_ratio(*walls[:, :5], looks=4) == stat.ratio_of_totals([walls[0, :5]], [walls[1, :5]])
+    walls[0, 0] = 0
+    assert stat.shared_ratio(*walls, looks=4, among=3) == stat.ratio_of_totals([walls[0]], [walls[1]], level=level)
+    assert stat.shared_ratio([2.0] * 6, [1.0] * 6, looks=9)[:4] == pytest.approx((2, 2, 2, 0))
+
+
 @pytest.mark.parametrize("blocks", [32, 64, 200])
 def test_ratio_interval_agrees_with_the_bootstrap(blocks: int) -> None:
     """From 32 blocks on, a percentile bootstrap over blocks gives the same interval except for the t quantile."""

@@ -17,6 +17,7 @@ from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
+from mtbench.report.race import deploy_parts
 from mtbench.report.text import weights
 from mtbench.results.decision_format import Decision
 from mtbench.results.decision_text import ALL_USED, beside, budget_spent
@@ -59,9 +60,7 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
         left_open = " ".join(beside(recommendation))
         if left_open and left_open not in decision.headline:
             say(f"Batch size {recommendation.batch_size}: {in_words(left_open, names)}")
-    for arm, settings in decision.serving.items():
-        for engine, text in settings.items():
-            say(f"{arm} in {engine} (not measured here): {text}")
+    print_deployment(decision, names)
     for made in weights(results):
         say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
     if not decision.complete:
@@ -72,6 +71,15 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     if spent.forwards_full:
         say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
     return results, decision
+
+
+def print_deployment(decision: Decision, names: Mapping[str, str]) -> None:
+    """Print the commands that start a serving engine with the recommended arms."""
+    for part in deploy_parts(decision):
+        say(f"{part.heading}:")
+        for name, command in part.rows:
+            say(f"{in_words(name, names)}: {command}")
+        say(in_words(part.text, names))
 
 
 def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) -> None:

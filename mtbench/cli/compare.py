@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.request_options import PluginOption
+from mtbench.files import refuse_existing
 
 app = typer.Typer()
 
@@ -24,4 +25,5 @@ def compare(
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
     from mtbench.cli import comparison
 
+    refuse_existing(json_to)
     comparison.compare(runs, json_to)

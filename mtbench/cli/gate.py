@@ -1,4 +1,4 @@
-"""`mtbench gate` compares two builds, `gate calibrate` measures the machine's noise, `gate history` lists past gates.
+"""`mtbench gate` compares two builds, `gate calibrate` measures the machine's noise.
 
 Exit codes: 0: PASS; 1: FAIL; 2: the builds cannot be compared, or a user's mistake; 3: INCONCLUSIVE.
 """
@@ -13,18 +13,31 @@ from typer import Option
 from mtbench.cli.request_options import ResumeOption, given_arguments, resumed, was_given, with_options
 from mtbench.cli.session import out, say, warn
 from mtbench.errors import UserError
+from mtbench.plugins import read_file
 from mtbench.runs.run_request import seconds
 
 app = typer.Typer()
 
-DEFAULT_LIMIT = 100  # items of a suite
+DEFAULT_LIMIT = "100"  # items of a suite
 MOST_PAIRS = 1000
 PER_SESSION = {"directory", "resume", "time_budget"}  # options that `--resume` takes
-NOT_PASSED_ON = ("time_budget",)  # of the options of a run: the gate has its own
+NOT_PASSED_ON = ("time_budget", "plugin")  # of the options of a run: the gate has its own, and each build its files
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
-_with_options = partial(with_options, without=("accuracy_margin", "plugin", "price_per_hour"))
+_with_options = partial(with_options, without=("accuracy_margin", "limit", "price_per_hour"))
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
 HeadOption = Annotated[str | None, Option("--head", help="Build to judge; default: this environment.")]
+BasePluginOption = Annotated[
+    list[str],
+    Option(
+        "--base-plugin",
+        metavar="FILE.py",
+        help="Base imports this file in place of that of --plugin, such as an older version of it. Repeatable.",
+    ),
+]
+GateLimitOption = Annotated[
+    str,
+    Option("--limit", metavar="INTEGER|all", help="Items per suite, or per subtask of a suite with subtasks."),
+]
 MarginOption = Annotated[float, Option("--margin", help="Slowdown that matters, as a share: 0.02 is 2 %.")]
 BlocksOption = Annotated[int, Option("--blocks", min=1, help="Blocks of each group that are timed.")]
 PairsOption = Annotated[
@@ -73,6 +86,7 @@ def gate(
     ctx: typer.Context,
     base: BaseOption = None,
     head: HeadOption = None,
+    base_plugin: BasePluginOption = [],  # noqa: B006
     margin: MarginOption = 0.02,
     blocks: BlocksOption = 8,
     pairs: PairsOption = None,
@@ -82,6 +96,7 @@ def gate(
     allow_torch: TorchOption = False,
     allow_dirty: DirtyOption = False,
     process_limit: LimitOption = "2h",
+    limit: GateLimitOption = DEFAULT_LIMIT,
     directory: GateOutOption = None,
     resume: ResumeOption = False,
     **_: Any,
@@ -92,8 +107,8 @@ def gate(
     Then times are compared over pairs of processes, until the answer is known. The exit code is 0 for PASS, 1 for FAIL,
     2 for builds that cannot be compared, 3 for INCONCLUSIVE.
 
-    Without --limit a suite has 100 items; without --method every method runs, which takes long on a CPU. A small start:
-    --method ar --method mars:tau=0.9 --batch-size 8 --limit 32 --blocks 4.
+    Without --method every method runs, which takes long on a CPU. A small start: --method ar --method mars:tau=0.9
+    --batch-size 8 --limit 32 --blocks 4.
     """
     if ctx.invoked_subcommand is not None:
         _refuse_options_before(ctx)
@@ -102,14 +117,15 @@ def gate(
     from mtbench.gate import page
     from mtbench.gate.format import EXIT_CODES
 
-    if base is None and not resume:
-        raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`.")
+    if base is None and not base_plugin and not resume:
+        raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
     opened = _opened(
         ctx,
         directory,
         gating.GATE,
         base=base,
         head=head,
+        base_plugins=base_plugin,
         margin=margin,
         blocks=blocks,
         pairs=pairs,
@@ -139,6 +155,7 @@ def calibrate(
     live: LiveOption = False,
     allow_dirty: DirtyOption = False,
     process_limit: LimitOption = "2h",
+    limit: GateLimitOption = DEFAULT_LIMIT,
     directory: CalibrationOutOption = None,
     resume: ResumeOption = False,
     **_: Any,
@@ -168,24 +185,16 @@ def calibrate(
     say(file)
 
 
-@app.command()
-def history(
-    folder: Annotated[Path, typer.Argument(help="Folder with the folders of gates.")] = Path("runs"),
-) -> None:
-    """List the gates of a folder, the share of FAIL among gates of a build with itself, and the machine's drift."""
-    from mtbench.cli import gating
-
-    for renderable in gating.history(folder):
-        out.print(renderable)
-
-
 def _opened(ctx: typer.Context, directory: Path | None, kind: Any, **asked: Any) -> Any:
     """Return the gate or calibration in `directory`: a new one, or with --resume the one that is there."""
     from mtbench.cli import gating
 
     if ctx.params["resume"]:
         return gating.reopen(resumed(ctx, directory, kind.command, PER_SESSION), kind)
-    return gating.begin(directory, kind, plan_arguments=_plan_arguments(ctx), seed=ctx.params["seed"], **asked)
+    files = ctx.params["plugin"]
+    of_base = [read_file(file).path for file in asked.pop("base_plugins", ())] or files
+    asked |= {"plugins": files, "base_plugins": of_base, "seed": ctx.params["seed"]}
+    return gating.begin(directory, kind, plan_arguments=_plan_arguments(ctx), **asked)
 
 
 def _refuse_options_before(ctx: typer.Context) -> None:
@@ -199,4 +208,4 @@ def _refuse_options_before(ctx: typer.Context) -> None:
 def _plan_arguments(ctx: typer.Context) -> list[str]:
     """Return the options of `mtbench plan` that both builds get."""
     arguments = given_arguments(ctx, NOT_PASSED_ON)
-    return arguments if was_given(ctx, "limit") else [*arguments, "--limit", str(DEFAULT_LIMIT)]
+    return arguments if was_given(ctx, "limit") else [*arguments, "--limit", DEFAULT_LIMIT]

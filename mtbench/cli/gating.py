@@ -3,29 +3,25 @@
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
-from mtbench import files, records
+from mtbench import files, plugins, records
 from mtbench.cli import session
 from mtbench.errors import UserError
 from mtbench.gate import exports, floor, page
-from mtbench.gate import history as gate_history
-from mtbench.gate.builds import resolve
+from mtbench.gate.builds import Build, resolve
 from mtbench.gate.calibrate import Calibration
 from mtbench.gate.format import Floor, Gate, GateRequest
 from mtbench.gate.stages import FILE, GateRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
-
-LEAST_DRIFT = 3  # gates: two differ by chance
 
 
 class Kind(NamedTuple):
@@ -110,8 +106,7 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
     Another gate may have begun in the directory while the builds were installed: only who has the lock writes.
     """
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
-    base = resolve(opened.request.base, note)
-    head = base if opened.request.head == opened.request.base else resolve(opened.request.head, note)
+    base, head = _builds(opened.request, note)
     directory = opened.directory
     made = not os.path.lexists(directory)
     with files.write_errors(directory, "choose another `-o DIR`."):
@@ -128,6 +123,15 @@ def _working(opened: Opened, note: Callable[[str], None], budget_s: float | None
                 session.started.clear()
                 _remove(directory, itself=made)
             raise
+
+
+def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:
+    """Return base and head. Head's plugin files are imported here as well: this process asks what their methods do."""
+    for file in request.plugins:
+        plugins.load_file(file)
+    base = resolve(request.base, note)
+    head = base if request.head == request.base else resolve(request.head, note)
+    return base.importing(request.base_plugins), head.importing(request.plugins)
 
 
 def _remove(directory: Path, *, itself: bool) -> None:
@@ -158,36 +162,3 @@ def floor_table(measured: Floor) -> Table:
         sds = f"{cell.pair_sd:.2%}", f"{cell.pair_sd_high:.2%}"
         table.add_row(cell.cell, *sds, block_sd, f"{cell.outliers:.1%}", drift)
     return table
-
-
-def history(folder: Path) -> Sequence[Any]:
-    """Return the finished gates of a folder as a table, false alarms and drift. Raises UserError if it has none."""
-    found = gate_history.read(folder)
-    if not found.gates:
-        raise UserError(f"{str(folder)!r} has no finished gate; run `mtbench gate --base ENV`, or name another folder.")
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("began", "base", "head", "word", "pairs", "folder"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "pairs" else "left")
-    for path, gate in found.gates:
-        head = "the same" if gate.same_build else gate.head.label
-        word = f"{gate.word} (counts)" if gate.request.counts_only else gate.word
-        row = gate.started, gate.base.label, head, word, str(gate.pairs), str(path.relative_to(folder))
-        table.add_row(*map(escape, row))  # texts of strangers may hold marks of rich
-    return [table, _false_alarms(found), *_drift(found)]
-
-
-def _false_alarms(found: gate_history.History) -> str:
-    alarms = found.false_alarms
-    if alarms.value is None or alarms.ci_low is None or alarms.ci_high is None:
-        return "No gate compared a build with itself, so the share of false alarms is not known."
-    interval = f"[{alarms.ci_low:.1%}, {alarms.ci_high:.1%}]"
-    return f"FAIL in {alarms.value:.1%} {interval} of the {alarms.n} gates that compared a build with itself."
-
-
-def _drift(found: gate_history.History) -> list[str]:
-    """Return by cell how base's time changed since the first gate on the same machine and plan."""
-    return [
-        escape(f"{cell}: base's time {100 * (ratios[-1][1] - 1):+.1f} % since {ratios[0][0]}, over {len(ratios)} gates")
-        for (_, cell), ratios in found.drift().items()
-        if len(ratios) >= LEAST_DRIFT
-    ]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mtbench.cli.request_options import PluginOption
+from mtbench.files import refuse_existing
 
 app = typer.Typer()
 
@@ -38,4 +39,5 @@ def import_files(
     """
     from mtbench.cli import importing
 
+    refuse_existing(json_to)
     importing.import_files(files, beside, json_to, out)

@@ -85,11 +85,17 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in COMMANDS else command, rest
 
+    def get_params(self, ctx: Any) -> Any:
+        session.hide_types_of_flags(self)
+        return super().get_params(ctx)
+
 
 def load(name: str) -> Any:
     """Import a command and return it."""
     group = typer.main.get_group(importlib.import_module(COMMANDS[name].module).app)
-    return group.commands.get(name, group)
+    command = group.commands.get(name, group)
+    session.hide_types_of_flags(command)
+    return command
 
 
 app = typer.Typer(
@@ -165,7 +171,8 @@ def _how_to_resume() -> str:
     resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
-    again = f"mtbench {resumed} -o {session.started[-1]} --resume{plugins.as_options()}"
+    files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
+    again = f"mtbench {resumed} -o {session.started[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"
 
 

@@ -108,7 +108,7 @@ JsonOption = Annotated[
 ]
 
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
-    "Builds": ("base", "head", "allow_torch", "allow_dirty"),
+    "Builds": ("base", "head", "base_plugin", "allow_torch", "allow_dirty"),
     "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
     "What to compare": (
         "method",

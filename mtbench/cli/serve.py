@@ -18,7 +18,7 @@ from mtbench.cli.request_options import (
     PluginOption,
     checkpoints,
 )
-from mtbench.cli.session import say
+from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
 from mtbench.runs.run_request import RunRequest
 
@@ -75,7 +75,8 @@ def serve(
     request has a temperature. A request may set an option of the method in its body, such as {"tau": 0.8}.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise UserError(f"`mtbench serve` needs {', '.join(missing)}; pip install 'multi-token-bench[serve]'.")
+        raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
+    from mtbench.models import kernels
     from mtbench.serving import served, server
     from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits
@@ -94,6 +95,8 @@ def serve(
         offline=offline,
     )
     loaded = served.load(request, method, rows, max_length)
+    if off := kernels.off():
+        warn(f"mtbench's kernels do not run, and PyTorch's do: {off}")
     if span is not None:
         loaded.check_span(span)
     limits = Limits(
@@ -103,4 +106,8 @@ def serve(
         api_key=key,
         log=log,
     )
-    server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)
+    try:
+        server.run(loaded, limits, server.Address(host=host, port=port, ready_file=ready_file), span, say)
+    except server.DecodingError as error:
+        warn(f"error: {error}")
+        raise typer.Exit(FAILED) from None

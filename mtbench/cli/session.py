@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import RenderableType
 
 from mtbench.files import write_errors
@@ -47,3 +48,12 @@ def write_json(json_to: Path | None, text: str, advice: str = "choose another fi
     elif json_to is not None:
         with write_errors(json_to, advice):
             json_to.write_text(text)
+
+
+def hide_types_of_flags(command: Any) -> None:
+    """Leave the type out of the help of options without a value: Typer shows `<bool>`, which may not be given."""
+    for parameter in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    for child in getattr(command, "commands", {}).values():
+        hide_types_of_flags(child)

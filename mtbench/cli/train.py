@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from mtbench.cli.request_options import DataOption as DataDirOption
 from mtbench.cli.request_options import OfflineOption
-from mtbench.cli.session import FAILED, MISTAKE, err, out
+from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, out
 from mtbench.errors import UserError, unknown
 
 
@@ -27,7 +27,10 @@ class Commands(TyperGroup):
         return [*super().list_commands(ctx), *_objective_commands()]
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        return super().get_command(ctx, name) or _objective_commands().get(name)
+        command = super().get_command(ctx, name) or _objective_commands().get(name)
+        if command is not None:
+            hide_types_of_flags(command)
+        return command
 
 
 app = typer.Typer(

@@ -114,7 +114,8 @@ class Captured(Batch):
         generations, timing = super().run(workload)
         if compilations() > before:  # torch does not report the time: at most that of the whole run
             timing = dataclasses.replace(timing, preparation_s=timing.wall_s)
-        return generations, timing
+        failures = (f"{name}: {fused.failure}" for (name, _), fused in self._fused.items() if fused.failure)
+        return generations, dataclasses.replace(timing, uncompiled=next(failures, None))
 
     @classmethod
     def _pool(cls) -> Any:

@@ -20,20 +20,27 @@ from mtbench.models.feature_draft import DraftConfig
 from mtbench.models.loading import Inspected
 
 
-def refuse_feature_drafts(checkpoints: Mapping[str, Inspected], role: str) -> None:
-    """Raise UserError unless the checkpoint in a role is a whole model."""
-    config = checkpoints[role].config
+def refuse_other_models(checkpoints: Mapping[str, Inspected], role: str) -> None:
+    """Raise UserError unless the checkpoint in a role is a whole model that can read every token of the target."""
+    config, target = checkpoints[role].config, next(iter(checkpoints.values()))
     if isinstance(config, DraftConfig):
         raise UserError(
             f"checkpoint {checkpoints[role].source!r} in role {role!r} is {config.name}, which reads the target's "
             f"hidden states, and a whole model is needed; name one with `--checkpoint {role}=PATH_OR_ID`. See "
             "`mtbench ls methods`."
         )
+    rows = checkpoints[role].vocabulary
+    if checkpoints[role] is not target and rows <= target.largest_id:
+        raise UserError(
+            f"checkpoint {checkpoints[role].source!r} in role {role!r} has {rows:,} embedding rows, and "
+            f"{target.source!r} emits token ids up to {target.largest_id:,}; name a draft with its vocabulary by "
+            f"`--checkpoint {role}=PATH_OR_ID`."
+        )
 
 
 def refuse_draft(checkpoints: Mapping[str, Inspected], role: str, per_forward: int) -> None:
     """Raise UserError if the checkpoint in a role cannot draft `per_forward` tokens in one forward."""
-    refuse_feature_drafts(checkpoints, role)
+    refuse_other_models(checkpoints, role)
     checkpoint = checkpoints[role]
     if per_forward == 1 or (checkpoint.mask_id is not None and checkpoint.feeds_masks):
         return

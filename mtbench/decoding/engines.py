@@ -7,8 +7,9 @@
   change with batch size or window width, even in bfloat16. The kernels need a GPU; in half precision a CPU is refused.
   Up to 128 positions `graph` runs the same kernels; beyond, those of torch.compile, which are faster there.
 
-If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. A run's
-environment.json states what runs the layers.
+If the decoder does not support an architecture, its layers run as transformers' modules and are captured too. If our
+kernels fail their check on this GPU (mtbench/models/self_check.py), PyTorch's run instead. A run's environment.json
+states what runs the layers, and why our kernels did not run.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,8 @@ from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.errors import UserError
-from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build
+from mtbench.models import kernels
+from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, check_modules
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner
 
@@ -32,6 +34,7 @@ class Engine:
 
     def runner(self, checkpoint: Checkpoint) -> ModelRunner:
         """Return a new runner on a checkpoint."""
+        check_modules(checkpoint.model)
         return ModelRunner(checkpoint)
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
@@ -61,6 +64,7 @@ class Graph(Engine):
                 self._decoders[checkpoint] = decoder
             except UnsupportedArchitecture as reason:
                 self._unsupported[checkpoint] = str(reason)
+                check_modules(checkpoint.model)
         model = checkpoint.model
         if self.name == "invariant" and model.device.type == "cpu" and model.dtype.itemsize < 4:
             half = str(model.dtype).removeprefix("torch.")
@@ -80,7 +84,14 @@ class Graph(Engine):
         return "mtbench's decoder" if reason is None else f"transformers' modules ({reason})"
 
     def batch(self, method: Method, runners: ModelRunners, rows: int, positions: int) -> Batch:
-        """Return a batch. On a GPU an earlier batch of the same size is used again, with its graphs."""
+        """Return a batch. On a GPU an earlier batch of the same size is used again, with its graphs.
+
+        Raises UserError if `invariant` lacks its kernels.
+        """
+        if self.name == "invariant" and (reason := kernels.off()):
+            raise UserError(
+                f"engine 'invariant' needs mtbench's kernels, which do not run here ({reason}); use `engine=graph`."
+            )
         if runners.target.device.type != "cuda":
             return Batch(method, runners, rows, positions)
         positions = -(-positions // ROOM) * ROOM

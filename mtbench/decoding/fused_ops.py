@@ -27,8 +27,10 @@ def compile_graph(graph: torch.fx.GraphModule) -> Callable[..., Any]:
 class Fused:
     """A function of tensors that is recorded in its first call, which also runs it, and compiled in its second.
 
-    If it does not compile, it runs as it is; a warning says why.
+    If it does not compile, it runs as it is; a warning and `failure` say why.
     """
+
+    failure: str | None = None
 
     def __init__(self, function: Callable[..., Tensors]) -> None:
         self.function = function
@@ -43,7 +45,8 @@ class Fused:
         except Exception as error:
             if self._ran:
                 raise
-            warnings.warn(f"not compiled: {first_line(error)}", stacklevel=2)  # nothing of it has run yet
+            self.failure = first_line(error)  # nothing of it has run yet
+            warnings.warn(f"not compiled: {self.failure}", stacklevel=2)
             self._run, self._ran = self.function, True
             result = self._run(*tensors)
         return result

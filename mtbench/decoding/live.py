@@ -22,6 +22,7 @@ from mtbench.decoding.loop import Batch
 from mtbench.decoding.output import Generation
 from mtbench.decoding.request import Request, Setting
 from mtbench.decoding.run_state import Reads, RunState, contains, finished, overlap
+from mtbench.errors import loses_device
 
 
 class Segment(NamedTuple):
@@ -243,7 +244,8 @@ Segment(tokens=1, options={'tau': 0.9})]
 def serve(make: Callable[[], Batch], queue: Queue, observer: Observer, policy: Policy | None = None) -> None:
     """Decode what the queue gives until it is closed and empty.
 
-    An error costs the requests in rows; the others go on in a new batch of `make`. One without requests is raised.
+    An error costs the requests in rows; the others go on in a new batch of `make`. One without requests is raised, and
+    so is one after which the GPU computes nothing more.
     """
     while True:
         batch = make()
@@ -253,7 +255,7 @@ def serve(make: Callable[[], Batch], queue: Queue, observer: Observer, policy: P
             batch.decode(run, Clock())
             return
         except Exception as error:
-            if not run.fail(error):
+            if not run.fail(error) or loses_device(error):
                 raise
             error.__traceback__ = None  # it holds the tensors of the failed step
         del batch, run

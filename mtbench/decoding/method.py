@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mtbench.decoding.serving_engines import Setting
 from mtbench.models import kernels, sampling
 from mtbench.models.attention import causal
 from mtbench.models.loading import Inspected
@@ -193,9 +194,6 @@ class Method:
     needs_mask: ClassVar[bool] = False  # it feeds the mask token
     default_arms: ClassVar[tuple[str, ...]] = ()  # its arms if a run names no method
     choices: ClassVar[tuple[str, ...]] = ()  # its arms in `mtbench choose`: a few values of its main option
-    # (engine, its options) of serving engines with the same method: $NAME is an option's value, or the checkpoint where
-    # the option names a role; $commits is the most tokens of a forward. mtbench does not measure them.
-    serving: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     @property
     def claims(self) -> Claims:
@@ -219,6 +217,13 @@ class Method:
 
     def refuse(self, checkpoints: Mapping[str, Inspected]) -> None:
         """Raise UserError if the method cannot run on these checkpoints, by role, the target's first."""
+
+    def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
+        """Return the settings of serving engines that have this method with these options; empty: none has.
+
+        drafts: role -> name of the checkpoint. No option is `auto`. mtbench does not measure the engines.
+        """
+        return ()
 
     @property
     def block(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mtbench.decoding import trees
-from mtbench.decoding.draft_model import refuse_feature_drafts
+from mtbench.decoding.draft_model import refuse_other_models
 from mtbench.decoding.method import Claims, Commit, Method, Window
 from mtbench.errors import UserError, first_line
 from mtbench.models.loading import Inspected
@@ -30,7 +30,7 @@ def fault(method: Method, checkpoints: Mapping[str, Inspected]) -> str | None:
     """
     try:
         for role in checkpoints if method.outside else ():
-            refuse_feature_drafts(checkpoints, role)  # external engines run whole models
+            refuse_other_models(checkpoints, role)  # external engines run whole models
         method.refuse(checkpoints)
         if method.claims not in get_args(Claims):
             raise MethodContractError(f"claims is {method.claims!r}, not one of {', '.join(get_args(Claims))}")

@@ -7,7 +7,6 @@ Importing `lm_eval` takes a second, and only planning and scoring need it, so fu
 
 import io
 import logging
-import os
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
+from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation import dataset_files
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 
 # lm-eval's own seeds. Its published runs show these few-shot examples in this order; ours do too, for every run seed.
@@ -164,7 +165,9 @@ class HarnessSuite(Suite):
         if source.data_dir:
             self._files = {file: self._locate(source.data_dir, file) for file in sorted(files)}
         if source.offline:
-            go_offline()
+            network.go_offline()
+        elif not source.data_dir:
+            network.hub_refusal()  # a client that cannot connect would try for half a minute
         import datasets
         import lm_eval
         from lm_eval.tasks import TaskManager
@@ -233,6 +236,14 @@ class HarnessSuite(Suite):
     def _data_error(self, files: Sequence[str], source: Source, error: Exception) -> UserError:
         """Return the UserError for data that cannot be loaded from `source`."""
         cause = error.__cause__ or error  # datasets only reports "an error occurred"; its cause has the reason
+        required = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
+        if not (source.data_dir or source.offline) and (reason := network.hub_refusal()):
+            others = " or ".join(f"`--suite {SUITES[name].local}`" for name in SUITES if SUITES[name].local)
+            return UserError(
+                f"suite {self.name!r}: the hub cannot be reached ({reason}), and its cache has no usable data; without "
+                f"a network pass `--data-dir DIR` with {required} in it, or {others}; families without a download: "
+                f"{network.LOCAL_FAMILIES}."
+            )
         if source.data_dir:
             where, alternative = f"below {source.data_dir}", ""
         elif source.offline:
@@ -240,7 +251,6 @@ class HarnessSuite(Suite):
         else:
             where = "on the Hugging Face hub"
             alternative = ", or --offline if it is cached (and --checkpoint ROLE=PATH for a model on disk)"
-        required = " and ".join(files if len(files) < 3 else (files[0], f"{len(files) - 1} more"))
         return UserError(
             f"suite {self.name!r}: no usable data {where} ({type(cause).__name__}: "
             f"{' '.join(str(cause).split())[:200]}); pass --data-dir DIR with {required} in it{alternative}"
@@ -299,17 +309,6 @@ def _item(task: str, doc: int) -> str:
 def _stop_strings(settings: Mapping[str, Any]) -> tuple[str, ...]:
     until = settings.get("until") or ()
     return (until,) if isinstance(until, str) else tuple(until)
-
-
-def go_offline() -> None:
-    """Forbid network access of Hugging Face's libraries, in this process and its children."""
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    # Both libraries read the environment once, at import, and may be imported already.
-    import datasets.config
-    import huggingface_hub.constants
-
-    huggingface_hub.constants.HF_HUB_OFFLINE = True
-    datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = True
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from jinja2 import TemplateError
 
-from mtbench import files
+from mtbench import files, network
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
@@ -225,6 +225,8 @@ class QuestionSuite(Suite):
     def _download(self, url: str, cached: Path, remedy: str) -> bytes:
         """Return the file at `url` after checking its hash, and try to cache it. Raise UserError if it differs."""
         try:
+            if reason := network.refusal(url):
+                raise OSError(reason)
             with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
                 data: bytes = response.read(files.LARGEST_FILE)
         except (OSError, http.client.HTTPException) as error:

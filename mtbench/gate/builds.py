@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,6 +32,7 @@ from mtbench.errors import UserError
 from mtbench.gate import build_probe
 from mtbench.gate.format import BuildRecord
 from mtbench.hardware import machine
+from mtbench.plugins import read_file
 from mtbench.records import Record
 
 ANSWER_S = 60.0  # time in which an environment must say what is installed
@@ -48,10 +50,17 @@ class Build:
     label: str
     python: Path
     url: str | None = None  # of a server
+    plugins: tuple[str, ...] = ()  # files of `--plugin`
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the command line of `mtbench ARGUMENTS` in this build."""
-        return [str(self.python), "-m", "mtbench", *arguments]
+        """Return the command line of `mtbench ARGUMENTS` in this build, which imports its plugin files."""
+        named = (word for file in self.plugins for word in ("--plugin", file))
+        return [str(self.python), "-m", "mtbench", *arguments, *named]
+
+    def importing(self, plugins: Sequence[str]) -> "Build":
+        """Return the build with these plugin files. Raises UserError for one that cannot be read."""
+        names = [f"{Path(file).name} {read_file(file).sha256[:SHORT]}" for file in plugins]
+        return replace(self, plugins=tuple(plugins), label=" with ".join([self.label, *names]))
 
 
 class Answer(Record):
@@ -113,6 +122,7 @@ def describe(build: Build) -> BuildRecord:
         git=commit,
         packages=answer.packages,
         code_sha256=answer.code,
+        plugins={file: read_file(file).sha256 for file in build.plugins},
     )
 
 
@@ -146,6 +156,8 @@ def refuse_dirty(record: BuildRecord) -> None:
 
 def same_build(a: BuildRecord, b: BuildRecord) -> bool:
     """Return whether two builds run the same code: one environment or equal files and packages; not two servers."""
+    if sorted(a.plugins.values()) != sorted(b.plugins.values()):
+        return False
     same_files = a.code_sha256 is not None and (a.code_sha256, a.packages) == (b.code_sha256, b.packages)
     return _server(a) == _server(b) and (same_files or _environment(a.python) == _environment(b.python))
 

@@ -7,9 +7,11 @@ tested by a t test with n − 1 degrees of freedom. The tests are made at a few 
           least the margin; then as many fresh pairs must show the same cell slower (one-sided, 5 %, Holm)
     PASS  every cell has an upper bound below the margin (one-sided, 2.5 %). All must have it, so no adjustment is
           needed (intersection-union test, Berger 1982). A cell that has passed needs no further pairs
-    else  more pairs; after the last look INCONCLUSIVE
+    else  more pairs; after the last look INCONCLUSIVE, and before it where the noise leaves no hope
 
-Each look has an equal share of the error levels (union bound), which holds whatever the dependence between looks.
+Each look has an equal share of the error levels (union bound), which holds whatever the dependence between looks. To
+end early without a word costs no error level. No hope is left when, as far as one-sided 80 % bounds of noise and
+estimates tell, the last look could neither pass an unchanged cell nor fail any.
 """
 
 import itertools
@@ -19,18 +21,20 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
+from scipy.special import chdtri, stdtr, stdtrit
 
 from mtbench.gate.format import TimeTest, Word
 from mtbench.statistics import holm
 
 FAIL_LEVEL, PASS_LEVEL, CONFIRMATION_LEVEL = 0.01, 0.025, 0.05
 FIRST_LOOK, MOST_LOOKS, MOST_PAIRS = 6, 5, 40
+HOPE_LEVEL = 0.8  # of the bounds by which a look tells that the last one cannot decide
 REACH = 5.5  # standard deviations of a mean, at the last look, between no change and the margin
 FARTHEST = 1000.0  # such distances; more would be over a million pairs
 MOST_NEEDED = 10_000  # pairs; a cell that needs more is said to need no known number
 
 Values = Sequence[float] | npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 Differences = Mapping[str, Values]  # by cell, log(head's time / base's time) of each pair in which it ran
 
 
@@ -61,7 +65,8 @@ class Decision(NamedTuple):
     cells: dict[str, Word]
     all_cells: Word  # of the mean over all cells; never decides PASS
     tested: int  # pairs of the last look that was made; 0: none
-    next_look: int | None  # pairs that the next look needs; None: decided, or no look is left
+    next_look: int | None  # pairs that the next look needs; None: decided, no look is left, or no hope
+    noisy: Sequence[str] = ()  # open cells whose noise would keep them from passing at the last look, unchanged
 
     @property
     def open(self) -> list[str]:
@@ -69,22 +74,38 @@ class Decision(NamedTuple):
         return [cell for cell, word in self.cells.items() if word == "INCONCLUSIVE"]
 
 
-def decide(differences: Differences, at: Sequence[int], margin: float, means: Values | None = None) -> Decision:
+class _Rows(NamedTuple):
+    """Cells, and their mean behind them, at a look."""
+
+    mean: npt.NDArray[np.float64]  # (rows,)
+    se: npt.NDArray[np.float64]  # (rows,)
+    pairs: int
+
+
+def decide(
+    differences: Differences,
+    at: Sequence[int],
+    margin: float,
+    means: Values | None = None,
+    *,
+    give_up: bool = False,
+) -> Decision:
     """Make every look of `at` for which there are enough pairs; stop where one decides.
 
     A cell that has passed at a look may have fewer values than the others. The mean over all cells is tested while no
-    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs.
+    cell has passed. `means`: that of each pair in which every cell has a value; None: of all pairs. `give_up`: stop
+    where the noise leaves no hope.
     """
     cells: dict[str, Word] = dict.fromkeys(differences, "INCONCLUSIVE")
     all_cells: Word = "INCONCLUSIVE"
-    least, tested = math.log1p(margin), 0
+    least, tested, noisy = math.log1p(margin), 0, list[str]()
     of_pairs = np.array(mean_of_cells(differences) if means is None else means, float)
     if not differences:
         return Decision("PASS", {}, "PASS", 0, None)
     for look in at:
         running = [cell for cell, word in cells.items() if word == "INCONCLUSIVE"]
         if any(len(differences[cell]) < look for cell in running):
-            return Decision("INCONCLUSIVE", cells, all_cells, tested, look)
+            return Decision("INCONCLUSIVE", cells, all_cells, tested, look, noisy)
         tested = look
         d = np.array([differences[cell][:look] for cell in running], float)  # (cells, pairs)
         together = len(running) == len(cells) > 1 and len(of_pairs) >= look
@@ -93,19 +114,40 @@ def decide(differences: Differences, at: Sequence[int], margin: float, means: Va
         absent = [1.0] * (hypotheses(len(cells)) - len(rows))  # what is not tested at this look
         slower = holm([*_tail(mean, se, look), *absent])[: len(rows)]
         failing = (np.array(slower) < FAIL_LEVEL / len(at)) & (mean >= least)
+        passing = (_tail(least - mean, se, look) < PASS_LEVEL / len(at)) & ~failing
+        words = [_word(*outcome) for outcome in zip(failing, passing, strict=True)]
+        cells |= dict(zip(running, words, strict=False))
+        all_cells = words[-1] if together and words[-1] != "INCONCLUSIVE" else all_cells
         if failing.any():
-            for cell, fails in zip(running, failing, strict=False):
-                cells[cell] = "FAIL" if fails else cells[cell]
-            all_cells = "FAIL" if together and failing[-1] else all_cells
             return Decision("FAIL", cells, all_cells, tested, None)
-        passing = _tail(least - mean, se, look) < PASS_LEVEL / len(at)
-        for cell, passes in zip(running, passing, strict=False):
-            cells[cell] = "PASS" if passes else cells[cell]
-        if together and passing[-1]:
-            all_cells = "PASS"
-        if all(word == "PASS" for word in cells.values()):
+        if passing[: len(running)].all():
             return Decision("PASS", cells, all_cells, tested, None)
-    return Decision("INCONCLUSIVE", cells, all_cells, tested, None)
+        could_pass, could_fail = _hope(_Rows(mean, se, look), at, least, len(cells))
+        hopeless = ~could_pass & ~passing
+        noisy = [cell for cell, hides in zip(running, hopeless, strict=False) if hides]
+        if give_up and noisy and not could_fail[~passing].any():
+            break
+    return Decision("INCONCLUSIVE", cells, all_cells, tested, None, noisy)
+
+
+def _word(fails: bool, passes: bool) -> Word:
+    return "FAIL" if fails else "PASS" if passes else "INCONCLUSIVE"
+
+
+def _hope(rows: _Rows, at: Sequence[int], least: float, cells: int) -> tuple[Flags, Flags]:
+    """Return which rows the last look could pass and fail, as far as bounds of noise and estimate tell.
+
+    A row could pass if it did with an estimate of 0, or with its own if that is below.
+    """
+    last, lowest = at[-1], math.sqrt((rows.pairs - 1) / chdtri(rows.pairs - 1, 1 - HOPE_LEVEL))
+    se = rows.se * lowest * math.sqrt(rows.pairs / last)
+
+    def reach(level: float) -> npt.NDArray[np.float64]:
+        return np.asarray(stdtrit(last - 1, 1 - level / len(at)) * se, float)
+
+    highest = rows.mean + stdtrit(rows.pairs - 1, HOPE_LEVEL) * rows.se
+    could_pass = least - np.minimum(rows.mean, 0) > reach(PASS_LEVEL)
+    return could_pass, highest > np.maximum(least, reach(FAIL_LEVEL / hypotheses(cells)))
 
 
 def hypotheses(cells: int) -> int:

@@ -58,6 +58,7 @@ class BuildRecord(Record):
     code_sha256: Sha256 | None = Field(
         description="SHA-256 of the Python files of mtbench, its methods, its suites and plugins; null: not told"
     )
+    plugins: dict[str, Sha256] = Field(default_factory=dict, description="files of `--plugin`: path -> SHA-256")
 
 
 class Key(Record):
@@ -120,6 +121,8 @@ class GateRequest(Record):
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")
     allow_dirty: bool = Field(description="true: a build may come from a checkout with changed files")
     seed: int = Field(description="seed of the order of the processes")
+    plugins: list[str] = Field(default_factory=list, description="files of `--plugin` that head imports")
+    base_plugins: list[str] = Field(default_factory=list, description="files of `--plugin` that base imports")
     process_limit_s: Annotated[float, Field(gt=0)] = Field(
         description="seconds after which a process of a build has failed; by turns, those of one turn"
     )

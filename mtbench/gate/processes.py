@@ -173,8 +173,9 @@ def _ended(code: int) -> str:
 
 def _end_children(process: Process) -> None:
     """Wait until a process has ended, then kill what it left alive. It is not reaped: its id stays its own."""
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    kill_group(process)
+    with suppress(ChildProcessError):  # an interrupt ended `Thread.join`, and its group was killed and it was reaped
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        kill_group(process)
 
 
 def _is_ready(process: Process, limit_s: float) -> bool:

@@ -263,6 +263,7 @@ def builds(gate: Gate) -> list[tuple[str, str, str]]:
         ("mtbench", base.mtbench, head.mtbench),
         ("Commit", base.git, head.git),
         ("Python", base.python, head.python),
+        ("Plugins", *(listed(f"{path} {sha256[:12]}" for path, sha256 in b.plugins.items()) for b in (base, head))),
     ]
     names = dict.fromkeys((*base.packages, *head.packages))
     pairs += [(name, base.packages.get(name), head.packages.get(name)) for name in names]
@@ -291,7 +292,9 @@ def calibrate_command(gate: Gate) -> str:
     """Return the command that calibrates this machine on this plan."""
     asked = gate.request
     live = ["--live"] if asked.live else []
-    return shlex.join(["mtbench", "gate", "calibrate", *asked.plan_arguments, "--blocks", str(asked.blocks), *live])
+    files = [word for file in asked.plugins for word in ("--plugin", file)]
+    words = [*files, *asked.plan_arguments, "--blocks", str(asked.blocks), *live]
+    return shlex.join(["mtbench", "gate", "calibrate", *words])
 
 
 def floor_facts(gate: Gate) -> list[tuple[str, str]]:
@@ -356,7 +359,8 @@ NOTES = {
         "2.5% over all looks. The mean of all cells can fail the gate, but a pass does not need it."
     ),
     "INCONCLUSIVE": (
-        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed."
+        "Neither. It is not a pass. If a number of pairs is given, so many would decide if estimate and noise stayed. "
+        "The gate ends with it early where the noise of the pairs leaves no hope for the last look."
     ),
     "Looks": (
         "The times are tested{looks}, and no further once they decide. Each look has an equal share of the error."

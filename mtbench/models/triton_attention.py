@@ -17,11 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda as hopper
 
-from mtbench.models.triton_products import PRECISION, dependent_launch, multiprocessors, sum_pairwise
+from mtbench.models.triton_products import PRECISION, dependent_launch, multiprocessors, shared_memory, sum_pairwise
 
 QUERIES = 32  # of a tile, at most; fewer are padded to 16. Tiles of 64 would spill registers
 QUERIES_EXACT = 16  # in float32
 BLOCK_BYTES = 16384  # keys of a block; two programs fit a multiprocessor, each with three blocks in use or loading
+STAGES = 3  # blocks in use or loading, at most
 PROGRAMS = 2  # per multiprocessor: with fewer, keys are split; with more, a program walks over a row's keys
 AHEAD = 16  # blocks that the second kernel loads at a time
 LOG2E = math.log2(math.e)
@@ -204,6 +205,7 @@ def attends(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and key.shape == value.shape
         and 16 <= size <= 256
         and size % 2 == 0
+        and _stages(query, QUERIES) > 0
     )
 
 
@@ -271,13 +273,26 @@ def attend(
         SOFTCAP=softcap is not None,
         PRECISION=PRECISION[query.dtype],
         num_warps=8 if padded == 256 and not exact else 4,
-        num_stages=1 if exact else 3,  # 3: two blocks load during the current one
+        num_stages=_stages(query, queries),
         enable_fp_fusion=False,  # the compiler would contract operations differently in each tile
     )
     if split:
         grid = (rows * heads * width,)
         _combine[grid](length, out, *partials, width, view, **common, HEADS=heads, AHEAD=AHEAD, num_warps=1)
     return out
+
+
+def _stages(query: Tensor, queries: int) -> int:
+    """Return how many blocks a tile of so many queries has in use or loading; 0 if not even one fits shared memory.
+
+    A bound on what Triton allocates, which tests compare it with. The number changes no bit of a result.
+    """
+    if query.dtype == torch.float32:
+        return 1
+    (limit, from_shared), padded = shared_memory(query.device), triton.next_power_of_2(query.shape[-1])
+    block = _block_length(padded, exact=False)
+    keys, tile = (4, 6) if from_shared else (2, 2)  # bytes of an element: of keys and values or one of them; of queries
+    return min(STAGES, (limit - tile * queries * padded - 2 * block * queries) // (keys * block * padded))
 
 
 def _block_length(size: int, exact: bool) -> int:

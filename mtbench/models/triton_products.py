@@ -32,7 +32,7 @@ MIN_STEPS = 4  # of a program's share: below it, combining costs more than readi
 WIDEST = 128  # positions of a tile
 WIDEST_EXACT = 32  # in float32, which the matrix unit does not take
 CHUNKS = 4  # tiles of positions in a launch: bounds the memory of partial sums, 35 MB for each
-MULTIPROCESSORS = 132  # of an H100 and an H200; taken where there is no GPU
+MULTIPROCESSORS, SHARED_BYTES = 132, 232_448  # of an H100 and an H200; taken where there is no GPU
 COUNTERS = 4096  # arrival counters of a GPU, at least
 
 PRECISION = {torch.float32: "ieee", torch.float16: "tf32", torch.bfloat16: "tf32"}  # float16 and bfloat16 ignore it
@@ -303,8 +303,8 @@ def _launch(
     share, programs = _shares(tiles * triton.cdiv(inputs, STEP), multiprocessors(x.device))
     at_once = min(chunks, CHUNKS)
     partials = x.new_empty(at_once * programs * 2 * TILE * positions, dtype=torch.float32)
-    counters = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
-    before = (x, weight, out, partials, counters)
+    arrived = arrivals(x.device, max(COUNTERS, triton.next_power_of_2(at_once * tiles)))
+    before = (x, weight, out, partials, arrived)
     after = (count, bias, squares, eps, power, *((None, None, None, 1.0) if following is None else following))
     for chunk in range(0, chunks, CHUNKS):
         _product[min(at_once, chunks - chunk), programs](
@@ -348,12 +348,25 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @cache
+def shared_memory(device: torch.device) -> tuple[int, bool]:
+    """Return the bytes that a program may have, and whether the matrix unit reads its large side there (sm_90, 100)."""
+    if device.type != "cuda":
+        return SHARED_BYTES, True
+    properties = triton.runtime.driver.active.utils.get_device_properties(torch.device(device).index or 0)
+    return int(properties["max_shared_mem"]), torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@cache
 def dependent_launch(device: torch.device) -> bool:
     """Return whether a kernel may be launched before its predecessor ends (programmatic dependent launch, Hopper)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@cache
+counters: dict[tuple[torch.device, int], Tensor] = {}  # of arrivals. They stay: CUDA graphs hold their address
+
+
 def arrivals(device: torch.device, size: int) -> Tensor:
-    """Return counters, zero between kernels, for one stream at a time. They stay: CUDA graphs hold their address."""
-    return torch.zeros(size, dtype=torch.int32, device=device)
+    """Return counters, zero between kernels, for one stream at a time."""
+    if (device, size) not in counters:
+        counters[device, size] = torch.zeros(size, dtype=torch.int32, device=device)
+    return counters[device, size]

@@ -4,7 +4,6 @@ A method names its own arms: `choices`, else `default_arms`, else itself. An arm
 roles, and if planning finds nothing wrong with it on these checkpoints (draft, heads, mask token).
 """
 
-import string
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,8 +14,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.models.families import PART, Family
 from mtbench.models.loading import Inspected
-from mtbench.options import build, roles_of, show
-from mtbench.runs.plan import Cell
+from mtbench.options import build
 from mtbench.runs.planner import family_of, inspect_checkpoints, refuse_arm
 from mtbench.runs.run_request import RunRequest
 
@@ -87,30 +85,6 @@ def why_not(arm: Arm, request: RunRequest, family: Family, inspected: dict[str, 
     except UserError as error:
         return str(error).rstrip(".")
     return fault
-
-
-def serving_settings(cell: Cell) -> dict[str, str]:
-    """Return the options of serving engines with the same method, by engine.
-
-    None are given for an arm with an option that the engine's setting does not contain, or with a width `auto`.
-    """
-    method = METHODS[cell.method]
-    built: Method = method(**cell.options)
-    declared = {name: getattr(method, name) for name in cell.options if hasattr(method, name)}
-    roles = roles_of(method, cell.options)
-    values = {
-        name: cell.checkpoints[value] if value in roles and value in cell.checkpoints else show(value)
-        for name, value in cell.options.items()
-    }
-    if "auto" in values.values():
-        return {}
-    changed = {n for n, v in cell.options.items() if v != declared.get(n) and v not in roles}
-    found = {}
-    for engine, text in method.serving:
-        template = string.Template(text)
-        if changed <= {*template.get_identifiers()}:
-            found[engine] = template.substitute(values, commits=str(built.window().commits))
-    return found
 
 
 def _arms(method: type[Method], engine: str) -> Sequence[Arm]:

@@ -1,14 +1,15 @@
 """The decision of a race: decision.json, from the results of its run and the looks that were made."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mtbench import statistics
-from mtbench.racing.candidates import serving_settings
+from mtbench.racing.deploy import deployment
 from mtbench.racing.limits import over_limits
 from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
-from mtbench.racing.standing import CLOSE, LEVEL, shared_level
+from mtbench.racing.standing import CLOSE
 from mtbench.records import dump
 from mtbench.results.aggregate import Stored, read_stored
 from mtbench.results.decision import headline, recommend
@@ -40,6 +41,7 @@ def decide(racing: Racing, results: Results) -> Decision:
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
     least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
     outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
+    serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
         run_id=results.run_id,
@@ -52,7 +54,7 @@ def decide(racing: Racing, results: Results) -> Decision:
         recommendations=found,
         least=least,
         levels=Levels(
-            between_arms=LEVEL,
+            between_arms=statistics.WORD_LEVELS["faster"],
             accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
             accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
             close=CLOSE,
@@ -62,7 +64,8 @@ def decide(racing: Racing, results: Results) -> Decision:
         refused=race.refused,
         spent=_spent(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
-        serving=_serving(racing, found),
+        serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
+        serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
     )
     racing.run.write_json(FILE, dump(decision))
     return decision
@@ -88,10 +91,10 @@ class _Pairs:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
         ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
         shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
-        level = shared_level(self.stored.looks(self._group(cell)), among)
+        share = partial(statistics.shared_ratio, looks=self.stored.looks(self._group(cell)), among=among)
         if shared is None or base is None or not shared.samples:
-            return statistics.ratio_of_totals([()], [()], level=level)
-        return statistics.ratio_of_totals([base.by_block("wall_s")], [shared.by_block("wall_s")], level=level)
+            return share((), ())
+        return share(base.by_block("wall_s"), shared.by_block("wall_s"))
 
     def _group(self, cell: ResultCell) -> Group:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
@@ -181,10 +184,3 @@ def _spent(stored: Stored) -> Spent:
             for lines, of_cell in zip(timings, of_cells, strict=True):
                 full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
     return Spent(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])
-
-
-def _serving(racing: Racing, found: Sequence[Recommendation]) -> dict[str, dict[str, str]]:
-    chosen = [c.arm for rec in found for c in (rec.same_tokens, rec.within_loss) if c is not None]
-    cells = {cell.arm: cell for cell in racing.plan.cells}
-    settings = {arm: serving_settings(cells[arm]) for arm in dict.fromkeys(chosen)}
-    return {arm: of_arm for arm, of_arm in settings.items() if of_arm}

@@ -22,6 +22,7 @@ from mtbench.runs.formats import OBJECTIVES, LimitName, Objective, Race, Slo
 from mtbench.runs.model_pool import resolve_device, with_dtype
 from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.prompts import open_suites
 from mtbench.runs.run_request import Execution, latency_limits, to_resume
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
@@ -53,10 +54,11 @@ def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     chosen_by, asked = settings(request), request.run_request()
     if chosen_by.objective == "energy" and resolve_device(request.device) != "cuda":
         raise UserError("--objective energy needs a GPU, whose driver counts it; choose speed, latency or memory.")
+    opened = open_suites(asked)
     found = candidates(asked)
     if not found.arms:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = plan_race(asked, found, chosen_by.max_loss)
+    plan = plan_race(asked, found, chosen_by.max_loss, opened)
     return found, plan, race_of(plan, found, *chosen_by)
 
 

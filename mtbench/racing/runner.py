@@ -30,13 +30,15 @@ from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 BY_TIME: tuple[Objective, ...] = ("speed", "latency")
 
 
-def plan_race(request: RunRequest, found: Candidates, max_loss: float) -> Plan:
+def plan_race(
+    request: RunRequest, found: Candidates, max_loss: float, opened: Mapping[str, Suite] | None = None
+) -> Plan:
     """Return the plan: every candidate beside plain decoding, one round, the largest batch size first.
 
     The largest has all items, so the accuracies are known when the smaller sizes start.
     """
     arms = [_spec(arm) for arm in (found.plain, *found.arms)]
-    plan = make_plan(request.changed(method=arms, rounds=1, accuracy_margin=max_loss))
+    plan = make_plan(request.changed(method=arms, rounds=1, accuracy_margin=max_loss), opened)
     groups = sorted(plan.groups, key=lambda group: -group.batch_size)
     return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
 

@@ -10,7 +10,6 @@ from mtbench import statistics
 from mtbench.results.decision import NOT_WORSE, SURELY_WORSE
 from mtbench.statistics import Difference, Ratio
 
-LEVEL = 0.025  # of all bounds between arms together, and of those between one arm and plain decoding
 CLOSE = 0.02  # arms within this share of the leader's time are as good
 
 
@@ -42,14 +41,6 @@ class Entrant:
     too_late: Sequence[bool] = ()
     accuracy: str | None = None
     failed: bool = False  # it has no further blocks
-
-
-def shared_level(looks: int, among: int) -> float:
-    """Return the two-sided level of an interval of which one bound is used, at each of several looks.
-
-    among: claims that share the level beside the looks.
-    """
-    return 1 - 2 * LEVEL / (looks * max(1, among))
 
 
 class View:
@@ -109,14 +100,14 @@ class View:
         return min(arms, key=lambda arm: self._time_ratio(arm, self.plain).value or 0.0, default=None)
 
     def decided(self, arm: Entrant) -> bool:
-        """Return whether the speed of the arm over plain decoding has a word, as results.json will say it."""
+        """Return whether the arm is `faster` than plain decoding, as results.json will say it, or close to it."""
         if arm is self.plain:
             return True
         if any(statistics.too_short(self._walls(e), 0.0) for e in (arm, self.plain)):
             return False
-        ratios = [self._time_ratio(self.plain, e) for e in self.arms]
+        ratios = [self._time_ratio(self.plain, e, among=len(self.arms)) for e in self.arms]
         verdicts = statistics.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
-        return verdicts[self.arms.index(arm)].word != statistics.INCONCLUSIVE
+        return verdicts[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
 
     def _walls(self, arm: Entrant) -> list[float]:
         return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
@@ -135,8 +126,7 @@ class View:
             both = zip(above.blocks[: self.upto[above.name]], below.blocks[: self.upto[below.name]], strict=False)
             timed = [(a.wall_s, b.wall_s) for a, b in both if a.wall_s is not None and b.wall_s is not None]
             columns = list(zip(*timed, strict=True)) or [(), ()]
-            level = shared_level(self.looks, among)
-            self._ratios[pair] = statistics.ratio_of_totals([columns[0]], [columns[1]], level=level)
+            self._ratios[pair] = statistics.shared_ratio(*columns, looks=self.looks, among=among)
         return self._ratios[pair]
 
     def _words(self, max_loss: float) -> dict[str, str]:

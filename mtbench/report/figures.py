@@ -23,7 +23,7 @@ from matplotlib.transforms import Bbox
 
 from mtbench.report.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.results.format import ResultCell, Speedup
-from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND
+from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND, withheld
 
 INK, MUTED, RULE, ACCENT, PAPER, WARN = "#1c2127", "#5b6570", "#d5dbe1", "#1769aa", "#fefefe", "#a8471a"
 ON_LOW, ON_HIGH = "#1c2128", "#fffffe"  # text on the lighter shades, and on the darker ones
@@ -146,7 +146,8 @@ def _speedups(scene: Scene) -> Drawing | None:
         _arm_text(axes, row, scene, cell, WIDTH - NAMES - right)
         beside: Any = {"transform": edge, "va": "center_baseline", "fontsize": 10, "clip_on": False}
         unit = 1 / (WIDTH - NAMES - right)
-        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight="bold", **beside)
+        weight = "normal" if withheld(speedup.verdict) else "bold"
+        axes.text(1 + 40 * unit, row, times(speedup.value, 2), ha="right", fontweight=weight, **beside)
         accuracy = None if cell.accuracy is None else cell.accuracy.value
         if scored:
             axes.text(1 + 86 * unit, row, f"{percent(accuracy)}%", ha="right", color=MUTED, **beside)
@@ -251,7 +252,7 @@ def _frontier(scene: Scene) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
+        caption="Squares are baselines. Lines through a point are its 95% intervals. The dashed line joins the "
         "arms that no other arm beats in both (by their estimates; intervals may overlap).",
         alt=f"Scatter plot of accuracy over tokens per second: {'; '.join(texts)}.",
     )
@@ -287,7 +288,7 @@ def _speeds(scene: Scene, timed: Sequence[ResultCell]) -> Drawing | None:
         scene.note,
         name="frontier",
         title=title,
-        caption="Hollow points are baselines. Lines are 95% intervals.",
+        caption="Squares are baselines. Lines are 95% intervals.",
         alt=f"Tokens per second: {'; '.join(texts)}.",
     )
 
@@ -498,12 +499,12 @@ def finish(figure: Figure, note: str, *, name: str, title: str, caption: str, al
 
 
 def _mark(axes: Axes, x: float, y: float, cell: ResultCell, baselines: set[str]) -> None:
-    """Draw an arm's point: a cross if it is void, hollow if it is a baseline."""
+    """Draw an arm's point: a cross if it is void, a square if it is a baseline."""
     if cell.void:
         axes.plot([x], [y], "x", color=MUTED, ms=7, mew=1.6, zorder=4)
         return
-    edge, fill = (INK, PAPER) if cell.arm in baselines else (ACCENT, ACCENT)
-    axes.plot([x], [y], "o", ms=7.5, mew=1.6, mec=edge, mfc=fill, zorder=4)
+    marker, color = ("s", INK) if cell.arm in baselines else ("o", ACCENT)
+    axes.plot([x], [y], marker, ms=7.5, mec=color, mfc=color, zorder=4)
 
 
 def _label_points(axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[int]) -> None:

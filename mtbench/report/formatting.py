@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from mtbench.statistics import decimals
+
 NONE = "–"  # in place of a value that was not measured
 
 
@@ -27,7 +29,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     """Return a number with so many decimals; by default two for small numbers, and fewer for larger ones."""
     if value is None:
         return NONE
-    return _signed(f"{value:,.{_digits(value) if digits is None else digits}f}")
+    return _signed(f"{value:,.{decimals(value) if digits is None else digits}f}")
 
 
 def interval(limits: Sequence[float] | None, scale: float = 1.0, digits: int | None = None) -> str | None:
@@ -35,7 +37,7 @@ def interval(limits: Sequence[float] | None, scale: float = 1.0, digits: int | N
     if limits is None:
         return None
     low, high = (limit * scale for limit in limits)
-    places = _digits(high) if digits is None else digits
+    places = decimals(high) if digits is None else digits
     return f"[{number(low, places)}, {number(high, places)}]"
 
 
@@ -105,12 +107,6 @@ def memory(value: float | None) -> str:
 def stacked(*lines: str | None) -> str:
     """Return the lines that say something, one under the other."""
     return "\n".join(line for line in lines if line and line != NONE) or NONE
-
-
-def _digits(value: float) -> int:
-    if abs(value) < 9.995:
-        return 2
-    return 1 if abs(value) < 99.95 else 0
 
 
 def _signed(text: str) -> str:

@@ -1,6 +1,6 @@
 """Phrases that the page, the tables and the terminal share: names, disclaimers, and why a value is missing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench import statistics
@@ -119,19 +119,6 @@ def spread_over_tasks(spread: Spread | None) -> str | None:
     return f"{words}, {left_out} of {spread.tasks} tasks measured too little" if left_out else words
 
 
-def headline_spreads(cell: ResultCell, speedups: Iterable[Speedup | None]) -> str | None:
-    """Return the worst and the best task for an arm's headline figures; None if no figure has them.
-
-    A failed or void arm has none. speedups: those of the headline.
-    """
-    if cell.status == "failed" or cell.void:
-        return None
-    spreads = {f"speedup over {speedup.baseline}": speedup.spread for speedup in speedups if speedup is not None}
-    spreads["tokens per forward"] = cell.tokens_per_forward_spread
-    found = [f"{figure} {words}" for figure, spread in spreads.items() if (words := spread_over_tasks(spread))]
-    return "; ".join(found) or None
-
-
 def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | None:
     """Return the price of a million tokens; None without a price or a rate."""
     if price_per_hour is None or not cell.tokens_per_s.value:
@@ -141,6 +128,8 @@ def cost_per_million(cell: ResultCell, price_per_hour: float | None) -> float | 
 
 def speed_word(cell: ResultCell, speedup: Speedup) -> str | None:
     """Return the verdict on a speedup. None where it is open and the arm has lost a race: its note says more."""
+    if statistics.disturbed(speedup.verdict):
+        return statistics.DISTURBED
     word = short_verdict(speedup.verdict)
     lost = cell.left is not None and cell.left.lost and cell.left.rival is not None
     return None if lost and word == statistics.INCONCLUSIVE else word

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mtbench.decoding.serving_engines import NONE_HAS_IT
 from mtbench.report.arm_names import in_words
 from mtbench.report.formatting import counted, listed, number, percent, seconds
 from mtbench.report.phrases import batches, suite_name
@@ -30,9 +31,7 @@ def race_parts(results: Results, decision: Decision | None, names: Mapping[str, 
     found = [_asked(decision)]
     found += [_left(looks, results.cells, decision) for looks in decision.looks]
     found += [_open(decision), _spent(decision), _errors(decision)]
-    if decision.serving:
-        settings = [(f"{arm}, {name}", text) for arm, of in decision.serving.items() for name, text in of.items()]
-        found.append(Part("The same method in serving engines (not measured here)", rows=settings, code=True))
+    found += deploy_parts(decision)
     if decision.refused:
         found.append(Part("What could not be raced", rows=[*decision.refused.items()]))
     found.append(Part("Repeat the race", rows=[("Command", shlex.join(decision.command))], code=True))
@@ -43,6 +42,15 @@ def race_parts(results: Results, decision: Decision | None, names: Mapping[str, 
         )
         for part in found
     ]
+
+
+def deploy_parts(decision: Decision) -> list[Part]:
+    """Return the commands that start a serving engine with the recommended arms, if there are such arms."""
+    rows = [(f"{arm}, {engine}", text) for arm, of_arm in decision.serving.items() for engine, text in of_arm.items()]
+    texts = [f"{arm}: {NONE_HAS_IT}." for arm, of_arm in decision.serving.items() if not of_arm]
+    for arm, of_arm in decision.serving_notes.items():
+        texts += [f"{arm}, {engine}: {note}" for engine, note in of_arm.items()]
+    return [Part("Deploy (not measured there)", " ".join(texts), rows, code=True)] if decision.serving else []
 
 
 def _asked(decision: Decision) -> Part:

@@ -38,7 +38,7 @@ class Section:
     details: list[Detail]
     gaps: list[str]
     simulated: list[str]
-    for_papers: dict[str, Table]  # tables written as LaTeX, by the end of the file's name
+    for_papers: dict[str, tuple[str, Table]]  # caption and table of LaTeX, by the end of the file's name
     csv: dict[str, str]
     drawings: list[Drawing]
     note: str  # its source, and what it is not

@@ -104,6 +104,12 @@ def warnings(cells: Sequence[ResultCell]) -> list[str]:
         for cell in cells
         if cell.lossless is not None and breaks_promise(cell)
     ]
+    found += [
+        f"{flag.replace(statistics.DISTURBED, f'The machine was disturbed while {cell.arm} decoded')}."
+        for cell in cells
+        for flag in cell.flags
+        if flag.startswith(statistics.DISTURBED)
+    ]
     return list(dict.fromkeys(found))
 
 

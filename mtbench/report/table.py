@@ -7,6 +7,7 @@ from typing import NamedTuple
 from mtbench.report.arm_names import in_words
 from mtbench.report.formatting import NONE
 from mtbench.results.format import ResultCell
+from mtbench.statistics import DISTURBED
 
 TONES = {  # first words of a verdict; any other verdict is neither good nor bad
     "good": ("faster", "not worse", "exact"),
@@ -51,6 +52,11 @@ class Entry:
     def words(self) -> bool:
         """Whether the value is words, which may wrap, and not a number."""
         return self.value[:1].isalpha()
+
+    @property
+    def light(self) -> bool:
+        """Whether the value is not to be emphasised: words, or a figure that cannot be trusted."""
+        return self.words or self.verdict == DISTURBED
 
     @property
     def sign(self) -> str:

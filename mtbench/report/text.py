@@ -82,6 +82,8 @@ def environment(results: Results) -> list[tuple[str, str]]:
         ("Roofline probe", _probe_text(session, used.gpu)),
         ("Idle power", None if stored.idle_power_w is None else f"{number(stored.idle_power_w)} W"),
         ("Device and type", _device_text(results.cells)),
+        ("Layers", listed(dict.fromkeys((session.layers or {}).values()))),
+        ("mtbench's kernels", session.kernels_off and f"off: {session.kernels_off}"),
         ("Threads", session.threads),
         ("Platform", used.platform),
         ("Versions", _versions_text(used)),

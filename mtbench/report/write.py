@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
@@ -58,8 +58,9 @@ def write_report(run: RunDirectory, results: Results) -> Path:
     naming = Naming.of(results.cells)
     sections, sweeps = _sections(results, naming), _sweeps(results, naming)
     for section in sections:
-        for name, table in section.for_papers.items():
-            run.write_text(f"tables/{section.slug}{name}.tex", latex(table, _paper_notes(section)))
+        for name, (caption, table) in section.for_papers.items():
+            label = f"{section.slug}{name}"
+            run.write_text(f"tables/{label}.tex", latex(table, caption, label, _paper_notes(section)))
         for name, written in section.csv.items():
             run.write_text(f"tables/{section.slug}{name}.csv", written)
         for drawing in section.drawings:
@@ -90,9 +91,11 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
     margin, price, numbers = results.statistics.accuracy_margin, results.price_per_hour, naming.numbers
     main = main_table(cells, numbers, own, price).named(naming.words)
     details = [detail._replace(table=detail.table.named(naming.words)) for detail in _details(cells, numbers, own)]
-    by_heading = {detail.heading: detail.table for detail in details}
+    by_heading = {detail.heading: detail for detail in details}
     last = [heading for heading, _ in main.columns].index("lossless")
-    of_paper = {"": main.first(last + 1), ".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
+    of_paper = {"": Detail("Methods", "What each arm gains and what it costs", main.first(last + 1))}
+    of_paper |= {".acceptance": by_heading["Acceptance"], ".tasks": by_heading["By task"]}
+    place = f"{suite}, {batches(group.batch_size, group.batching)}"
     sound = [cell for cell in cells if cell.status != "failed"]
     note = source(cells, results, group)
     scene = figures.Scene(sound, numbers, own.same, note, own.headline, naming.words)
@@ -109,7 +112,9 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
         details=[detail for detail in details if detail.table.rows],
         gaps=[in_words(gap, naming.words) for gap in gaps(cells)],
         simulated=[in_words(mark, naming.words) for mark in simulations(cells)],
-        for_papers={name: table for name, table in of_paper.items() if table.rows},
+        for_papers={
+            name: (f"{of.heading}: {place}. {of.caption}.", of.table) for name, of in of_paper.items() if of.table.rows
+        },
         csv=csv_tables(cells, own, naming.words, price),
         drawings=figures.draw(scene),
         note=note,
@@ -239,17 +244,24 @@ def _page(sections: Sequence[Section], sweeps: Sequence[Sweep], words: Words, da
 
 
 def template(name: str) -> Template:
-    """Return a page of mtbench/report/page/; every value put into it is escaped."""
+    """Return a page of mtbench/report/page/; every value put into it is escaped, and `code` becomes an element."""
     environment = Environment(
         loader=PackageLoader("mtbench.report", "page"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_with_code,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["sha256"] = _sha256_source
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template(name)
+
+
+def _with_code(value: object) -> object:
+    if type(value) is not str or "`" not in value:
+        return value
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(value))))
 
 
 def _sha256_source(script: str) -> str:

@@ -13,10 +13,10 @@ strings; `--protocol paper` decodes so and stores those tokens (`surplus`). Its 
 the prompt: its first forward commits. Ours caches the prompt and feeds its last token again. So both have the same
 number of forwards that commit, and neither counts the prompt's.
 
-**Accepted length** (arXiv 2607.05147, as DeepSpec's evaluator counts) is our acceptance length: tokens up to the end
-token over the forwards that committed any, pooled over all answers (mtbench/results/acceptance.py, `length`). Its
-prefill emits a token that it does not count, and it counts what the last forward accepts beyond the token budget; ours
-commits the first token with the first verification and cuts at the budget. Both concern one forward of an answer.
+**Accepted length** (arXiv 2607.05147, as DeepSpec's evaluator counts): tokens up to the end token, and what the last
+forward accepted beyond the token budget, over the forwards that committed any, pooled over all answers
+(mtbench/results/acceptance.py, `deepspec`). Its prefill emits a token that it does not count; ours commits the first
+token with the first verification.
 """
 
 from collections.abc import Sequence

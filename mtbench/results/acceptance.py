@@ -2,9 +2,9 @@
 
 Of the n tokens that a forward commits, the first is the target's own and n − 1 are accepted guesses. A forward that
 commits nothing (a block that is not yet full, a row that waits) verifies nothing, so it is not a step of a
-draft-and-verify engine. Every figure uses the stored answers, which are cut at the end token. A project that also
-counts tokens accepted after the end token gets a larger figure (vllm issue 56101). Our prefill commits nothing. An
-engine's prefill emits a token; formulas that count this token add one per answer.
+draft-and-verify engine. The stored answers are cut at the end token and at the budget. A project that also counts
+what the last forward accepted behind them gets a larger figure (vllm issue 56101); its figures here count it, too. Our
+prefill commits nothing. An engine's prefill emits a token; formulas that count this token add one per answer.
 
 The formulas were read in their owners' code or documentation in November 2026. Compare a figure only with figures of
 the same owner.
@@ -14,6 +14,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
+from mtbench.decoding.output import FinishReason
 from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
 from mtbench.results.samples import CellData, add
 from mtbench.runs.formats import TimingLine
@@ -21,14 +22,15 @@ from mtbench.runs.formats import TimingLine
 Commits = Sequence[Sequence[int]]  # per answer, the tokens that each of its forwards committed
 
 OWNERS = {  # field of DerivedAcceptance -> owner of the figure, and its formula
-    "vllm": ("vLLM, DeepSpec; aiperf, token-weighted", "1 + accepted / drafts"),
+    "vllm": ("vLLM; aiperf, token-weighted", "1 + accepted / drafts, accepted after the answer's end included"),
+    "deepspec": ("DeepSpec", "1 + accepted / drafts, accepted beyond the budget included"),
     "sglang": ("SGLang, SpecForge", "(tokens + 1 for each answer's prefill) / verifications"),
     "specdec_bench": (
         "specdec_bench",
         "mean over answers of their mean chunk, prefill's chunk of 1 included, without the end token",
     ),
     "spec_bench": ("Spec-Bench", "mean of all steps of all answers"),
-    "aiperf": ("aiperf", "1 + accepted / steps of each answer, mean over answers"),
+    "aiperf": ("aiperf", "1 + accepted / steps of each answer, mean over answers, counted as vLLM does"),
     "mars": ("MARS, Fast-dLLM", "all tokens / all forwards of rows"),
     "mars_cached": ("MARS, cached samplers", "a batch's tokens / the batch's forwards"),
 }
@@ -40,13 +42,14 @@ def of_cell(data: CellData) -> AcceptanceFigures | None:
     commits = [line.commits for line in data.lines.values() if line.commits is not None]
     if not commits or len(commits) < len(data.lines):
         return reported(data.timings)
-    offered, ended = data.counted("drafted"), [line.finish_reason == "end" for line in data.lines.values()]
+    offered, lines = data.counted("drafted"), data.lines.values()
+    finish, surplus = [line.finish_reason for line in lines], [line.surplus or 0 for line in lines]
     return AcceptanceFigures(
         length=length(commits),
         rate=rate(commits, offered),
         per_position=per_position(commits),
         offered=offered,
-        derived=derived(commits, offered, _batch_forwards(data), ended),
+        derived=derived(commits, offered, _batch_forwards(data), finish, surplus),
     )
 
 
@@ -111,40 +114,38 @@ def histogram(commits: Commits) -> dict[str, int]:
 
 
 def derived(
-    commits: Commits, offered: int | None, batch_forwards: int | None, ended: Sequence[bool]
+    commits: Commits,
+    offered: int | None,
+    batch_forwards: int | None,
+    finish: Sequence[FinishReason],
+    surplus: Sequence[int],
 ) -> DerivedAcceptance:
     """Return the figure of every owner.
 
     offered: guesses, or None if the number is not stored; batch_forwards: forwards of the batches with the answers;
-    ended: per answer, whether it ends with an end token. aiperf's token-weighted Acceptance Length
-    (docs/metrics-reference.md: 1 + all accepted / all steps) equals vLLM's.
+    finish, surplus: per answer, why it ended, and the tokens that its last forward accepted after its end.
+
+    vLLM (v1/core/sched/scheduler.py, v1/spec_decode/metrics.py): 1 + accepted tokens / drafts, over all requests,
+    before it cuts an answer. aiperf's token-weighted figure is the same. A draft is a proposal that was verified: here
+    a forward that committed. vLLM leaves out steps without a proposal. Which steps those were is not stored, so they
+    count as drafts without an accepted token, and the figure is at most vLLM's.
+    DeepSpec (deepspec/eval/base_evaluator.py, arXiv 2607.05147): the same, but an accepted end token ends the count.
     """
     drafts = offered != 0  # without drafts the owners that count drafts have no figure
-    per_draft = vllm(commits) if drafts else None
+    uncut = _uncut(commits, surplus)
+    past_budget = [n if why == "length" else 0 for n, why in zip(surplus, finish, strict=True)]
+    per_draft = length(uncut) if drafts else None
     return DerivedAcceptance(
         vllm=per_draft,
+        deepspec=length(_uncut(commits, past_budget)) if drafts else None,
         sglang=sglang(commits),
-        specdec_bench=specdec_bench(commits, ended),
+        specdec_bench=specdec_bench(commits, [why == "end" for why in finish]),
         spec_bench=spec_bench(commits),
-        aiperf=aiperf(commits) if drafts else None,
+        aiperf=aiperf(uncut) if drafts else None,
         aiperf_token_weighted=per_draft,
         mars=mars(commits),
         mars_cached=mars_cached(commits, batch_forwards),
     )
-
-
-def vllm(commits: Commits) -> float | None:
-    """vLLM (v1/spec_decode/metrics.py, `vllm bench serve`): 1 + accepted tokens / drafts, over all requests.
-
-    A draft is a proposal that was verified: here a forward that committed. vLLM leaves out steps without a proposal
-    (an n-gram without a match). Which steps those were is not stored, so they count as drafts without an accepted
-    token, and the figure is at most vLLM's.
-
-    DeepSpec (deepspec/eval/base_evaluator.py, `generate_decoding_sample` and `build_metrics_row`; arXiv 2607.05147)
-    sums accepted drafts and the target's own token over the verifications, too. Its prefill's token does not count.
-    """
-    steps = _steps(commits)
-    return 1 + sum(step - 1 for step in steps) / len(steps) if steps else None
 
 
 def sglang(commits: Commits) -> float | None:
@@ -206,6 +207,11 @@ def mars_cached(commits: Commits, batch_forwards: int | None) -> float | None:
     At batch size R this is up to R times the tokens that a forward of a row commits.
     """
     return sum(map(sum, commits)) / batch_forwards if batch_forwards else None
+
+
+def _uncut(commits: Commits, surplus: Sequence[int]) -> list[list[int]]:
+    """Return the commits with the tokens that each answer's last forward accepted beyond those kept."""
+    return [[*of[:-1], *(last + more for last in of[-1:])] for of, more in zip(commits, surplus, strict=True)]
 
 
 def _steps(commits: Commits) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.hardware.machine import POWER_CAP, THERMAL
+from mtbench.hardware.machine import NO_PROCESSOR, POWER_CAP, THERMAL
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.results import acceptance, degenerate
@@ -39,7 +39,7 @@ from mtbench.results.format import (
     TaskFigures,
 )
 from mtbench.results.roofline import Fraction, fraction
-from mtbench.results.samples import CellData, read
+from mtbench.results.samples import CellData, FarOff, read
 from mtbench.results.subtasks import Summary, by_task, summarize, tokens_per_forward_spread, with_spreads
 from mtbench.runs import energy, lossless_check
 from mtbench.runs.directory import RunDirectory
@@ -53,6 +53,7 @@ from mtbench.runs.formats import (
     Race,
     RescoringRecord,
     SessionRecord,
+    TimingLine,
 )
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
@@ -65,7 +66,10 @@ STATISTICS = (
     "score interval of paired differences (Tango); "
     "Holm over the arms of one suite or task, batch size and baseline decides the words, intervals are pointwise"
 )
-SHARED = "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound)"
+SHARED = (
+    "; the levels of the words are shared by the looks at which cells may leave, and the end (union bound); "
+    "a word on speed needs the log-normal interval, too"
+)
 COPIED = (  # fields that a cell of results.json has from the plan
     *("cell", "suite", "arm", "method", "options", "engine", "family", "on", "checkpoints", "simulated"),
     *("demonstration", "batch_size", "length", "batching", "claims"),
@@ -230,6 +234,7 @@ def _cell(stored: Stored, group: Group, data: CellData, judged: _Judged) -> Resu
         void=judged.void,
         flags=[
             *cell.flags,
+            *_disturbances(data, judged.comparisons.far_off),
             *_measurement_flags(data, stored.sessions),
             *_scoring_flags(data, suite),
             *_result_flags(cell, summary, counts, judged.comparisons),
@@ -449,6 +454,37 @@ def _void(data: CellData, lossless: Lossless | None) -> list[str]:
     return reasons
 
 
+def _disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
+    """Return what disturbed the measurement from outside, which samples were dropped, and which decoded again."""
+    flags = []
+    if far_off is not None:
+        flags.append(
+            f"{statistics.DISTURBED}: block {far_off.block} took {far_off.wall_s:.3g} s, {far_off.ratio:.2g} times its "
+            "usual time, for no recorded cause; measure again in a new run"
+        )
+    for reason in sorted({t.dropped for t in data.timings if t.dropped}):
+        lines = [t for t in data.timings if t.dropped == reason]
+        flag = f"{len(lines)} of {len(data.timings)} samples dropped: {reason}"
+        if reason == NO_PROCESSOR:
+            flag = f"{statistics.DISTURBED}: {flag} ({_longest(lines)}); end other programs, or measure again"
+        flags.append(flag)
+    again = [(t, one) for t in data.timings for one in t.disturbed or ()]
+    if again:
+        worst, one = max(again, key=lambda pair: pair[1].wall_s)
+        flags.append(
+            f"decoded again {len(again)} times, since {one.reason} (block {worst.block}: {one.cpu_s:.2g} of "
+            f"{one.wall_s:.3g} s)"
+        )
+    return flags
+
+
+def _longest(lines: Sequence[TimingLine]) -> str:
+    """Return how long the longest of these samples took, and how long it computed."""
+    longest = max(lines, key=lambda line: line.wall_s)
+    computed = "" if longest.cpu_s is None else f", computed for {longest.cpu_s:.2g} s"
+    return f"block {longest.block}: {longest.wall_s:.3g} s{computed}"
+
+
 def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:
     """Return what a reader must know about how the cell was measured."""
     flags = []
@@ -465,9 +501,7 @@ def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> lis
         flags.append("power cap active")
     if hot := sum(bool((t.throttle or 0) & THERMAL) for t in data.timings):
         flags.append(f"slowed by heat in {hot} of {len(data.timings)} samples")
-    flags += _processor_flags(data, sessions)
-    for reason, lines in sorted(Counter(t.dropped for t in data.timings if t.dropped).items()):
-        flags.append(f"{lines} of {len(data.timings)} samples dropped: {reason}")
+    flags += [*_processor_flags(data, sessions), *_code_flags(data, sampled)]
     counts = [(t.counted, t.tokens) for t in data.timings if t.counted is not None]
     if any(theirs != ours for theirs, ours in counts):
         theirs, ours = (sum(column) for column in zip(*counts, strict=True))
@@ -482,11 +516,23 @@ def _processor_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[
     if not known or METHODS[data.cell.method].weightless:
         return []
     share = sum(cpu_s for cpu_s, _ in known) / sum(wall_s for _, wall_s in known)
-    return [f"shared processor: computed in {share:.0%} of the time"] if share < PROCESSOR_SHARE else []
+    if share >= PROCESSOR_SHARE:
+        return []
+    return [f"shared processor: the arm waited for it in {1 - share:.0%} of its time; end other programs"]
+
+
+def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
+    """Return a flag if slower code ran than is usual. `sampled`: the session of each sample."""
+    flags = [f"its compilation failed: {t.uncompiled}; it ran uncompiled" for t in data.samples if t.uncompiled][:1]
+    off = [session.kernels_off for session in sampled if session.kernels_off and data.cell.engine]
+    return flags + [f"PyTorch's kernels ran, not mtbench's: {reason}" for reason in off[:1]]
 
 
 def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
-    """Return a flag if some answers have no score. Without any score there is no accuracy."""
+    """Return a flag if timed answers are missing, or some have no score. Without any score there is no accuracy."""
+    timed = sum(t.items for t in data.timings if t.round == 1)
+    if missing := max(0, timed - len(data.lines)):
+        return [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
     if suite.metric is None or not data.scores or data.scores.keys() == data.lines.keys():
         return []
     scored = len(data.scores.keys() & data.lines.keys())

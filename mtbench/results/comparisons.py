@@ -24,7 +24,7 @@ from mtbench.results.format import (
     Speedup,
     StopsPaying,
 )
-from mtbench.results.samples import CellData
+from mtbench.results.samples import CellData, FarOff, far_off
 from mtbench.runs.plan import Batching
 from mtbench.statistics import Ratio, Verdict
 
@@ -36,6 +36,7 @@ class Comparisons:
     speedup: list[Speedup] = field(default_factory=list)
     accuracy_vs: list[AccuracyComparison] = field(default_factory=list)
     agreement: list[Agreement] = field(default_factory=list)
+    far_off: FarOff | None = None  # a block of the arm
 
 
 class GroupKey(NamedTuple):
@@ -102,17 +103,19 @@ def compare(
     void: arms that cannot be trusted. They and the arms of a void baseline have values, but no word. looks: how often
     the verdicts may be looked at while blocks are added.
     """
-    found = {arm: Comparisons() for arm in group}
+    disturbed = far_off(group.values())
+    found = {arm: Comparisons(far_off=disturbed.get(data.cell.cell)) for arm, data in group.items()}
     for baseline, arms in _compared(group, lambda data: data.cell.baselines):
         doubts = [_void_doubt(data, baseline, void) for data in arms]
-        for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
+        of_speed = [doubt or _disturbed(data, baseline, disturbed) for data, doubt in zip(arms, doubts, strict=True)]
+        for data, speedup in _speedups(arms, baseline, synchronisation_s, of_speed, looks):
             found[data.cell.arm].speedup.append(speedup)
         for data in arms:
             found[data.cell.arm].agreement.append(_agreement(data, baseline))
         for arm, accuracy in _accuracies(arms, baseline, margin, doubts, looks).items():
             found[arm].accuracy_vs.append(accuracy)
     for baseline, arms in _compared(group, lambda data: data.cell.engine_baselines):
-        doubts = [_void_doubt(data, baseline, void) for data in arms]
+        doubts = [_void_doubt(data, baseline, void) or _disturbed(data, baseline, disturbed) for data in arms]
         for data, speedup in _speedups(arms, baseline, synchronisation_s, doubts, looks):
             plain = _plain_speedup(data, baseline, group)
             found[data.cell.arm].speedup.append(speedup.changed(includes_engine=True, plain=plain))
@@ -230,6 +233,7 @@ def _in_order(found: Comparisons, data: CellData) -> Comparisons:
         sorted(found.speedup, key=lambda c: order.index(c.baseline)),
         sorted(found.accuracy_vs, key=lambda c: order.index(c.baseline)),
         sorted(found.agreement, key=lambda c: order.index(c.baseline)),
+        found.far_off,
     )
 
 
@@ -253,6 +257,14 @@ def _void_doubt(data: CellData, baseline: CellData, void: Collection[str]) -> st
     return "the baseline is void" if baseline.cell.arm in void else None
 
 
+def _disturbed(data: CellData, baseline: CellData, blocks: Mapping[str, FarOff]) -> str | None:
+    """Return that a block of the arm or of its baseline was disturbed, or None."""
+    for cell in (data.cell, baseline.cell):
+        if cell.cell in blocks:
+            return f"{statistics.DISTURBED} in block {blocks[cell.cell].block} of {cell.arm}"
+    return None
+
+
 def _speedups(
     arms: Sequence[CellData], baseline: CellData, synchronisation_s: float, doubts: Sequence[str | None], looks: int
 ) -> list[tuple[CellData, Speedup]]:
@@ -265,12 +277,14 @@ def _speedups(
         data, base = arm.on_blocks_of(baseline), baseline.on_blocks_of(arm)
         if data is not None and base is not None:
             timed.append((arm, data, base, doubt))
-    ratios = [wall_ratio(data, base) for _, data, base, _ in timed]
+    walls = [(base.by_block("wall_s"), data.by_block("wall_s")) for _, data, base, _ in timed]
+    ratios = [statistics.ratio_of_totals([base], [data]) for base, data in walls]
+    shared = [statistics.shared_ratio(*both, looks=looks, among=len(walls)) for both in walls] if looks > 1 else ratios
     reasons = [
         doubt or _too_short(data, synchronisation_s) or _too_short(base, synchronisation_s)
         for _, data, base, doubt in timed
     ]
-    verdicts = statistics.speed_verdicts(ratios, reasons, looks=looks)
+    verdicts = statistics.speed_verdicts(shared, reasons, looks=looks)
     judged = zip(timed, ratios, verdicts, strict=True)
     return [(arm, _speedup(data, base, ratio, verdict)) for (arm, data, base, _), ratio, verdict in judged]
 
@@ -295,7 +309,7 @@ def _speedup(data: CellData, baseline: CellData, ratio: Ratio, verdict: Verdict)
     rate = statistics.ratio_of_totals([tokens, wall0], [wall, tokens0])
     repeat = statistics.ratio_of_totals([baseline.by_round("wall_s")], [data.by_round("wall_s")], unit="round")
     factors = None
-    if data.totals and baseline.totals:
+    if data.totals and baseline.totals and not statistics.disturbed(str(verdict)):
         factors = statistics.factors(data.totals, baseline.totals)
     return Speedup(
         baseline=baseline.cell.arm,

@@ -127,7 +127,7 @@ class _Arm(NamedTuple):
         if self.lost or self.no_faster or self.too_late:
             return True
         worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
-        return self.speedup.verdict.startswith("same") or (worse and not self.same_tokens)
+        return worse and not self.same_tokens
 
 
 def _of_group(

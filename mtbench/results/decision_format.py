@@ -157,7 +157,11 @@ class Decision(Record):
     spent: Spent = Field(description="what the race took, and its full grid")
     command: list[str] = Field(description="command line that repeats the race")
     serving: dict[str, dict[str, str]] = Field(
-        description="by recommended arm and serving engine, its options for the same method; not measured by mtbench"
+        description="by recommended arm and serving engine, the command that starts it with the same method, not "
+        "measured by mtbench; empty: no engine has the method"
+    )
+    serving_notes: dict[str, dict[str, str]] = Field(
+        default_factory=dict, description="by arm and engine, what the engine does otherwise"
     )
 
     @property

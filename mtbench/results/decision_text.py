@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mtbench.results.decision_format import Choice, Decision, Recommendation
+from mtbench.statistics import decimals
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
@@ -171,8 +172,9 @@ def times(choice: Choice) -> str:
     """Return a speedup by its interval, or by its value if it has none."""
     speedup = choice.speedup
     if speedup.ci_low is None or speedup.ci_high is None:
-        return f"{speedup.value:.2f} times"
-    return f"{speedup.ci_low:.2f} to {speedup.ci_high:.2f} times (95 %)"
+        return f"{speedup.value:.{decimals(speedup.value or 0.0)}f} times"
+    places = decimals(speedup.ci_high)
+    return f"{speedup.ci_low:.{places}f} to {speedup.ci_high:.{places}f} times (95 %)"
 
 
 def _cost(choice: Choice) -> str:

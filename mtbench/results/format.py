@@ -33,7 +33,6 @@ SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "left", "partial", "failed"]
 SpeedWord = Literal["faster", "slower", "same", "inconclusive"]
 AccuracyWord = Literal["not worse", "worse by less than the margin", "worse than margin", "worse", "inconclusive"]
-STATUSES: tuple[Status, ...] = get_args(Status)
 SPEED_WORDS: tuple[SpeedWord, ...] = get_args(SpeedWord)
 ACCURACY_WORDS: tuple[AccuracyWord, ...] = get_args(AccuracyWord)
 
@@ -211,7 +210,8 @@ class Speedup(Sparse):
     length_ratio: float | None = Field(description="tokens of the arm over tokens of the baseline")
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
     factors: SpeedFactors | None = Field(
-        description="factors of rate_ratio; null: nothing was measured, or an engine hides its counters"
+        description="factors of rate_ratio; null: nothing was measured, an engine hides its counters, or the machine "
+        "was disturbed"
     )
     includes_engine: Annotated[bool | None, NotNull()] = Field(
         None,
@@ -255,7 +255,10 @@ class DerivedAcceptance(Record):
     null: the figure cannot be computed from what the run stores.
     """
 
-    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts")
+    vllm: NonNegative | None = Field(description="vLLM: 1 + accepted tokens / drafts, before the answer is cut")
+    deepspec: NonNegative | None = Field(
+        None, description="DeepSpec: 1 + accepted tokens / drafts, before the answer is cut at the budget"
+    )
     sglang: NonNegative | None = Field(description="SGLang, SpecForge: completion tokens / verifications")
     specdec_bench: NonNegative | None = Field(description="specdec_bench: mean over answers of their mean chunk")
     spec_bench: NonNegative | None = Field(description="Spec-Bench: mean of all steps of all answers")

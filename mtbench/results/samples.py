@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftL
 from mtbench.runs.plan import Cell, Group, Item, Plan
 from mtbench.runs.stored_lines import read_answers, read_timings
 from mtbench.statistics import Totals
+
+FAR_OFF = 4.0  # times its usual time, from which a block's time is not taken for the arm's speed
 
 
 @dataclass(eq=False)
@@ -90,12 +93,16 @@ class CellData:
         return [tokens[unit] for unit in sorted(tokens)], [forwards[unit] for unit in sorted(tokens)]
 
     def tokens_and_steps(self) -> tuple[list[int], list[int]] | None:
-        """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden."""
+        """Return the tokens of the answers and the forwards that committed any, per unit; None if they are hidden.
+
+        Tokens that a last forward accepted beyond the budget count, as in DeepSpec.
+        """
         tokens, steps = Counter[int](), Counter[int]()
         for line in self.lines.values():
             if line.commits is None:
                 return None
-            tokens[self.unit_of[line.block]] += sum(line.commits)
+            beyond = line.surplus or 0 if line.finish_reason == "length" else 0
+            tokens[self.unit_of[line.block]] += sum(line.commits) + beyond
             steps[self.unit_of[line.block]] += sum(commit > 0 for commit in line.commits)
         return [tokens[unit] for unit in sorted(tokens)], [steps[unit] for unit in sorted(tokens)]
 
@@ -180,6 +187,48 @@ def read(run: RunDirectory, plan: Plan) -> dict[str, CellData]:
                 left=left.get(name),
             )
     return data
+
+
+class FarOff(NamedTuple):
+    """A block whose time is far off the cell's other blocks."""
+
+    block: int
+    wall_s: float
+    ratio: float  # how many times as long as usual
+
+
+def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
+    """Return by cell the block that is furthest off the others, if it takes over FAR_OFF times as long as usual.
+
+    Longer work is no such block. So its time per forward (per token, if forwards are hidden) must be far above the
+    cell's median; and its time over the median of the other arms on the same block, above the median of this ratio.
+    """
+    walls, works = {}, {}
+    for data in group:
+        blocks = [t.block for t in data.samples]
+        medians = (
+            statistics.median_by(blocks, [value(t) for t in data.samples])
+            for value in (lambda t: t.wall_s, lambda t: float(t.batch_forwards or t.tokens or 1))
+        )
+        walls[data.cell.cell], works[data.cell.cell] = (
+            dict(zip(sorted(set(blocks)), of_block, strict=True)) for of_block in medians
+        )
+    found = {}
+    for cell, of_block in walls.items():
+        beside = {b: [walls[other][b] for other in walls if other != cell and b in walls[other]] for b in of_block}
+        own = _over_usual({b: wall_s / works[cell][b] for b, wall_s in of_block.items()})
+        row = _over_usual({b: wall_s / np.median(beside[b]) for b, wall_s in of_block.items() if beside[b]})
+        ratios = {b: min(ratio, row.get(b, ratio)) for b, ratio in own.items()}
+        worst = max(ratios, key=ratios.__getitem__, default=None)
+        if worst is not None and ratios[worst] > FAR_OFF:
+            found[cell] = FarOff(worst, float(of_block[worst]), float(ratios[worst]))
+    return found
+
+
+def _over_usual(values: Mapping[int, float]) -> dict[int, float]:
+    """Return each value over the median of all."""
+    usual = np.median(list(values.values())) if values else 1.0
+    return {block: float(value / usual) for block, value in values.items()}
 
 
 def _units(group: Group, items: Sequence[Item]) -> dict[int, int]:

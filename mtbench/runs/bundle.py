@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from mtbench import __version__
+from mtbench import __version__, network
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
@@ -165,6 +165,8 @@ def _checkpoint_folder(source: str, *, offline: bool) -> Path:
     """Return a checkpoint's folder, downloaded if it is on the hub. Raise UserError if it is not available."""
     if Path(source).is_dir():
         return Path(source)
+    if not offline:
+        network.hub_refusal()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

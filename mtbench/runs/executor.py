@@ -23,7 +23,7 @@ from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import Environment
 from mtbench.runs.model_pool import ModelPool, with_dtype
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
@@ -40,6 +40,8 @@ WARM_UPS = 6  # most calls per shape: an arm that moves shared memory makes anot
 HERE = Execution()  # in this process, as the plan says
 LONG_RUN = 200  # batches; a shorter run shows the time that is left before an estimate would be made
 ATTEMPTS = 2  # if a worker dies, a new one decodes the batch once more
+REPEATS = 2  # most times that a sample is decoded again because the machine was disturbed
+REPEATED_SHARE = 0.1  # of a stage's batches, that are decoded again at most
 
 
 class Progress(Protocol):
@@ -80,6 +82,8 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
                 progress.note(f"{len(started)} workers are loading the models")
             sessions = [WorkerSession(worker, len(started), run) for worker in started]
             in_parallel(sessions, WorkerSession.begin)
+            if off := run.read("environment.json", Environment).sessions[-1].kernels_off:
+                progress.note(f"mtbench's kernels do not run, and PyTorch's do: {off}")
             recovered = {cell for stage in stages for cell in stage.recovered(sessions[0], may_pass)}
             if recovered:
                 _forget_failures(run, recovered)
@@ -231,6 +235,7 @@ class Stage:
         self.room = self.suite.room  # of every batch: shapes are the same for all blocks
         self.writing = threading.RLock()
         self.first_calls_s: Mapping[str, float] = {}  # by cell, beyond a warm call, before its warm-up here
+        self.repeats = 0  # batches that may still be decoded again
         self.done = self._keep_finished_blocks()
         self.tokens: dict[str, dict[str, list[int]]] = {name: {} for name in group.cells}  # by cell and item
         self.answered: dict[str, dict[str, Sequence[int]]] = {name: {} for name in group.cells}  # as later turns see it
@@ -272,6 +277,7 @@ class Stage:
         todo = self.todo
         if not todo or time.monotonic() > deadline:
             return not todo
+        self.repeats = max(2 * REPEATS, round(REPEATED_SHARE * self.work))
         shapes = {len(self.group.blocks[block]): block for _, block in todo}.values()
         in_parallel(sessions, lambda session: self._warm_up(session, shapes))
         for round_, of_round in itertools.groupby(todo, key=itemgetter(0)):
@@ -301,7 +307,7 @@ class Stage:
             for block in chain:
                 if execution.wait is not None:
                     execution.wait()
-                self._run_block(session, round_, block)
+                self._run_block(session, round_, block, deadline)
                 self._let_leave(execution)
 
     def _chains(self, blocks: Sequence[int]) -> list[list[int]]:
@@ -353,16 +359,34 @@ class Stage:
             with self.writing:
                 self.run.append("preparation.jsonl", [line])
 
-    def _run_block(self, session: WorkerSession, round_: int, block: int) -> None:
+    def _run_block(self, session: WorkerSession, round_: int, block: int, deadline: float) -> None:
         order = self.live()
         random.Random(f"{self.plan.request.seed}/{self.group.batch_size}/{round_}/{block}").shuffle(order)
         for place, cell in enumerate(order):
             if item := self._follows_hidden(cell, block):
                 self._fail(cell, Failed(f"{item} follows an answer whose tokens its engine hides"))
             if cell.cell not in self.failed and cell.cell not in self.left:  # another worker may have marked it
-                outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
+                outcome = self._undisturbed(session, cell, block, deadline)
                 with self.writing:
                     self._write(session, cell, round_, block, place, outcome)
+
+    def _undisturbed(self, session: WorkerSession, cell: Cell, block: int, deadline: float) -> Done | Failed:
+        """Decode one block; again, at once and beside the same arms, if the machine was disturbed meanwhile."""
+        void: list[JsonObject] = []
+        while True:
+            outcome = self._attempt(session, cell, block, self.suite.max_new_tokens)
+            if isinstance(outcome, Failed):
+                return outcome
+            conditions, wall_s = outcome.conditions, outcome.timing.wall_s
+            reason, more = conditions["dropped"], len(void) < REPEATS and self.repeats > 0
+            if not (reason and more and time.monotonic() <= deadline):
+                return outcome._replace(conditions=conditions | {"disturbed": void or None})
+            self.repeats -= 1
+            void.append({"wall_s": wall_s, "cpu_s": conditions["cpu_s"], "reason": reason})
+            self.progress.note(
+                f"the machine was disturbed: {reason}; {cell.cell} computed for {conditions['cpu_s']:.2g} of the "
+                f"{wall_s:.2g} s of block {block}, and decodes it again"
+            )
 
     def _write(
         self, session: WorkerSession, cell: Cell, round_: int, block: int, place: int, outcome: Done | Failed

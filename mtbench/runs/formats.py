@@ -24,7 +24,6 @@ from mtbench.records import (
 )
 
 Grade = Literal["exact", "near-tie", "divergent", "inconclusive"]
-GRADES: tuple[Grade, ...] = get_args(Grade)
 
 Speed = Annotated[float, Field(ge=1, le=1e30)]  # divides
 REPORTED_BY = AliasChoices("reported_by", "told_by")  # its name in runs until November 2026
@@ -65,6 +64,14 @@ class GenerationLine(Record):
         description="end: an end token; stop: a stop string; length: the budget of tokens"
     )
     block: StoredCount = Field(description="index of the block")
+
+
+class Disturbed(Record):
+    """A decoding that does not count."""
+
+    wall_s: StoredSeconds = Field(description="wall time, in seconds")
+    cpu_s: StoredSeconds = Field(description="processor time of the thread that decodes, in seconds")
+    reason: str = Field(description="why it does not count")
 
 
 class TimingLine(Record):
@@ -114,7 +121,12 @@ class TimingLine(Record):
         validation_alias=REPORTED_BY,
         description="who reported drafts, drafted and accepted of each request; null: counters of the whole engine",
     )
-    cpu_s: StoredSeconds | None = Field(None, description="processor time of the process in the block, in seconds")
+    uncompiled: str | None = Field(
+        None, description="why a part of a step ran uncompiled that should not have; null: none did"
+    )
+    cpu_s: StoredSeconds | None = Field(
+        None, description="processor time of the thread that decodes; older runs: of the process; in seconds"
+    )
     clock_mhz: StoredCount | None = Field(description="clock of the GPU at the end, in MHz")
     temperature_c: StoredNumber | None = Field(description="temperature of the GPU at the end, in °C")
     power_w: StoredQuantity | None = Field(description="mean power of the GPU, in W")
@@ -123,6 +135,9 @@ class TimingLine(Record):
     )
     shared: bool | None = Field(description="true: another process computed on the GPU")
     dropped: str | None = Field(description="why this sample is not used; null: it is used")
+    disturbed: list[Disturbed] | None = Field(
+        None, description="earlier decodings of the block, which a disturbed machine made void; null: none"
+    )
     identical: StoredCount | None = Field(description="requests with the tokens of round 1; null in round 1")
 
 
@@ -249,6 +264,7 @@ class SessionRecord(Machine):
     loading_s: StoredSeconds | None = Field(None, description="time of loading the models, in seconds")
     synchronisation_s: StoredSeconds | None = Field(None, description="time of one synchronisation, in seconds")
     layers: dict[str, str] | None = Field(None, description="who computes the layers, by `checkpoint by engine`")
+    kernels_off: str | None = Field(None, description="why PyTorch's kernels ran and not mtbench's; null: no reason")
     converted: dict[str, str] | None = Field(
         None, description="checkpoints that were not stored as they ran, by source: from which file and type"
     )

@@ -18,7 +18,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models import gguf
+from mtbench.models import gguf, kernels
 from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.families import locate
 from mtbench.models.feature_draft import DraftRunner
@@ -177,6 +177,7 @@ class ModelPool:
                 for (_, source, engine), runner in self.runners.items()
             }
             | {source: f"mtbench's, {runner.draft.format.name}" for (source, _), runner in self.drafts.items()},
+            "kernels_off": kernels.off(),
             "converted": {
                 source: made for source in self.checkpoints if (made := gguf.description(Path(locate(source))))
             },

@@ -43,7 +43,7 @@ from mtbench.runs.plan import (
     SuitePlan,
 )
 from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
-from mtbench.runs.prompts import open_suite, plan_suite, refuse_unknown_metric, refuse_unknown_subtasks
+from mtbench.runs.prompts import open_suites, plan_suite
 from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
     Acceptance,
@@ -57,21 +57,22 @@ from mtbench.runs.simulation import (
 SPEED_BLOCKS = 24  # blocks of the smaller batch sizes: they measure speed; the largest measures accuracy, too
 
 
-def make_plan(request: RunRequest) -> Plan:
-    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request."""
+def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) -> Plan:
+    """Ask the suites for prompts, tokenise them, lay out cells and blocks. Raises UserError for any bad request.
+
+    opened: the suites of the request, if they are open already.
+    """
     _refuse_bad_values(request)
-    refuse_unknown_subtasks(request)
-    refuse_unknown_metric(request)
     acceptance = None if request.accept is None else Acceptance(request.accept)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
+    opened = opened or open_suites(request)
     inspected: dict[str, Inspected] = {}
     suites: list[SuitePlan] = []
     cells: list[Cell] = []
     groups: list[Group] = []
     for spec, (family, arms) in contestants.items():
-        suite = open_suite(spec, request)
         sources = inspect_checkpoints(family, arms, inspected, offline=request.offline)
-        suite_plan = plan_suite(spec, suite, family, [inspected[source] for source in sources], request)
+        suite_plan = plan_suite(spec, opened[spec], family, [inspected[source] for source in sources], request)
         suites.append(suite_plan)
         for size, batching in itertools.product(sorted(set(request.batch_size)), dict.fromkeys(request.batching)):
             chosen = _batched(arms, size, batching)

@@ -36,7 +36,14 @@ def open_suite(spec: str, request: RunRequest) -> Suite:
     return suite
 
 
-def refuse_unknown_subtasks(request: RunRequest) -> None:
+def open_suites(request: RunRequest) -> dict[str, Suite]:
+    """Return the suites of a request by their names: a wrong file is found before a model is read."""
+    _refuse_unknown_subtasks(request)
+    _refuse_unknown_metric(request)
+    return {spec: open_suite(spec, request) for spec in request.suite}
+
+
+def _refuse_unknown_subtasks(request: RunRequest) -> None:
     """Raise UserError for a subtask that no suite has. A suite that has none of the subtasks runs as a whole."""
     known = dict.fromkeys(subtask for spec in request.suite for subtask in SUITES[spec.partition(":")[0]].subtasks)
     for subtask in request.subtask:
@@ -46,7 +53,7 @@ def refuse_unknown_subtasks(request: RunRequest) -> None:
             raise unknown("subtask", subtask, known, "mtbench ls suites")
 
 
-def refuse_unknown_metric(request: RunRequest) -> None:
+def _refuse_unknown_metric(request: RunRequest) -> None:
     """Raise UserError for a `--metric` that none of the suites can choose. Suites with one metric keep it."""
     if request.metric is None:
         return

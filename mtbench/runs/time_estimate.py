@@ -78,11 +78,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 
-def estimate_s(plan: Plan) -> float:
-    """Return the seconds that the plan takes, all passes together."""
-    return sum(estimate(plan).passes_s(all_blocks(plan)).values())
-
-
 def estimate(plan: Plan, show: Show = lambda *_: None, worker: Worker | None = None) -> Estimate:
     """Return the expected times of a plan, computed or measured. `worker`: has the models; None: they are loaded."""
     gpu = modelled_gpu(plan)

@@ -102,6 +102,7 @@ class LocalWorker:
 
     def __init__(self, pool: ModelPool, cells: Sequence[Cell]) -> None:
         self.pool, self.cells = pool, {cell.cell: cell for cell in cells}
+        self.shares = machine.ProcessorShares()
 
     def describe(self) -> JsonObject:
         self.pool.load(self.cells.values())
@@ -136,8 +137,13 @@ class LocalWorker:
         except (Exception, SystemExit) as error:  # any fault of the method
             return Failed(f"{type(error).__name__}: {first_line(error)}{whereabouts(error, METHODS[cell.method])}")
         after = machine.sample(self.pool.device)  # before anything else changes the device's state
-        on_cpu = self.pool.device == "cpu" and not METHODS[cell.method].weightless
-        return Done(generations, timing, machine.window(before, after, on_cpu=on_cpu, processes=self.pool.processes))
+        computes = self.pool.device == "cpu" and not METHODS[cell.method].weightless
+        whose, usual = None if computes else cell.cell, None
+        if not timing.preparation_s:  # a compiler runs in other processes
+            usual = self.shares.usual(whose)
+            self.shares.add(whose, before, after)
+        window = machine.window(before, after, usual_share=usual, processes=self.pool.processes)
+        return Done(generations, timing, window)
 
     def revive(self) -> None: ...
 
@@ -357,7 +363,7 @@ def _join(address: str, workers: int | None, device: str) -> tuple[int, int]:
     try:
         import ray
     except ImportError:
-        raise UserError("--ray needs Ray; `pip install 'multi-token-bench[ray]'`.") from None
+        raise UserError("--ray needs Ray; `pip install ray`.") from None
     check_reachable(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:

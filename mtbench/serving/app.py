@@ -66,9 +66,10 @@ class Service:
         self.draining, self.hurried = True, self.draining
 
     async def drained(self) -> None:
-        """Wait until the server may end."""
+        """Wait until the server may end: it was asked to, or nothing decodes any more."""
         while not self.hurried and not (self.draining and not self.open):
             await asyncio.sleep(DRAIN_S)
+            self.draining |= not self.worker.alive
 
     def app(self) -> Starlette:
         """Return the application."""

@@ -1,6 +1,7 @@
 """One process that serves: it loads, listens, says where, answers until it is asked to end, and drains.
 
-The first SIGTERM or SIGINT lets open requests end and refuses new ones; a second one ends the process at once.
+The first SIGTERM or SIGINT lets open requests end and refuses new ones; a second one ends the process at once. If the
+thread that decodes has ended by an error, all requests fail and the process ends.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mtbench.errors import UserError
+from mtbench.errors import UserError, first_line
 from mtbench.files import write_text
 from mtbench.serving.adaptive import Governor, Span
 from mtbench.serving.app import Limits, Service
@@ -82,8 +83,15 @@ class _Server(uvicorn.Server):
         yield
 
 
+class DecodingError(RuntimeError):
+    """The thread that decodes has ended, so that the server has too; the message is one line."""
+
+
 def run(served: Served, limits: Limits, address: Address, span: Span | None, say: Callable[[str], None]) -> None:
-    """Serve until a signal ends it. `say`: called with the URL once the server answers."""
+    """Serve until a signal ends it. `say`: called with the URL once the server answers.
+
+    Raises DecodingError if an error ends the thread that decodes, such as one after which the GPU computes no more.
+    """
     _allow_connections()
     service = Service(Worker(served, None if span is None else lambda rows: Governor(span, rows)), limits)
     listening = listen(address)
@@ -134,6 +142,8 @@ async def serve(service: Service, listening: socket.socket, say: Callable[[str],
     server.should_exit, server.force_exit = True, service.hurried
     await serving
     service.worker.close()
+    if (error := service.worker.error) is not None:
+        raise DecodingError(f"{service.served.arm} cannot be served any more: {first_line(error)}; start it again.")
 
 
 def listen(address: Address) -> socket.socket:

@@ -78,6 +78,8 @@ class Worker:
     def submit(self, request: Request) -> Job:
         job = Job(request)
         self.queue.put(job)
+        if self.error is not None:  # the thread may have ended before it saw the job
+            self._fail([job])
         return job
 
     def drop(self, job: Job) -> None:
@@ -124,9 +126,12 @@ class Worker:
             serve(self._make, self.queue, self, None if self.policy is None else self._follow)
         except BaseException as error:
             self.error = error
-            for ticket in self.queue.take(len(self.queue)):
-                ticket.outcome = error
-                self._wake([ticket])
+            self._fail(self.queue.take(len(self.queue)))
+
+    def _fail(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.outcome = self.error
+        self._wake(tickets)
 
     def _make(self) -> Batch:
         self._batch = None  # its memory is free before another one takes some

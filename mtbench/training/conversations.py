@@ -20,10 +20,9 @@ import numpy
 import torch
 from jinja2 import TemplateError
 
-from mtbench import files
+from mtbench import files, network
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import RowError, read_json_lines, read_parquet
-from mtbench.evaluation.lm_eval import go_offline
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Suite
 from mtbench.models import chat_template
@@ -309,15 +308,17 @@ def _hub_rows(data: str, count: int | None, offline: bool) -> Iterator[tuple[str
     hub = HUB.fullmatch(data)
     assert hub is not None
     if offline:
-        go_offline()
+        network.go_offline()
+    refused = None if offline else network.hub_refusal()
+    cached = offline or refused is not None
     try:
         rows = datasets.load_dataset(
-            hub["id"], hub["config"], split=hub["split"] or "train", streaming=count is not None and not offline
+            hub["id"], hub["config"], split=hub["split"] or "train", streaming=count is not None and not cached
         )
         for number, row in enumerate(rows, start=1):
             yield f"{data}, row {number:,}", row
     except Exception as error:  # datasets, pyarrow and the hub's client each raise errors of their own
-        location = "in the cache" if offline else "on the Hugging Face hub"
+        location = "in the cache" if offline else f"on the Hugging Face hub{f' ({refused})' if refused else ''}"
         raise UserError(
             f"no usable data set {data!r} {location} ({type(error).__name__}: {first_line(error)}), and no such file "
             "or folder exists; give a file with `--data FILE.jsonl`"

@@ -1,8 +1,11 @@
-"""`mtbench gate` on the command line: words, exit codes, files, mistakes in one line, `--resume`, `history`."""
+"""`mtbench gate` on the command line: words, exit codes, files, mistakes in one line, `--resume`."""
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +13,29 @@ from typing import Any
 import made_gates
 import pytest
 from fake_build import build, calls
+from living import is_alive
 from typer.testing import CliRunner, Result
-from whole import plan_of
+from whole import forget_plugin_files, plan_of
 
+from mtbench import plugins
 from mtbench.cli import gating, main
 from mtbench.errors import UserError
 from mtbench.gate import floor
 from mtbench.gate.builds import resolve
-from mtbench.gate.stages import UNFINISHED
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import begin_run
 
 OPTIONS = ["--method", "ar", "--method", "mars", "--seed", "3"]
+MINE = """
+from dataclasses import dataclass
+from mtbench import METHODS, Method
+@METHODS.register("mine")
+@dataclass(frozen=True, kw_only=True)
+class Mine(Method):
+    roles = ("ar",)
+    def window(self): ...
+    def accept(self, state, rows, output): ...
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +97,28 @@ def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], 
     assert "--time-budget" not in asked
 
 
+def test_each_build_imports_its_own_plugin_file(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """The page names both by their SHA-256. Two texts are two builds in one environment; two names of one are not."""
+    words, (old, new) = made()[:2], (tmp_path / name for name in ("old.py", "new.py"))
+    for file, more in ((old, ""), (new, "# changed")):
+        file.write_text(MINE + more)
+    named = [*words, "--head", words[1], *OPTIONS, "--counts-only", "--plugin", new]
+    assert gate(*named, "--base-plugin", old, "-o", tmp_path / "two").exit_code == 0
+    assert [call[-2:] for call in calls(tmp_path / "base")] == [
+        ["--plugin", str(file)] for file in (old, new, old, old, new)
+    ]
+    stored = json.loads((tmp_path / "two" / "gate.json").read_text())
+    assert not stored["same_build"]
+    assert stored["base"]["plugins"] == {str(old): plugins.read_file(old).sha256}
+    assert plugins.read_file(new).sha256[:12] in (tmp_path / "two" / "gate.html").read_text()
+    assert gate(*named, "-o", tmp_path / "one").exit_code == 0
+    assert json.loads((tmp_path / "one" / "gate.json").read_text())["same_build"]
+    old.write_text(MINE + "# changed later")
+    assert "began with another base" in mistake("-o", tmp_path / "two", "--resume")
+    assert "cannot be read" in mistake(*named, "--base-plugin", tmp_path / "none.py")
+    forget_plugin_files()
+
+
 def test_github_gets_a_summary_and_marks(
     made: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,20 +148,6 @@ def test_calibrate_writes_the_floor_beside_the_folder(made: Callable[..., list[s
     (entry,) = json.loads((tmp_path / "runs" / "floor.json").read_text())["floors"]
     assert entry["pairs"] == 4
     assert len(entry["cells"]) == 2
-
-
-def test_history_tells_the_share_of_false_alarms(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Two gates of a build with itself, one of which fails by its memory, and one of two builds."""
-    envs = made(memory=1.1)
-    same = ["--base", envs[1], "--head", envs[1], *OPTIONS]
-    gate(*same, "--counts-only", "-o", tmp_path / "runs" / "a")
-    gate(*same, "--counts-only", "-o", tmp_path / "runs" / "b")
-    gate(*envs, "-o", tmp_path / "runs" / "c")
-    result = gate("history", tmp_path / "runs")
-    assert result.exit_code == 0, result.output
-    assert "FAIL in 0.0%" in result.stdout
-    assert "of the 2 gates" in result.stdout
-    assert "no finished gate" in mistake("history", tmp_path / "base")
 
 
 def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -202,22 +224,6 @@ def test_an_interrupted_gate_names_its_own_command(
         assert f"`mtbench {command} -o {tmp_path / 'gate'} --resume`" in main._how_to_resume()
 
 
-def test_history_of_strange_texts(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """Marks of rich are text. A gate without a word is in no share."""
-    envs = made()
-    gate("--base", envs[1], "--head", envs[1], *OPTIONS, "--counts-only", "-o", tmp_path / "runs" / "a")
-    file = tmp_path / "runs" / "a" / "gate.json"
-    stored = json.loads(file.read_text())
-    stored["base"]["label"] = "[/x]\x1b[2J"
-    file.write_text(json.dumps(stored))
-    result = gate("history", tmp_path / "runs")
-    assert result.exit_code == 0, result.output
-    assert "[/x]" in result.stdout
-    assert "\x1b" not in result.stdout
-    file.write_text(json.dumps({**stored, "reason": "The gate is not finished.", "word": "INCONCLUSIVE"}))
-    assert "has no finished gate" in mistake("history", tmp_path / "runs")
-
-
 def test_a_broken_floor_is_refused_before_a_calibration(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """And not after hours of pairs. Every fault is one line that names the file."""
     base = made()[:2]
@@ -250,33 +256,32 @@ def test_two_calibrations_write_one_floor(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["floor.json"]
 
 
+@pytest.mark.slow
+def test_a_gate_ends_in_one_line_at_a_signal_and_resumes(made: Callable[..., list[str]], tmp_path: Path) -> None:
+    """A scheduler's SIGTERM: exit code 130, no traceback, no process left; the complete pairs are not run again."""
+    pid, out = tmp_path / "pid", tmp_path / "gate"
+    code = f"import os, time\nif timed and '0002' in str(run): open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+    code += f"if timed and '0002' in str(run) and not os.path.exists({str(out / 'resumed')!r}): time.sleep(60)"
+    words = [sys.executable, "-m", "mtbench", "gate", *made(base={"code": code}, code=code), "-o", str(out)]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    while running.poll() is None and not (pid.exists() and pid.read_text()):
+        time.sleep(0.02)
+    running.terminate()
+    said = running.communicate()[1]
+    assert running.returncode == 130, said
+    assert said.splitlines()[-1] == (
+        f"interrupted; complete results are kept; resume with `mtbench gate -o {out} --resume`"
+    )
+    assert all(line.startswith("stage ") for line in said.splitlines()[:-1])
+    assert not is_alive(int(pid.read_text()))
+    (out / "resumed").touch()
+    first = (out / "pairs" / "0001" / "head" / "plan.json").stat().st_mtime_ns
+    assert gate("-o", out, "--resume").exit_code == 0
+    assert (out / "pairs" / "0001" / "head" / "plan.json").stat().st_mtime_ns == first
+    assert json.loads((out / "gate.json").read_text())["pairs"] == 6
+
+
 def test_a_seed_may_be_negative(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """As everywhere in mtbench."""
     result = gate(*made()[:4], "--method", "ar", "--seed", "-1", "--counts-only", "-o", tmp_path / "gate")
     assert result.exit_code == 0, result.output
-
-
-def test_history_leaves_out_gates_that_are_not_finished(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """They would make the share of false alarms smaller than it is."""
-    envs = made()
-    gate("--base", envs[1], "--head", envs[1], *OPTIONS, "--counts-only", "-o", tmp_path / "runs" / "a")
-    killed = tmp_path / "runs" / "b" / "gate.json"
-    killed.parent.mkdir()
-    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
-    killed.write_text(json.dumps({**stored, "word": "INCONCLUSIVE", "reason": UNFINISHED}))
-    assert "of the 1 gates" in gate("history", tmp_path / "runs").stdout
-
-
-def test_history_compares_times_of_one_machine_and_plan(made: Callable[..., list[str]], tmp_path: Path) -> None:
-    """A gate on another machine begins a history of its own."""
-    gate(*made(base={"noise": 0.001}, noise=0.001), "-o", tmp_path / "runs" / "a")
-    stored = json.loads((tmp_path / "runs" / "a" / "gate.json").read_text())
-    own = stored["key"]["kernel"]
-    for name, kernel, times in (("b", "another", 3.0), ("c", own, 1.5), ("d", own, 2.0)):
-        later = {**stored, "started": f"2999-01-01T00:00:0{times:.0f}Z", "key": {**stored["key"], "kernel": kernel}}
-        later["timed"] = [{**cell, "base_s": [times * s for s in cell["base_s"]]} for cell in stored["timed"]]
-        (tmp_path / "runs" / name).mkdir()
-        (tmp_path / "runs" / name / "gate.json").write_text(json.dumps(later))
-    shown = " ".join(gate("history", tmp_path / "runs").stdout.split())
-    assert shown.count("base's time") == 2
-    assert shown.count(f"+100.0 % since {stored['started']}, over 3 gates") == 2

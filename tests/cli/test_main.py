@@ -58,6 +58,14 @@ def test_every_option_of_a_command_has_a_panel(command: str) -> None:
     assert None not in params.values()
 
 
+@pytest.mark.parametrize("words", [["run"], ["gate", "calibrate"], ["train", "mars"], []])
+def test_an_option_without_a_value_shows_no_type(words: list[str]) -> None:
+    """`--offline true` is an error, so the help must not say `--offline <bool>`."""
+    shown = CliRunner().invoke(main.app, [*words, "--help"], env={"COLUMNS": "120"}).output
+    assert "--help" in shown
+    assert "bool" not in shown
+
+
 def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []

@@ -429,6 +429,27 @@ def test_json_that_cannot_be_written_is_one_line(
     assert f"x.json: No such file or directory; the run is complete, and {run.path}/results.json has the same" in error
 
 
+def test_json_overwrites_results_of_this_run_only(
+    finished: tuple[RunDirectory, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another file is refused before anything runs."""
+    run, _ = finished
+    monkeypatch.setattr("mtbench.report.figures.draw", lambda scene: [])  # which takes most of the time
+    mine, other = tmp_path / "mine.json", tmp_path / "other.json"
+    other.write_text('{"run_id": "other"}')
+    for _ in range(2):
+        assert not mtbench(capsys, monkeypatch, "report", str(run.path), "--json", str(mine))[0]
+    for command in (["report", str(run.path)], ["run", "-o", str(tmp_path / "run")], ["run", "--dry-run"]):
+        code, _, error = mtbench(capsys, monkeypatch, *command, "--json", str(other))
+        assert (code, error.count("\n")) == (2, 1)
+        assert "other.json' exists and is never overwritten" in error
+    assert other.read_text() == '{"run_id": "other"}'
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("step", ["make_plan", "run_plan"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from decoding_cases import (
 from hypothesis import given, settings, strategies
 from small import END, VOCABULARY, scripted_lane, small_checkpoint
 from thinned import one_in
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from whole import plan_of
 
 from mtbench.decoding.cuda_graph import Captured
@@ -38,7 +39,7 @@ from mtbench.models.runner import ModelRunner
 from mtbench.runs.simulation import Scripted
 
 METHODS_HERE: dict[str, list[dict[str, Any]]] = {
-    "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}],
+    "prompt-lookup": [{}, {"ahead": 1, "ngram": 1}, {"ahead": "auto"}, {"match": "latest", "min_ngram": 2}],
     "suffix": [{}, {"ahead": 3, "depth": 1, "factor": 3.0, "least": 0.0}, {"ahead": "auto"}],
     "jacobi": [{}, {"ahead": BUDGET}],
     "lookahead": [{"width": 4, "ngram": 4, "candidates": 3}, {"width": 1, "ngram": 2, "candidates": 2}],
@@ -89,16 +90,36 @@ def test_for_any_prompt_the_tokens_are_those_of_ar(data: strategies.DataObject) 
 LANE = ModelRunner(small_checkpoint(seed=2))
 
 
-def copied(text: list[int], ngram: int, ahead: int) -> list[int]:
-    """Return the tokens after the latest earlier occurrence of the longest suffix of up to `ngram` tokens, if any."""
-    for n in range(min(ngram, len(text) - 1), 0, -1):
-        for begin in reversed(range(len(text) - n)):
-            if text[begin : begin + n] == text[-n:]:
-                longer = text[:]
-                for place in range(begin + n, begin + n + ahead):
-                    longer.append(longer[place])
-                return longer[len(text) :]
+def copied(text: list[int], ahead: int, ngram: int, min_ngram: int, match: str) -> list[int]:
+    """Return the tokens after an earlier occurrence of the longest suffix of `min_ngram` to `ngram` tokens, if any.
+
+    After the earliest one, up to the end of the text; after the latest one, periodically.
+    """
+    for n in range(min(ngram, len(text) - 1), min_ngram - 1, -1):
+        begins = [begin for begin in range(len(text) - n) if text[begin : begin + n] == text[-n:]]
+        if begins and match == "earliest":
+            return text[begins[0] + n :][:ahead]
+        if begins:
+            longer = text[:]
+            for place in range(begins[-1] + n, begins[-1] + n + ahead):
+                longer.append(longer[place])
+            return longer[len(text) :]
     return []
+
+
+@given(
+    text=strategies.lists(strategies.integers(0, 2), min_size=1, max_size=40),
+    ahead=strategies.integers(1, 12),
+    ngram=strategies.integers(1, 6),
+)
+@settings(deadline=None)
+def test_the_earliest_match_is_that_of_transformers(text: list[int], ahead: int, ngram: int) -> None:
+    """Its prompt lookup drafts the same tokens as the plain search."""
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=ahead, max_matching_ngram_size=ngram, max_length=len(text) + ahead + 2
+    )
+    found = theirs.get_candidates(torch.tensor([text]))[0][0].tolist()[len(text) :]
+    assert found == copied(text, ahead, ngram, 1, "earliest")
 
 
 def kept(drafts: Sequence[int], own: Sequence[int]) -> int:
@@ -110,6 +131,7 @@ def kept(drafts: Sequence[int], own: Sequence[int]) -> int:
 def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObject) -> None:
     """For any text of few different tokens, tokens, commits and offers are those of a search in plain Python."""
     ngram, ahead = data.draw(strategies.integers(1, 4)), data.draw(strategies.integers(1, 6))
+    least, match = data.draw(strategies.integers(1, ngram)), data.draw(strategies.sampled_from(["earliest", "latest"]))
     rows, budget = data.draw(strategies.integers(1, 3)), data.draw(strategies.integers(1, 14))
     token = strategies.sampled_from([0, 1, 2, 2, END])
     script = [[data.draw(token) for _ in range(30)] for _ in range(rows)]
@@ -119,7 +141,7 @@ def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObj
     for words, prompt, got in zip(
         script,
         prompts,
-        run(METHODS["prompt-lookup"](ngram=ngram, ahead=ahead), runner, prompts, budget),
+        run(METHODS["prompt-lookup"](ngram=ngram, min_ngram=least, ahead=ahead, match=match), runner, prompts, budget),
         strict=True,
     ):
         answer: list[int] = []
@@ -127,7 +149,7 @@ def test_prompt_lookup_copies_what_a_plain_search_finds(data: strategies.DataObj
         offered, ended = 0, False
         while not ended:
             text = prompt + answer
-            drafts = copied(text, ngram, ahead)
+            drafts = copied(text, ahead, ngram, least, match)
             offered += len(drafts)
             own = [*words, *[words[-1]] * 30][len(text) :]
             ended = naive.finish(answer, commits, own[: kept(drafts, own) + 1], END, budget)
@@ -270,8 +292,11 @@ def test_a_repetitive_text_needs_few_forwards() -> None:
     script = torch.tensor([[1, 2, 3] * 40, [7, 7, 7] * 40])
     runner = scripted_lane(script, torch.ones_like(script, dtype=torch.bool))
     prompts = [[1, 2, 3, 1], [7, 7]]
-    for g in run(METHODS["prompt-lookup"](ahead=5), runner, prompts, 60):
+    for g in run(METHODS["prompt-lookup"](ahead=5, match="latest"), runner, prompts, 60):
         assert g.commits == [6] * 10
+    for g in run(METHODS["prompt-lookup"](ahead=5), runner, prompts, 60):
+        assert g.commits
+        assert set(g.commits[3:-1]) == {6}  # the first copies end with the text
     for g in run(METHODS["jacobi"](ahead=60), runner, prompts, 61):
         assert g.commits == [1, 60]  # random guesses first
     for g in run(METHODS["lookahead"](width=3, ngram=4), runner, prompts, 60):

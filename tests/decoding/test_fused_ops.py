@@ -1,5 +1,6 @@
 """The compiled operations of a step outside its forward: the same tensors as the plain ones, for every method."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,23 @@ def test_a_step_is_captured_after_it_was_compiled(
     assert timing.preparation_s == 0
     assert events == ["compile"] * 3 + ["call"] * 6  # one step runs what is compiled, the next one is captured
     assert len(recorded) == 2
+
+
+def test_a_step_that_does_not_compile_says_so_in_every_timing(
+    runner: ModelRunner, recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is slower than the arm would be, and its tokens are the same."""
+    monkeypatch.setattr(fused_ops, "compile_graph", lambda graph: lambda *_: 1 / 0)
+    method, runners = METHODS["ar"](), ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
+    batch = Captured(method, runners, 2, 64)
+    batch.fuses = True
+    want, plain = decode_prompts(method, ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, make=LATE, rows=2)
+    assert plain.uncompiled is None
+    for _ in range(2):
+        with warnings.catch_warnings(action="ignore"):
+            got, timing = decode_prompts(method, runners, PROMPTS, BUDGET, make=lambda *_: batch, rows=2)
+        assert outcomes(got) == outcomes(want)
+        assert timing.uncompiled == "propose: division by zero"
 
 
 def test_a_function_is_recorded_then_compiled_and_keeps_tensors_in_place(compiled: list[str]) -> None:

@@ -196,6 +196,21 @@ def test_an_error_costs_the_requests_in_rows_and_no_others(
         assert ticket in failed or outcome(generation_of(ticket)) == outcome(generation)
 
 
+def test_an_error_that_loses_the_gpu_ends_the_thread(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request in a row fails by it. Another error of CUDA costs the row alone: the test above."""
+    method, error = ar(), torch.AcceleratorError("CUDA error: device-side assert triggered")
+    ticket, queue = Ticket(requests_for(MANY[:1], 20)[0]), Queue()
+    queue.put(ticket)
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(type(method), "accept", failing)
+    with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+        serve(partial(Batch, method, on(runner), 2, 60), queue, Watcher())
+    assert ticket.outcome is error
+
+
 def test_an_error_without_requests_ends_the_thread(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would come back for ever."""
     monkeypatch.setattr(Batch, "open", lambda *_: pytest.fail("cannot start"))

@@ -15,20 +15,27 @@ from mtbench.gate.decision import confirmation_pairs, confirmed, decide, looks, 
 MARGIN = 0.02
 
 
-def gate(rng: np.random.Generator, cells: int, process_sd: float, slowdown: float) -> str:
-    """Return the word over made-up pairs, with the fresh pairs that confirm a FAIL."""
-    at = looks(math.sqrt(2) * process_sd, MARGIN)
-    decided = decide(draw(rng, at[-1], cells, process_sd, slowdown), at, MARGIN)
+def gate(
+    rng: np.random.Generator, cells: int, process_sd: float, slowdown: float, *, calibrated: bool = True
+) -> tuple[str, int]:
+    """Return the word over made-up pairs, with the fresh pairs that confirm a FAIL, and how many were used."""
+    at = looks(math.sqrt(2) * process_sd if calibrated else None, MARGIN)
+    decided = decide(draw(rng, at[-1], cells, process_sd, slowdown), at, MARGIN, give_up=True)
     if decided.word != "FAIL":
-        return decided.word
-    fresh = draw(rng, confirmation_pairs(decided, at), cells, process_sd, slowdown)
-    return "FAIL" if confirmed(decided, fresh) else "INCONCLUSIVE"
+        return decided.word, decided.tested
+    wanted = confirmation_pairs(decided, at)
+    fresh = draw(rng, wanted, cells, process_sd, slowdown)
+    return "FAIL" if confirmed(decided, fresh) else "INCONCLUSIVE", decided.tested + wanted
 
 
-def rates(trials: int, cells: int, process_sd: float, slowdown: float) -> dict[str, float]:
+def rates(trials: int, cells: int, process_sd: float, slowdown: float, *, calibrated: bool = True) -> dict[str, float]:
+    """Return the share of each word and the mean number of pairs."""
     rng = np.random.default_rng([trials, cells, round(1e4 * process_sd), round(1e4 * slowdown)])
-    words = [gate(rng, cells, process_sd, slowdown) for _ in range(trials)]
-    return {word: words.count(word) / trials for word in ("PASS", "FAIL", "INCONCLUSIVE")}
+    words, pairs = zip(
+        *(gate(rng, cells, process_sd, slowdown, calibrated=calibrated) for _ in range(trials)), strict=True
+    )
+    shares = {word: words.count(word) / trials for word in ("PASS", "FAIL", "INCONCLUSIVE")}
+    return {**shares, "pairs": float(np.mean(pairs))}
 
 
 @pytest.mark.parametrize("process_sd", [0.005, 0.02])
@@ -50,6 +57,38 @@ def test_error_rates_over_many_trials(process_sd: float, cells: int) -> None:
     assert slower["FAIL"] >= 0.95
     assert slower["PASS"] <= 0.005
     assert rates(2000, cells, process_sd, 0.02)["PASS"] <= 0.035
+
+
+@pytest.mark.parametrize(("process_sd", "least_power"), [(0.01, 0.98), (0.02, 0.95), (0.07, 0.1)])
+def test_error_rates_without_a_calibration(process_sd: float, least_power: float) -> None:
+    """5 % is found and never passes; a build with itself never fails, and 20 pairs or so tell that noise hides 2 %."""
+    same = rates(200, 2, process_sd, 0.0, calibrated=False)
+    assert same["FAIL"] <= 0.01
+    assert same["pairs"] < (12 if process_sd == 0.01 else 28)
+    slower = rates(200, 2, process_sd, 0.05, calibrated=False)
+    assert slower["FAIL"] >= least_power
+    assert slower["PASS"] <= 0.005
+
+
+def test_noise_without_hope_ends_the_gate() -> None:
+    """At the first look if no estimate is near a FAIL; a slowdown that stands out of the noise is still found."""
+    unit = np.tile([1.0, -1.0, 0.5, -0.5, 1.5, -1.5, 0.2, -0.2], 5)
+    at = looks(None, MARGIN)
+    noisy = {"noisy": 0.12 * unit - 0.02, "quiet": 0.001 * unit}
+    ended = decide(noisy, at, MARGIN, give_up=True)
+    assert (ended.word, ended.tested, ended.next_look, list(ended.noisy)) == ("INCONCLUSIVE", 6, None, ["noisy"])
+    assert ended.cells == {"noisy": "INCONCLUSIVE", "quiet": "PASS"}
+    assert decide({cell: d[:6] for cell, d in noisy.items()}, at, MARGIN, give_up=True) == ended
+    assert decide(noisy, at, MARGIN).tested == 40
+    assert decide({"slow": 0.12 * unit + 0.15}, at, MARGIN, give_up=True).word == "FAIL"
+
+
+def test_a_cell_shown_to_be_fast_passes_beside_one_that_fails() -> None:
+    """PASS is one-sided: a cell at −1.4 % [−2.5, −0.4] is not slower by 2 %, whatever another cell does."""
+    unit = np.array([1.0, -1.0, 0.5, -0.5, 1.2, -1.2])
+    decided = decide({"slow": 0.05 + 0.005 * unit, "fast": -0.014 + 0.01 * unit}, looks(None, MARGIN), MARGIN)
+    assert decided.word == "FAIL"
+    assert decided.cells == {"slow": "FAIL", "fast": "PASS"}
 
 
 def test_looks_grow_with_the_noise_and_end_at_the_cap() -> None:

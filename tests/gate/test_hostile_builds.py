@@ -20,6 +20,7 @@ from whole import plan_of
 
 from mtbench import environments
 from mtbench.errors import UserError
+from mtbench.gate import processes
 from mtbench.gate.builds import resolve
 from mtbench.gate.format import Gate
 from mtbench.runs.planner import begin_run
@@ -213,6 +214,13 @@ def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
         killed.wait()
     time.sleep(0.2)
     assert not is_alive(int((tmp_path / "process").read_text()))
+
+
+def test_a_process_that_is_reaped_has_no_children_to_end() -> None:
+    """An interrupt ends the wait for the thread that watches a process, which may then find nothing to wait for."""
+    ended = processes.Process([sys.executable, "-c", ""])
+    ended.wait()
+    processes._end_children(ended)
 
 
 def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A whole gate over made-up builds: every planted change is found in its stage, and a killed gate says the same."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,17 @@ def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callabl
     assert noisy.word == "INCONCLUSIVE"
     assert {kind for _, kind, _ in found(noisy, "inconclusive")} == {"undecided"}
     assert any((cell.test.pairs_needed or 0) > 6 for cell in noisy.timed)
+    hidden = (
+        r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --live, or end other processes, or give --margin 0"
+    )
+    assert re.search(hidden, noisy.reason)
+
+
+def test_a_slowdown_names_the_slowest_cell_first(gate: Callable[..., Gate]) -> None:
+    """And not the mean of all cells; the other cell passes."""
+    slow = gate(slower=1.1, slower_in=[MARS], noise=0.002, base={"noise": 0.002})
+    assert slow.reason.startswith(f"{MARS}: slower by +")
+    assert {cell.cell: cell.test.word for cell in slow.timed} == {AR: "PASS", MARS: "FAIL"}
 
 
 @pytest.mark.parametrize(
@@ -442,7 +454,9 @@ def test_a_shared_processor_is_noted_where_the_build_itself_computes(
     """Not of arms whose tokens a server computes."""
     shares: dict[str, Any] = {"base": {"computing": 0.6}, "computing": 0.4, "asked": {"pairs": 2}}
     said = [f.text for f in gate(**shares).findings if "shared processor" in f.text]
-    assert [text.partition(";")[0] for text in said] == ["shared processor: the builds computed in 50% of the time"]
+    assert [text.partition(";")[0] for text in said] == [
+        "shared processor: the builds waited for it in 50% of their time"
+    ]
     for name in ("runs", "base", "head"):
         shutil.rmtree(tmp_path / name)
     for method in ("ar", "mars"):

@@ -121,13 +121,37 @@ def test_a_run_on_the_cpu_does_not_read_the_gpu(monkeypatch: pytest.MonkeyPatch)
     assert set(window.values()) == {None}
 
 
-def test_a_window_in_which_the_process_was_stopped_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU it computes all the time, so it has used the processor; a server's client may only wait."""
-    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.25)  # tests/conftest.py sets 0
-    before, after = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.1)
-    assert machine.window(before, after, on_cpu=True)["dropped"] == "the process was stopped or had to wait"
-    assert machine.window(before, after)["dropped"] is None
-    assert machine.window(before, Sample(at_s=20.0, cpu_s=19.0), on_cpu=True)["dropped"] is None
+def shares_of(cell: str | None, *shares: float) -> machine.ProcessorShares:
+    """The shares of windows of ten seconds."""
+    seen = machine.ProcessorShares()
+    for share in shares:
+        seen.add(cell, Sample(at_s=5.0, cpu_s=1.0), Sample(at_s=15.0, cpu_s=1.0 + 10 * share))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("usual", "share", "dropped"),
+    [(1.0, 0.74, True), (1.0, 0.76, False), (0.3, 0.2, True), (0.3, 0.25, False), (None, 0.0, False)],
+)
+def test_a_window_without_its_usual_share_of_the_processor_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, usual: float | None, share: float, dropped: bool
+) -> None:
+    """A quarter less, whatever is usual on this machine; without a usual share there is no evidence."""
+    monkeypatch.setattr(machine, "COMPUTING_SHARE", 0.75)  # tests/conftest.py sets 0
+    before, after = Sample(at_s=0.0, cpu_s=1.0), Sample(at_s=20.0, cpu_s=1.0 + 20 * share)
+    reason = machine.window(before, after, usual_share=usual)["dropped"]
+    assert reason == ("the process did not get the processor" if dropped else None)
+
+
+def test_the_usual_share_of_the_processor_is_low_on_a_busy_machine_and_none_where_threads_sleep() -> None:
+    """Four of five windows reach it. Beside a GPU or a server it is evidence only if the thread never sleeps."""
+    assert machine.ProcessorShares().usual(None) is None
+    assert shares_of(None, *[1.0] * 8, 0.01).usual(None) == pytest.approx(1.0)
+    assert shares_of(None, *[1.0, 0.5] * 10).usual(None) == pytest.approx(0.5)
+    assert shares_of(None, *[1.0] * 90, *[0.3] * 9).usual(None) == pytest.approx(0.3)  # more load since
+    assert shares_of("ar", *[0.98] * 9).usual("ar") == pytest.approx(0.98)
+    assert shares_of("ar", *[0.6] * 9).usual("ar") is None
+    assert shares_of("ar", *[1.0] * 9).usual("mars") is None
 
 
 def test_the_gpu_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,9 @@ def test_the_terminal_has_every_arm(width: int) -> None:
     shown = printed(made(), width)
     assert all(len(text) <= width for text in shown.splitlines())
     assert shown.count(" 90% ") == 3
+    assert "goodput/s" in shown
+    assert "(correct)" in shown
+    assert "(correct)" not in printed(made(scored=False), width)
     assert "mars:tau=0.95..0.7 against ar: faster" in " ".join(shown.split())
 
 

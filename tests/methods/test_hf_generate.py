@@ -203,11 +203,16 @@ def test_its_assisted_generation_is_our_speculative_decoding(agrees: str, ahead:
 
 @pytest.mark.parametrize("ahead", [1, 5, 10])
 def test_its_prompt_lookup_says_what_ours_says(ahead: int, runner: ModelRunner) -> None:
-    """The tokens of `prompt-lookup` and of `ar`, for prompts that repeat themselves too."""
+    """The tokens and forwards of `prompt-lookup` and the tokens of `ar`, for prompts that repeat themselves too."""
     prompts = [*PROMPTS, [4, 5, 6] * 4, [7] * 9]
     method, runners = METHODS["hf-generate"](prompt_lookup=ahead), ModelRunners("ar", {"ar": runner})
-    got = run_external(method, {"ar": runner.checkpoint}, prompts, BUDGET)[0]
-    assert answers(got) == answers(decode_prompts(METHODS["prompt-lookup"](ahead=ahead), runners, prompts, BUDGET)[0])
+    ours = decode_prompts(METHODS["prompt-lookup"](ahead=ahead, ngram=2), runners, prompts, BUDGET)[0]
+    got = []
+    for prompt, generation in zip(prompts, ours, strict=True):
+        answer, forwards = counted(method, {"ar": runner.checkpoint}, prompt, BUDGET)
+        assert forwards == generation.forwards
+        got.append(answer)
+    assert answers(got) == answers(ours)
     assert answers(got) == answers(decode_prompts(METHODS["ar"](), runners, prompts, BUDGET)[0])
 
 

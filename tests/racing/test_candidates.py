@@ -7,8 +7,7 @@ from small import save_small
 
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.racing.candidates import candidates, serving_settings
-from mtbench.runs.planner import make_plan
+from mtbench.racing.candidates import candidates
 from mtbench.runs.run_request import RunRequest
 
 
@@ -46,14 +45,3 @@ def test_a_checkpoint_in_a_role_that_no_arm_has_is_refused(tmp_path: Path) -> No
         candidates(RunRequest(family="tiny", checkpoint=named))
     with pytest.raises(UserError, match="cannot be raced: checkpoint"):
         candidates(RunRequest(family="tiny", checkpoint=named, method=("speculative:draft=daft",)))
-
-
-def test_a_serving_engine_s_setting_is_given_only_if_it_holds_every_option() -> None:
-    several, looked_up = "speculative:draft=draft_mars,per_forward=4", "prompt-lookup:ahead=auto"
-    arms = ("ar", "speculative:ahead=2", several, looked_up, "jacobi")
-    plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(1,), limit=1))
-    plain, chain, masks, auto, jacobi = map(serving_settings, plan.cells)
-    settings = '{"method": "draft_model", "model": "embedded:tiny/draft", "num_speculative_tokens": 2}'
-    assert chain["vLLM"] == f"--speculative-config '{settings}'"
-    assert "--speculative-num-draft-tokens 3" in chain["SGLang"]
-    assert plain == masks == auto == jacobi == {}

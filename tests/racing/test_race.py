@@ -139,6 +139,16 @@ def test_another_objective_lets_no_arm_leave_for_its_speed() -> None:
     assert {d.name: (d.block, d.lost) for d in outcome.left} == dict.fromkeys(("fast", "slow", PLAIN), (24, False))
 
 
+def test_a_race_that_is_over_ends_in_a_decision() -> None:
+    """It lasts until its leader is faster, or by the bound of the decision not 2 % faster than plain decoding."""
+    rng, over = np.random.default_rng(5), 0
+    for speed in np.tile((0.99, 1.0, 1.005), 12):
+        found, outcome, _ = decide(draw([Truth("a", speed)], 36, 1, rng, spread=0.025), LOSS)
+        assert not outcome.over or found.word != "cannot tell"
+        over += outcome.over and max(outcome.made) < 36
+    assert over > 12
+
+
 @pytest.mark.parametrize(("spread", "blocks"), one_in(2, [(0.04, 60), (0.08, 150)]))
 def test_errors_are_rare_and_races_short(spread: float, blocks: int) -> None:
     """Of 150 races at most 5 % miss an arm over 2 % faster, or say `same accuracy` wrongly; half the forwards."""

@@ -15,12 +15,13 @@ from rich.console import Console
 
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.latex import WIDEST
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
-from mtbench.report.write import write_report
+from mtbench.report.write import template, write_report
 from mtbench.results.aggregate import _request_latency, assemble
 from mtbench.results.comparisons import OwnSpeedups, own_speedups
 from mtbench.results.decision import recommend
@@ -53,6 +54,10 @@ REASON = "it needs a checkpoint in the role 'eagle': add `--checkpoint eagle=PAT
 def test_an_arm_in_words_says_what_tells_it_from_the_others(arms: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Its method and options; checkpoint, engine and copy only where they differ."""
     assert tuple(arm_names(result_cell(arm=arm) for arm in arms).values()) == words
+
+
+RULES = ("\\toprule", "\\midrule", "\\bottomrule")
+NESTED = r"\\begin\{tabular\}\[t\]\{@\{\}.@\{\}\}|\\end\{tabular\}"  # lines of one place of a table
 
 
 def test_a_sentence_names_whole_arms_only() -> None:
@@ -143,7 +148,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         "What is open",
         "What it took",
         "Error levels",
-        "The same method in serving engines (not measured here)",
+        "Deploy (not measured there)",
         "Repeat the race",
     ]
     assert ("Limits", "time to the first token at most 500 ms, for 95 % of the requests or commits") in parts[
@@ -170,7 +175,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
     told = next(part.text for part in decided if part.heading == "What is open")
     assert told.startswith("The time budget ended the race, after its decision.")
     assert parts["What it took"].text.startswith("1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s")
-    settings = parts["The same method in serving engines (not measured here)"]
+    settings = parts["Deploy (not measured there)"]
     assert (settings.rows, settings.code) == ([("MARS τ=0.3, vLLM", f"--draft {slow}")], True)
     assert parts["Repeat the race"].rows == [("Command", f"mtbench choose --candidates {slow}")]
 
@@ -215,15 +220,38 @@ def test_csv_has_the_figures_of_the_results(many_arms: RunDirectory) -> None:
 
 
 def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirectory) -> None:
-    """Booktabs rules, arms in words, one line an arm; the source, and what the run is not, stand below the table."""
+    """Caption, label, arms in words, verdicts; the source, and what the run is not, stand below the table."""
     text = (many_arms.path / "tables/arithmetic.b2.tex").read_text()
-    table, _, notes = text.partition("\\end{tabular}")
-    assert all(rule in table for rule in ("\\toprule", "\\midrule", "\\bottomrule"))
-    head = "arm & accuracy, \\% & speedup over Plain decoding (ar) & tokens per forward & lossless \\\\"
-    assert head in table
-    assert "MARS $\\tau$=0.3 & 0.0 [" in table
-    assert table.count("\\\\\n") == 1 + 10
+    table, _, notes = text.rpartition("\\end{tabular}\n")
+    assert "\\caption{Methods: arithmetic, batch size 2. What each arm gains and what it costs.}\n" in table
+    assert "\\label{tab:arithmetic-b2}\n" in table
+    plain = " ".join(re.sub(r"\\\\|\\(begin|end)\{tabular\}(\[t\])?(\{@\{\}.@\{\}\})?", " ", table).split())
+    for head in ("accuracy, \\%", "speedup over Plain decoding (ar)", "tokens per forward", "lossless"):
+        assert f"& {head}" in plain
+    assert re.search(r"MARS \$\\tau\$=0.3 & 0\.0 \[[^]]*\] \S[^&]* & \$\\times\$2\.00 \[[^]]*\] faster & ", plain)
     assert "Source: arithmetic, batch size 2" in notes
+
+
+@pytest.mark.parametrize("name", ["arithmetic.b2", "arithmetic.b2.acceptance"])
+def test_a_table_for_a_paper_fits_a_page(name: str, many_arms: RunDirectory) -> None:
+    """No row is wider than a page; what does not fit stands below, with the arms again. Environments are balanced."""
+    text = (many_arms.path / f"tables/{name}.tex").read_text()
+    parts = re.findall(r"^\\begin\{tabular\}\{(l(r+))\}\n(.*?)^\\end\{tabular\}$", text, re.DOTALL | re.MULTILINE)
+    assert parts
+    for columns, _, body in parts:
+        assert [line for line in body.splitlines() if line in RULES] == list(RULES)
+        rows = [line for line in body.splitlines() if line not in RULES]
+        assert len(rows) > 2
+        widths = []
+        for row in rows:
+            places = row.removesuffix(" \\\\").split(" & ")
+            assert len(places) == len(columns)
+            lines = [re.sub(NESTED, "", place).split(r" \\ ") for place in places]
+            widths.append(
+                [max(len(re.sub(r"\\times|\\tau|\\(?=[%_])|[$]", "", line)) for line in of_place) for of_place in lines]
+            )
+        assert sum(max(column) + 2 for column in zip(*widths, strict=True)) <= WIDEST
+    assert len(re.findall(r"\\begin\{(\w+)", text)) == len(re.findall(r"\\end\{(\w+)", text))
 
 
 def test_a_price_has_a_column_and_no_price_has_none(small_run: RunDirectory, tmp_path: Path) -> None:
@@ -373,3 +401,18 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     package = folder / "node_modules/axe-core"
     assert json.loads((package / "package.json").read_text())["version"] == AXE.partition("@")[2]
     return (package / "axe.min.js").read_text()
+
+
+def test_a_command_in_a_sentence_is_code() -> None:
+    """Backticks are for the terminal. What stands in them is escaped; a single one stays."""
+    page = template("reproduction.html.j2").environment.from_string("<p>{{ text }}</p>")
+    assert page.render(text="Run `mtbench a<b`, `c`.") == "<p>Run <code>mtbench a&lt;b</code>, <code>c</code>.</p>"
+    assert page.render(text="a ` b") == "<p>a ` b</p>"
+
+
+def test_the_page_shows_no_backticks(many_arms: RunDirectory) -> None:
+    """In its text and figures, and no element stands in an attribute."""
+    page = re.sub(r"<(script|style)\b.*?</\1>", "", (many_arms.path / "report.html").read_text(), flags=re.DOTALL)
+    assert "<code>" in page
+    assert "`" not in page
+    assert not re.search(r'="[^"]*<code>', page)

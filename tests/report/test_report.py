@@ -312,6 +312,16 @@ def test_an_arm_whose_samples_were_dropped_costs_the_others_none(run: RunDirecto
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_deleted_answers_are_said_in_one_line(run: RunDirectory) -> None:
+    """A table of the stored timings alone would look complete."""
+    plain = next(cell for cell in assemble(run).cells if cell.reference)
+    assert not any("missing" in flag for flag in plain.flags)
+    (run.path / f"generations/{plain.cell}.jsonl").unlink()
+    flags = next(cell for cell in assemble(run).cells if cell.cell == plain.cell).flags
+    n = plain.items
+    assert f"{n} of {n} timed answers are missing from generations/: figures of tokens lack them" in flags
+
+
 def test_a_void_cell_says_why(run: RunDirectory) -> None:
     """With other tokens in a later round, the row says that it cannot be trusted, and the summary leaves it out."""
     name = "timings/arithmetic.mars-tau0.3.mars.graph.b1.jsonl"

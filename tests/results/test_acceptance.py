@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from made_records import cell_data, generation_line, timing_line
 
 from mtbench import records
+from mtbench.decoding.output import FinishReason
 from mtbench.records import dump
 from mtbench.results import acceptance
 from mtbench.results.format import AcceptanceFigures, DerivedAcceptance
@@ -18,7 +19,8 @@ from mtbench.runs.formats import GenerationLine, TimingLine
 COMMITS = [[4, 3, 1, 3], [2, 0, 1, 1], [1]]
 OFFERED = 8 * 3  # three guesses in every forward that committed
 BATCH_FORWARDS = 5  # the first two answers in one batch of 4 forwards, the third alone
-ENDED = [True, True, False]  # whether an answer ends with an end token
+FINISH: list[FinishReason] = ["end", "end", "length"]
+SURPLUS = [2, 0, 1]  # tokens that the last forwards accepted after the end
 SHOWN = list(acceptance.OWNERS)
 TOTALS = "the engine's totals, over all its clients"
 
@@ -26,17 +28,19 @@ TOTALS = "the engine's totals, over all its clients"
 @pytest.mark.parametrize(
     ("owner", "by_hand"),
     [
-        # accepted 3+2+0+2 + 1+0+0 + 0 = 8 in 8 drafts
-        ("vllm", 1 + Fraction(8, 8)),
+        # accepted 3+2+0+2 + 1+0+0 + 0 = 8 in 8 drafts, and 3 after the end of answers
+        ("vllm", 1 + Fraction(8 + 3, 8)),
+        # of those 3, one is beyond a budget
+        ("deepspec", 1 + Fraction(8 + 1, 8)),
         # completion tokens 12 + 5 + 2, a prefill's token in each, over 9 verifications
         ("sglang", Fraction(12 + 5 + 2, 9)),
         # chunks 1 4 3 1 3, 1 2 1 1, 1 1; the first two end with a token that is taken off: 1 4 3 1 2, 1 2 1
         ("specdec_bench", (Fraction(11, 5) + Fraction(4, 3) + 1) / 3),
         # all steps in one list, the waiting one with 0
         ("spec_bench", Fraction(4 + 3 + 1 + 3 + 2 + 0 + 1 + 1 + 1, 9)),
-        # per request 1 + 7/4, 1 + 1/3, 1 + 0
-        ("aiperf", (1 + Fraction(7, 4) + 1 + Fraction(1, 3) + 1) / 3),
-        ("aiperf_token_weighted", 1 + Fraction(7 + 1 + 0, 4 + 3 + 1)),
+        # per request 1 + 9/4, 1 + 1/3, 1 + 1/1
+        ("aiperf", (1 + Fraction(9, 4) + 1 + Fraction(1, 3) + 2) / 3),
+        ("aiperf_token_weighted", 1 + Fraction(9 + 1 + 1, 4 + 3 + 1)),
         # 16 tokens in 9 forwards
         ("mars", Fraction(16, 9)),
         # 16 tokens in the 5 forwards of the batches
@@ -45,13 +49,13 @@ TOTALS = "the engine's totals, over all its clients"
 )
 def test_a_figure_follows_its_owners_formula(owner: str, by_hand: Fraction) -> None:
     """Each formula, from the same commits, as its owner defines it."""
-    figures = acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS, ENDED)
+    figures = acceptance.derived(COMMITS, OFFERED, BATCH_FORWARDS, FINISH, SURPLUS)
     assert getattr(figures, owner) == pytest.approx(float(by_hand), abs=1e-12)
 
 
 def test_every_owner_has_a_name_and_a_figure() -> None:
     """The figures computed are those shown, in the same order; two that are always equal share a name."""
-    assert list(DerivedAcceptance.model_fields) == [*SHOWN[:5], "aiperf_token_weighted", *SHOWN[5:]]
+    assert list(DerivedAcceptance.model_fields) == [*SHOWN[:6], "aiperf_token_weighted", *SHOWN[6:]]
 
 
 def test_our_own_figures() -> None:
@@ -67,11 +71,11 @@ def test_where_nothing_is_offered_there_is_no_rate() -> None:
     plain = [[1, 1], [1]]
     assert acceptance.rate(plain, 0) is None
     assert (acceptance.length(plain), acceptance.per_position(plain)) == (1, [])
-    figures = acceptance.derived(plain, 0, 2, [False, False])
-    assert (figures.vllm, figures.aiperf, figures.aiperf_token_weighted) == (None, None, None)
+    figures = acceptance.derived(plain, 0, 2, ["length"] * 2, [0, 0])
+    assert {figures.vllm, figures.deepspec, figures.aiperf, figures.aiperf_token_weighted} == {None}
     assert acceptance.rate(COMMITS, None) is None
-    assert None not in dump(acceptance.derived(COMMITS, None, BATCH_FORWARDS, ENDED)).values()
-    assert acceptance.derived(COMMITS, OFFERED, None, ENDED).mars_cached is None
+    assert None not in dump(acceptance.derived(COMMITS, None, BATCH_FORWARDS, FINISH, SURPLUS)).values()
+    assert acceptance.derived(COMMITS, OFFERED, None, FINISH, SURPLUS).mars_cached is None
 
 
 @given(st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=5))
@@ -79,7 +83,7 @@ def test_no_commits_break_a_figure(commits: list[list[int]]) -> None:
     """A number or None, also for empty answers and rows that only waited. Positions add up to the length."""
     steps = [step for answer in commits for step in answer if step]
     figures = acceptance.derived(
-        commits, sum(step - 1 for step in steps), sum(map(len, commits)), [True] * len(commits)
+        commits, sum(step - 1 for step in steps), sum(map(len, commits)), ["length"] * len(commits), [1] * len(commits)
     )
     assert all(figure is None or figure >= 0 for figure in dump(figures).values())
     if steps:
@@ -111,7 +115,7 @@ def test_a_cell_has_the_figures_of_its_lines() -> None:
         rate=8 / 24,
         per_position=[0.5, 0.375, 0.125],
         offered=24,
-        derived=acceptance.derived(COMMITS, 24, 5, [False] * 3),
+        derived=acceptance.derived(COMMITS, 24, 5, ["length"] * 3, [0] * 3),
     )
 
 

@@ -1,15 +1,18 @@
 """What a run recommends: by group, from the words of results.json alone."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from made_records import result_cell, speedup
 
+from mtbench.report.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell
 from mtbench.runs.plan import Simulated
+from mtbench.statistics import Ratio, speed_verdicts
 
 PLAIN, TUNED = "ar@ar/graph", "ar@mars/graph"
 
@@ -185,7 +188,8 @@ def test_another_loss_than_the_run_s_is_tested_again() -> None:
 
 
 def test_nothing_beats_plain_decoding() -> None:
-    slow = [arm("a", 0.8, "slower"), arm("b", 1.0, "same"), lossy("c", 2.0, lost(0, 90, verdict="worse than margin"))]
+    slow = [arm("a", 0.8, "slower"), arm("b", 1.0, "same", spread=1.01)]
+    slow += [lossy("c", 2.0, lost(0, 90, verdict="worse than margin"))]
     found = one([plain(), *slow])
     assert (found.word, names(found)) == ("plain", [None] * 3)
     assert headline([found]) == "Nothing beats plain decoding at batch size 1: keep plain decoding."
@@ -199,6 +203,22 @@ def test_plain_decoding_is_the_answer_if_no_arm_can_be_2_percent_faster() -> Non
     assert one([plain(), slow, arm("b", 0.86, "inconclusive", spread=1.19)]).word == "cannot tell"  # up to 1.023
     short = arm("b", 0.86, "inconclusive: 0.3 s timed, 1 s needed", spread=1.01)
     assert one([plain(), slow, short]).word == "cannot tell"
+
+
+def test_plain_decoding_is_the_answer_at_the_level_of_2_5_percent() -> None:
+    """By the bound of the 95 % interval: of 16 blocks of an arm that is 2 % faster, t is below −2.131 in 2.5 %.
+
+    The word `same` tests at 5 % (−1.753), and does not decide.
+    """
+    log_se = 0.005
+    for quantile, word in ((1.8, "cannot tell"), (2.13, "cannot tell"), (2.132, "plain")):
+        log = math.log(1.02) - quantile * log_se
+        low, high = (math.exp(log + side * 2.13145 * log_se) for side in (-1, 1))
+        timed = Ratio(math.exp(log), low, high, log_se, 16, "block")
+        [verdict] = speed_verdicts([timed], [None])
+        assert str(verdict) == "same"
+        times = speedup(baseline=PLAIN, value=timed.value, ci_low=low, ci_high=high, verdict=str(verdict))
+        assert one([plain(), arm("a", 1.0, speedup=[times])]).word == word
 
 
 def test_what_cannot_be_told_says_what_it_takes() -> None:
@@ -319,7 +339,8 @@ def test_the_headline_joins_batch_sizes_with_the_same_answer() -> None:
     def at(size: int, *arms: ResultCell) -> Recommendation:
         return one([cell.changed(batch_size=size, cell=f"{cell.arm[:1]}{size}") for cell in (plain(), *arms)])
 
-    sizes = [at(1, arm("a", 2.0)), at(4, arm("a", 1.5)), at(8, arm("a", 1.0, "same")), at(64, arm("a", 0.5, "slower"))]
+    sizes = [at(1, arm("a", 2.0)), at(4, arm("a", 1.5))]
+    sizes += [at(8, arm("a", 1.0, "same", spread=1.01)), at(64, arm("a", 0.5, "slower"))]
     assert headline(sizes) == (
         "At batch sizes 4 and 1: use a (batch size 4: 1.43 to 1.58 times (95 %); batch size 1: 1.90 to 2.10 times "
         "(95 %)), with the same tokens. Nothing beats plain decoding at batch sizes 64 and 8."
@@ -330,3 +351,12 @@ def test_a_demonstration_says_so_first() -> None:
     found = one([plain().changed(demonstration=True), arm("a", 2.0).changed(demonstration=True)])
     assert found.text.startswith("On this demonstration, at batch size 1: use a")
     assert headline([found]).startswith("On this demonstration, at batch size 1: use a")
+
+
+def test_a_sentence_has_the_interval_of_the_table() -> None:
+    """`0.63 to 15.74` beside `[0.6, 15.7]` would be two figures to a reader."""
+    for value, spread in ((3.15, 5.0), (3.15, 1.05), (110.0, 1.5)):
+        shown = interval((value / spread, value * spread))
+        assert shown is not None
+        found = one([plain(), arm("b", value, spread=spread)])
+        assert f"{shown.strip('[]').replace(', ', ' to ')} times (95 %)" in found.text

@@ -141,5 +141,5 @@ def test_a_process_that_shared_the_processor_is_flagged(monkeypatch: pytest.Monk
     def flags(cpu_s: float | None) -> list[str]:
         return aggregate._processor_flags(cell_data([], timed({0: [1.0]}, cpu_s=cpu_s)), sessions)
 
-    assert flags(0.8) == ["shared processor: computed in 80% of the time"]
+    assert flags(0.8) == ["shared processor: the arm waited for it in 20% of its time; end other programs"]
     assert flags(0.99) == flags(2.0) == flags(None) == []

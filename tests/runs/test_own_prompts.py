@@ -10,6 +10,9 @@ from small import save_small
 from whole import finish, start
 
 from mtbench.errors import UserError
+from mtbench.racing.pipeline import planned
+from mtbench.racing.request import RaceRequest
+from mtbench.runs import planner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.score import due
@@ -74,3 +77,20 @@ def test_a_metric_is_chosen_where_there_are_several(asked: Callable[..., RunRequ
         make_plan(asked(["a"], metric="contain"))
     with pytest.raises(UserError, match="--metric 'exact': arithmetic has one metric; leave it out"):
         make_plan(RunRequest(metric="exact", limit=1))
+
+
+@pytest.mark.parametrize("text", [None, "Why?", '{"answer": 1}'], ids=["missing", "not JSON", "without a prompt"])
+def test_a_wrong_file_is_found_before_a_checkpoint_is_read(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of the hub may take a minute. The file is wrong in a race, too, and as a second suite."""
+    file = tmp_path / "mine.jsonl"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(planner, "inspect", lambda *_, **__: pytest.fail("a checkpoint was read"))
+    suite, model = f"prompts:{file}", "nobody/nothing"
+
+    with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
+        make_plan(RunRequest(suite=["arithmetic", suite], model=model, method=["ar"], limit=1))
+    with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
+        planned(RaceRequest(suite=suite, model=model))

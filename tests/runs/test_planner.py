@@ -7,12 +7,16 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from small import save_small, small_tokenizer
+from decoding_cases import decode_prompts
+from small import PAD, save_small, small_checkpoint, small_config, small_tokenizer
 from whole import Quiet, figures
 
+from mtbench.decoding.method import ModelRunners
+from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Prompt, Source, Suite, Template
+from mtbench.models.runner import ModelRunner
 from mtbench.records import dump
 from mtbench.results.aggregate import assemble
 from mtbench.runs.directory import JsonObject, RunDirectory
@@ -268,3 +272,25 @@ def test_without_methods_a_model_alone_meets_all_that_need_no_training(checkpoin
 def test_without_methods_a_trained_family_meets_its_own_arms(checkpoints: dict[str, str]) -> None:
     asked = RunRequest(suite=("talk",), family="tiny", batch_size=(1,), device="cpu")
     assert {cell.method for cell in make_plan(asked).cells} == {"ar", "mars"}
+
+
+@pytest.mark.parametrize("arm", ["speculative", "hf-generate:draft=draft"])
+def test_a_draft_must_have_a_row_for_every_token_that_the_target_emits(arm: str, tmp_path: Path) -> None:
+    """One that lacks a row is refused when the run is planned. Rows of the mask and of padding may lack."""
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a b c"}')
+    target = str(save_small(tmp_path / "target"))
+    request = RunRequest(model=target, method=("ar", arm), suite=(f"prompts:{tmp_path}/mine.jsonl",), batch_size=(1,))
+    for rows in (PAD, PAD + 1):
+        save_small(tmp_path / str(rows), vocab_size=rows, pad_token_id=None)
+    with pytest.raises(UserError, match=f"has {PAD} embedding rows, and .*target' emits token ids up to {PAD}; name"):
+        make_plan(request.changed(checkpoint={"draft": str(tmp_path / str(PAD))}))
+    assert len(make_plan(request.changed(checkpoint={"draft": str(tmp_path / str(PAD + 1))})).cells) == 2
+
+
+@pytest.mark.parametrize("verify", ["match", "rejection"])
+def test_a_draft_without_the_rows_of_mask_and_padding_drafts(verify: str) -> None:
+    target, draft = small_checkpoint(), small_checkpoint(seed=1, config=small_config(vocab_size=PAD + 1))
+    runners = ModelRunners("ar", {"ar": ModelRunner(target), "draft": ModelRunner(draft)})
+    answers, _ = decode_prompts(METHODS["speculative"](verify=verify), runners, [[1, 2, 3], [4]], 12)
+    plain, _ = decode_prompts(METHODS["ar"](), runners, [[1, 2, 3], [4]], 12)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain]

@@ -9,7 +9,7 @@ import torch
 from mtbench.runs import time_estimate
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
-from mtbench.runs.time_estimate import all_blocks, estimate, estimate_s, measured, modelled_gpu
+from mtbench.runs.time_estimate import all_blocks, estimate, measured, modelled_gpu
 from mtbench.runs.workers import Done, Failed, Task
 
 
@@ -44,7 +44,7 @@ def test_on_a_known_gpu_the_time_is_computed(h200: None) -> None:
     assert one == pytest.approx(128 * 3.8e-3, rel=0.1)
     assert one < sixteen < 2 * one
     plan = planned()
-    assert estimate_s(plan) == pytest.approx(sum(plan.groups[0].rounds) * one)
+    assert sum(estimate(plan).passes_s(all_blocks(plan)).values()) == pytest.approx(sum(plan.groups[0].rounds) * one)
 
 
 def test_embedded_checkpoints_are_counted(h200: None) -> None:

@@ -90,6 +90,39 @@ def test_a_process_serves_and_drains(tmp_path: Path) -> None:
         assert process.stdout.read() == f"{told['url']}\n"
 
 
+LOSES_THE_GPU = """
+from dataclasses import dataclass
+from mtbench.decoding.registry import METHODS
+
+@METHODS.register("lost")
+@dataclass(frozen=True, kw_only=True)
+class Lost(METHODS["ar"]):
+    reference = False
+    default_arms = ()
+
+    def accept(self, state, rows, output):
+        if int(rows.prompt_len.max()) > 20:  # not the warm-up
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore lines")
+        return super().accept(state, rows, output)
+"""
+
+
+@pytest.mark.whole
+def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -> None:
+    """One line says why, and the exit code is not 0, so that a supervisor starts it again."""
+    plugin = tmp_path / "lost.py"
+    plugin.write_text(LOSES_THE_GPU)
+    options = ("--plugin", str(plugin), "--method", "lost", "--rows", "2", "--device", "cpu", "--port", "0")
+    with started(tmp_path, *options) as (process, told):
+        answer = httpx.post(f"{told['url']}/completions", json={"prompt": "12 + 30 =" * 20}, timeout=60)
+        assert answer.status_code == 500
+        assert "an illegal memory access" in answer.json()["error"]["message"]
+        assert process.wait(timeout=60) == 1
+        assert process.stdout is not None
+        _, line = process.stdout.read().splitlines()
+    assert line.startswith("error: lost@ar/graph cannot be served any more: CUDA error: an illegal memory access")
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("method", OTHERS)
 def test_methods_of_the_embedded_family_answer_as_ar(method: str) -> None:

@@ -20,6 +20,7 @@ import pytest
 from jinja2 import TemplateError
 from made_up import COUNT, GSM8K, WRONG, answerable, chat, right, write_all, write_lines
 
+from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.code_tasks import ProgramSuite
 from mtbench.evaluation.lm_eval import HarnessSuite
@@ -354,13 +355,32 @@ def test_offline_uses_the_cache_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unreachable_hub_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line with the cause and what works without a network."""
+    monkeypatch.setattr(network, "_refusals", ["huggingface.co: Name or service not known"])
+    with pytest.raises(UserError) as caught:
+        SUITES["gsm8k"]("", Source())
+
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "the hub cannot be reached (huggingface.co: Name or service not known)" in message
+    for part in (
+        "--data-dir DIR` with gsm8k/test.jsonl",
+        "`--suite prompts:FILE`",
+        "--suite arithmetic",
+        "smollm2-135m",
+    ):
+        assert part in message
+
+
+def test_an_error_of_a_hub_that_answers_has_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line with the cause and the three remedies."""
     import datasets
 
-    def unreachable(*args: Any, **kwargs: Any) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
         raise ConnectionError("Couldn't reach 'openai/gsm8k'\non the Hub")
 
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(network, "hub_refusal", lambda: None)
+    monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(UserError) as caught:
         SUITES["gsm8k"]("", Source())
 
@@ -474,6 +494,13 @@ ANSWERS: dict[
         ("contains", "Parisian", 0.0),
     ],
     '{"prompt": "How much?", "answer": "It takes 500 + 542 = 1,042.\\n#### 1042"}': [("number", "$1,042", 1.0)],
+    '{"question": "How many?", "answer": "48 + 24 = 72\\n#### 1,072"}': [
+        (None, "It is 1072. That is all", 1.0),
+        (None, "It is 72", 0.0),
+        ("exact", "1,072", 1.0),
+        ("contains", "It is 1,072.", 1.0),
+    ],
+    '{"instruction": "Add.", "input": "1 1", "output": "x", "target": "2"}': [(None, "2", 1.0), (None, "x", 0.0)],
     '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0), ("number", "about -5.0 degrees", 1.0)],
 }
 
@@ -487,8 +514,38 @@ def test_own_prompts_with_answers_are_scored(
     file.write_text(line + "\n")
     suite = SUITES["prompts"](str(file), Source(metric=metric))
 
-    assert suite.metric == {None: "exact_match", "exact": "exact_match"}.get(metric, metric)
+    default = "number" if "####" in line else "exact_match"
+    assert suite.metric == {None: default, "exact": "exact_match"}.get(metric, metric)
     assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
+
+
+def test_a_text_file_has_one_prompt_a_line(tmp_path: Path) -> None:
+    """Its lines need not be JSON; blank ones are left out. Another encoding is refused by its line."""
+    file = tmp_path / "mine.txt"
+    file.write_text('Why "so"?\n\n  How?\n')
+    prompts = SUITES["prompts"](str(file), Source()).prompts(chat, None)
+
+    assert [(p.item, p.text) for p in prompts] == [
+        ("prompts/1/0", '<user>Why "so"?</><assistant>'),
+        ("prompts/3/0", "<user>How?</><assistant>"),
+    ]
+    file.write_bytes(b"fine\ncaf\xe9\n")
+    with pytest.raises(UserError, match="line 2: not UTF-8"):
+        SUITES["prompts"](str(file), Source())
+
+
+def test_the_prompt_is_the_first_known_field(tmp_path: Path) -> None:
+    """So files of other benchmarks can be used; an instruction has its input below it."""
+    lines = [
+        {"question": "How many?", "answer": "#### 2", "text": "not this"},
+        {"problem": "1+1?"},
+        {"instruction": "Add.", "input": "1 1", "output": "2"},
+        {"instruction": "Sing.", "input": ""},
+    ]
+    file = write_lines(tmp_path / "mine.jsonl", lines)
+    prompts = SUITES["prompts"](str(file), Source()).prompts(lambda turns: turns[-1]["content"], None)
+
+    assert [prompt.text for prompt in prompts] == ["How many?", "1+1?", "Add.\n\n1 1", "Sing."]
 
 
 def test_own_prompts_without_an_answer_are_marked(tmp_path: Path) -> None:
@@ -522,8 +579,7 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"prompt": "Why?", "answer": " "}', "'answer' is not a text, a number or a list of them"),
         ('{"prompt": "Why?"', "; a line is like {"),
         ('"Why?"', "not an object"),
-        ('{"promt": "Why?"}', "either 'prompt' or 'messages'"),
-        ('{"prompt": "Why?", "messages": []}', "either 'prompt' or 'messages'"),
+        ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
         ('{"prompt": ""}', "empty or not a text"),
         ('{"prompt": ["Why?"]}', "empty or not a text"),
         ('{"messages": []}', "not a list of turns"),

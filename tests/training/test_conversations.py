@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from transformers import AddedToken
 
+from mtbench import network
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages, Source
 from mtbench.training.conversations import Data, as_conversation, prepare, read, read_conversations, tokenise
@@ -258,6 +259,7 @@ def test_a_data_set_of_the_hub_is_asked_for_by_name(
         yield from ROWS[:3]
         yield {"text": "Q"}
 
+    monkeypatch.setattr(network, "hub_refusal", lambda: None)
     monkeypatch.setattr(datasets, "load_dataset", load)
     if count is None:
         with pytest.raises(UserError, match=rf"^{data}, row 4: columns \['text'\]"):

@@ -1,0 +1,138 @@
+"""The check of our kernels on the device that runs them, against transformers' modules.
+
+The interpreter and the definitions in PyTorch do not show what a compiler, a driver and a GPU make of a kernel. So
+before a model decodes, its logits for few positions over a filled cache are computed three times: by what will decode,
+by transformers' modules with PyTorch's operations, and by these in a wider type. What will decode must be about as
+close to the wide logits as PyTorch is. Our kernels round less often than the modules do.
+
+R = rows, W = positions fed, V = vocabulary.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mtbench.errors import UserError, first_line, loses_device
+from mtbench.models import kernels
+from mtbench.models.attention import AttentionMetadata
+from mtbench.models.kv_cache import KVCache
+
+SHAPES = ((1, 1), (16, 1), (16, 7))  # R, W
+SLOTS = 144  # of a row: several blocks of keys, the last one partial
+FACTOR = {torch.float32: 30.0}  # of PyTorch's error: a GPU's fast exponentials are less exact than PyTorch's
+FACTOR_HALF = 3.0  # rounding to the type is most of the error
+
+Logits = Callable[[Tensor, AttentionMetadata, KVCache], Tensor]
+
+
+@torch.inference_mode()
+def modules_logits(model: PreTrainedModel, ids: Tensor, metadata: AttentionMetadata, cache: KVCache) -> Tensor:
+    """Return the logits (R, W, V) of transformers' modules."""
+    out = model(
+        input_ids=ids, position_ids=metadata.positions, past_key_values=cache, use_cache=True, metadata=metadata
+    )
+    logits: Tensor = out.logits
+    return logits
+
+
+class Check:
+    """What the logits of a model are compared with. Needs memory for its largest weight in the wider type."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model, self.failure = model, ""
+        try:
+            with kernels.plain():
+                narrow = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
+                with _widened(model, torch.float64 if model.dtype == torch.float32 else torch.float32):
+                    self.wide = [modules_logits(model, *_inputs(model, *shape)) for shape in SHAPES]
+            self.error = _largest_error(narrow, self.wide)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # modules of unknown architectures
+            self.failure = f"nothing to compare with ({first_line(error)})"
+
+    def fault(self, logits: Logits, warm_up: Callable[[], None] | None = None) -> str | None:
+        """Return what is wrong with a function's logits, or None. An exception is a fault too.
+
+        Raises UserError if the GPU computes nothing more.
+        """
+        if self.failure:
+            return self.failure
+        try:
+            if warm_up is not None:
+                warm_up()
+            with torch.inference_mode():
+                error = _largest_error([logits(*_inputs(self.model, *shape)) for shape in SHAPES], self.wide)
+        except Exception as failure:
+            if loses_device(failure):
+                raise UserError(
+                    f"a kernel of mtbench has crashed the GPU ({first_line(failure)}); set the environment variable "
+                    f"{kernels.SWITCH}=off to decode without them."
+                ) from failure
+            return f"{type(failure).__name__}: {first_line(failure)}"
+        if error <= FACTOR.get(self.model.dtype, FACTOR_HALF) * self.error:
+            return None
+        return f"logits are wrong by {error:.2g}, and PyTorch's by {self.error:.2g} (relative)"
+
+
+class _Filled(KVCache):
+    """A cache that is full of noise, which is the same in every type."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype  # of the model: each type of the cache holds its values exactly
+
+    def storage(self, layer: int, *like: Tensor) -> tuple[Tensor, Tensor]:
+        new = layer not in self.layers
+        stores = super().storage(layer, *like)
+        for seed, store in enumerate(stores if new else ()):
+            generator = torch.Generator(store.device).manual_seed(2 * layer + seed)
+            noise = torch.randn(store.shape, generator=generator, device=store.device)
+            store.copy_(noise.to(self.dtype))
+        return stores
+
+
+def _inputs(model: PreTrainedModel, rows: int, width: int) -> tuple[Tensor, AttentionMetadata, KVCache]:
+    """Return random ids (R, W), behind contexts of different lengths, and a new cache that holds these."""
+    generator, device = torch.Generator().manual_seed(rows * width), model.device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(vocabulary, (rows, width), generator=generator, device="cpu").to(device)
+    base = SLOTS - width - 37 * torch.arange(rows, device=device) % (SLOTS - width)
+    slots = base[:, None] + torch.arange(width, device=device)
+    metadata, cache = AttentionMetadata(slots, slots, base, SLOTS), _Filled(model.dtype)
+    cache.shape(rows, SLOTS)
+    cache.set_batch(metadata)
+    return ids, metadata, cache
+
+
+def _largest_error(found: list[Tensor], wide: list[Tensor]) -> float:
+    """Return the largest relative error of a shape's logits; NaN if one of them is NaN."""
+    return float(torch.stack([(a.to(b.dtype) - b).norm() / b.norm() for a, b in zip(found, wide, strict=True)]).max())
+
+
+@contextmanager
+def _widened(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[None]:
+    """Give each module a copy of its own weights in another type while it runs; only its copy exists then."""
+    kept: dict[nn.Parameter, Tensor] = {}
+
+    def widen(module: nn.Module, _: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            kept[parameter] = parameter.data
+            parameter.data = parameter.data.to(dtype)
+
+    def restore(module: nn.Module, *_: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = kept.pop(parameter, parameter.data)
+
+    own = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    hooks = [module.register_forward_pre_hook(widen) for module in own]
+    hooks += [module.register_forward_hook(restore, always_call=True) for module in own]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,57 @@
+"""The commands that start a serving engine with the method that a race recommends. mtbench does not measure them."""
+
+from collections.abc import Sequence
+
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.models.families import EMBEDDED
+from mtbench.options import AUTO
+from mtbench.results.decision_format import Recommendation
+from mtbench.results.format import ResultCell
+from mtbench.runs.plan import Cell
+
+Commands = dict[str, tuple[str, str]]  # engine -> a command, and what the engine does otherwise, in sentences
+
+
+def deployment(
+    found: Sequence[Recommendation], results: Sequence[ResultCell], planned: Sequence[Cell]
+) -> dict[str, Commands]:
+    """Return the commands for each recommended arm: one more where a batch size has another."""
+    of_arms, cells = dict[str, Commands](), {cell.cell: cell for cell in planned}
+    for rec in found:
+        chosen = {choice.arm for choice in (rec.same_tokens, rec.within_loss) if choice is not None}
+        group = (rec.suite, rec.batch_size, rec.batching)
+        for result in results:
+            if result.arm in chosen and (result.suite, result.batch_size, result.batching) == group:
+                of_arm = of_arms.setdefault(result.arm, {})
+                for engine, command in commands(cells[result.cell], result.positions_fed_per_forward).items():
+                    if of_arm.setdefault(engine, command) != command:
+                        of_arm[f"{engine} at batch size {rec.batch_size}"] = command
+    return of_arms
+
+
+def commands(cell: Cell, positions: float | None) -> Commands:
+    """Return the command of every engine that has an arm's method with its options.
+
+    `positions`: that the arm fed per forward. Of a width `auto`, the fixed width nearest to it takes the place.
+    """
+    method: Method = METHODS[cell.method](**cell.options)
+    fixed, note = method, ""
+    if len(method.variants) > 1:
+        fixed = min(method.variants, key=lambda variant: abs(_positions(variant) - (positions or 0)))
+        name = next(name for name, value in cell.options.items() if value == AUTO)
+        width = f"{name}={getattr(fixed, name)}"
+        note = f"No engine has {name}=auto: {width} is the fixed width nearest to what was fed."
+    settings = fixed.in_engines({role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()})
+    model = _name(cell.checkpoints[cell.on], "MODEL")
+    return {setting.engine: (setting.command(model), f"{note} {setting.differs}".strip()) for setting in settings}
+
+
+def _positions(method: Method) -> int:
+    window = method.window()
+    return (window.pending or 1) + window.guesses
+
+
+def _name(source: str, placeholder: str) -> str:
+    """Return a checkpoint's name in a command; an embedded one is not for deployment."""
+    return placeholder if source.startswith(EMBEDDED) else source

@@ -1,0 +1,248 @@
+"""A machine that stalls while a block is decoded: what is decoded again, what is dropped, and what is only told."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fork_server import run_child
+from made_records import cell_data, result_cell, speedup, timing_line
+from whole import Quiet, start
+
+from mtbench.decoding.batch_clock import BatchClock
+from mtbench.hardware import machine
+from mtbench.report import figures
+from mtbench.report.main_table import main_table
+from mtbench.report.summary import warnings
+from mtbench.results import samples
+from mtbench.results.aggregate import _disturbances
+from mtbench.results.comparisons import OwnSpeedups, compare, wall_ratio
+from mtbench.results.samples import CellData, FarOff, far_off, read
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import Stage, WorkerSession, generate
+from mtbench.runs.formats import TimingLine
+from mtbench.runs.plan import Cell, RunRequest
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run_request import Execution
+from mtbench.runs.workers import Done
+
+REQUEST = RunRequest(method=("ar", "mars"), limit=8, batch_size=(1,), rounds=1, max_new_tokens=4, device="cpu")
+STOPPED_S = 0.7
+
+
+def stopped_run(folder: Path, request: RunRequest) -> tuple[RunDirectory, str]:
+    """Generate in a real process that is stopped inside the clock of a block and continued; with what it printed."""
+    run = start(folder / "run", request)
+    run.write_json("memory.json", dict.fromkeys(run.read_json("plan.json")["groups"][0]["cells"]))
+
+    def stop_once() -> None:
+        machine.COMPUTING_SHARE = 0.75  # tests/conftest.py sets 0
+        ended, decoded = BatchClock.end_prefill, run.path / "timings/arithmetic.mars.mars.graph.b1.jsonl"
+        stopped: list[bool] = []
+
+        def end_prefill(clock: BatchClock) -> None:
+            ended(clock)
+            if not stopped and decoded.exists() and len(decoded.read_text().splitlines()) == 6:
+                stopped.append(True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        setattr(BatchClock, "end_prefill", end_prefill)  # noqa: B010
+
+    def go_on(child: int, _: int) -> bool:
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        time.sleep(STOPPED_S)
+        os.kill(child, signal.SIGCONT)
+        return True
+
+    ended = run_child(["generate", str(run.path)], folder, stop_once, go_on)
+    assert ended.code == 0, ended.text
+    return run, ended.text
+
+
+@pytest.mark.whole
+def test_a_block_in_which_the_process_is_stopped_is_decoded_again(tmp_path: Path) -> None:
+    """The stored time is without the stop."""
+    run, text = stopped_run(tmp_path, REQUEST)
+    lines = [line for cell in ("ar.ar", "mars.mars") for line in timings(run, f"arithmetic.{cell}.graph.b1")]
+    assert len(lines) == 16
+    [stopped] = [line for line in lines for one in line.disturbed or () if one.wall_s > STOPPED_S]
+    assert stopped.block >= 5  # the arms of a block run in random order
+    assert stopped.wall_s < STOPPED_S
+    assert "the machine was disturbed: the process did not get the processor" in text
+
+
+@pytest.mark.slow
+def test_the_estimate_stays_within_the_interval_of_the_undisturbed_blocks(tmp_path: Path) -> None:
+    """With the time of the stop it would lie far outside."""
+    run, _ = stopped_run(tmp_path, REQUEST.changed(limit=16, max_new_tokens=None))
+    ar, mars = read(run, read_plan(run)).values()
+    again = [(t, one.wall_s) for t in (*ar.timings, *mars.timings) for one in t.disturbed or ()]
+    stopped, with_stop = max(again, key=lambda pair: pair[1])
+    ar_others, mars_others = (replace(data, valid=data.valid - {(1, stopped.block)}) for data in (ar, mars))
+    undisturbed, found = wall_ratio(mars_others, ar_others), wall_ratio(mars, ar)
+    assert undisturbed.ci_low is not None
+    assert undisturbed.ci_high is not None
+    assert found.value is not None
+    assert undisturbed.ci_low < found.value < undisturbed.ci_high
+    assert with_stop > 2 * stopped.wall_s
+
+
+def timings(run: RunDirectory, cell: str) -> list[TimingLine]:
+    return run.read_lines(f"timings/{cell}.jsonl", TimingLine)
+
+
+Disturb = Callable[[Callable[[int], bool]], list[str]]
+
+
+@pytest.fixture
+def disturb(monkeypatch: pytest.MonkeyPatch) -> Disturb:
+    """Give a function the number of every timed decoding; it says which ones the machine disturbs."""
+
+    def begin(disturbed: Callable[[int], bool]) -> list[str]:
+        decoded: list[str] = []
+        attempt = Stage._attempt
+
+        def attempt_disturbed(stage: Stage, session: WorkerSession, cell: Cell, *given: int, cold: bool = False) -> Any:
+            outcome = attempt(stage, session, cell, *given, cold=cold)
+            if cold:
+                return outcome
+            decoded.append(cell.cell)
+            assert isinstance(outcome, Done)
+            reason = machine.NO_PROCESSOR if disturbed(len(decoded)) else None
+            return outcome._replace(conditions=outcome.conditions | {"dropped": reason})
+
+        monkeypatch.setattr(Stage, "_attempt", attempt_disturbed)
+        return decoded
+
+    return begin
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("disturbed", "decodings", "dropped"),
+    [
+        (lambda n: n == 3, 17, 0),
+        (lambda n: n in (3, 4, 5), 18, 1),
+        (lambda n: True, 20, 16),  # a machine that is busy for ever: four repeats, and no more
+    ],
+    ids=["once", "thrice", "always"],
+)
+def test_a_disturbed_sample_is_decoded_again_at_once_and_not_for_ever(
+    disturb: Disturb, tmp_path: Path, disturbed: Callable[[int], bool], decodings: int, dropped: int
+) -> None:
+    """At most twice in a row, and a tenth of the stage or four; what stays disturbed is dropped."""
+    run, decoded = start(tmp_path / "run", REQUEST), disturb(disturbed)
+    generate(run, Quiet(), Execution(timed_only=True))
+    lines = [line for name in set(decoded) for line in timings(run, name)]
+    assert len(lines) == 16
+    assert len(decoded) == decodings
+    assert sum(bool(line.dropped) for line in lines) == dropped
+    assert sum(len(line.disturbed or ()) for line in lines) == decodings - 16
+
+
+@pytest.mark.whole
+def test_nothing_is_decoded_again_behind_the_time_budget(
+    disturb: Disturb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample that ends behind it stays, and is dropped."""
+    run, decoded = start(tmp_path / "run", REQUEST), disturb(lambda n: True)
+    undisturbed = Stage._undisturbed
+    monkeypatch.setattr(Stage, "_undisturbed", lambda stage, *given: undisturbed(stage, *given[:-1], 0.0))
+    generate(run, Quiet(), Execution(timed_only=True))
+    assert len(decoded) == 16
+
+
+def arms(**walls: Sequence[float]) -> dict[str, CellData]:
+    """Arms with one sample of 10 forwards and 10 tokens per block. walls: arm -> seconds by block."""
+    return {
+        arm: cell_data(
+            [],
+            [
+                timing_line(block=b, wall_s=w, decode_s=w, device_s=w, tokens=10, batch_forwards=10, row_forwards=10)
+                for b, w in enumerate(seconds)
+            ],
+            cell=arm,
+            arm=arm,
+            baselines=[] if arm == "ar" else ["ar"],
+        )
+        for arm, seconds in walls.items()
+    }
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "FAR_OFF", 4.0)  # tests/conftest.py has none
+
+
+@pytest.mark.usefixtures("far")
+def test_a_block_far_off_its_siblings_leaves_no_word_no_factors_and_is_told() -> None:
+    """As once seen: 89.5 s among blocks of 3 s. The value stays; an arm beside others than that one keeps its word."""
+    ar, mars = [2.4, 3.1, 2.7, 89.5, 2.8, 2.6, 3.0, 2.5], [2.0 + b / 100 for b in range(8)]
+    group = arms(ar=ar, mars=mars)
+    assert far_off(group.values()) == {"ar": FarOff(3, 89.5, pytest.approx(89.5 / 2.75))}
+    found = compare(group, 0.0, 0.02)
+    [over] = found["mars"].speedup
+    assert over.verdict == "inconclusive: the machine was disturbed in block 3 of ar"
+    assert over.value == pytest.approx(sum(ar) / sum(mars))
+    assert over.factors is None
+    [flag] = _disturbances(group["ar"], found["ar"].far_off)
+    assert flag.startswith("the machine was disturbed: block 3 took 89.5 s, 33 times its usual time")
+    assert _disturbances(group["mars"], found["mars"].far_off) == []
+
+    other = compare(arms(ar=[2.7] * 8, mars=mars, medusa=[1.0] * 7 + [30.0]), 0.0, 0.02)
+    assert other["mars"].speedup[0].verdict == "faster"
+    assert other["mars"].speedup[0].factors is not None
+    assert other["medusa"].speedup[0].verdict == "inconclusive: the machine was disturbed in block 7 of medusa"
+
+
+@pytest.mark.usefixtures("far")
+def test_longer_work_is_not_far_off() -> None:
+    """A long prompt takes all arms longer, more forwards take one arm longer, and a slow arm is slow in all blocks."""
+    assert not far_off(arms(ar=[1.0] * 7 + [20.0], mars=[1.0] * 7 + [19.0]).values())
+    more = arms(ar=[1.0] * 8, mars=[1.0] * 7 + [8.0])
+    last = more["mars"].timings[-1]
+    more["mars"].timings[-1] = last.changed(batch_forwards=80)
+    assert not far_off(more.values())
+    assert not far_off(arms(ar=[1.0] * 8, mars=[9.0] * 8).values())
+    assert far_off(arms(ar=[1.0] * 7 + [4.1]).values()).keys() == {"ar"}
+    assert not far_off(arms(ar=[1.0] * 7 + [3.9]).values())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "light"),
+    [("inconclusive: the machine was disturbed in block 3 of ar@ar/graph", True), ("faster", False)],
+)
+def test_a_disturbed_comparison_has_no_bold_figure_and_is_told_above_all_figures(verdict: str, light: bool) -> None:
+    flags = ["the machine was disturbed: block 3 took 89.5 s"] if light else ["power cap active"]
+    found = OwnSpeedups({}, {"mars": speedup(value=3.14, ci_low=0.63, ci_high=15.7, verdict=verdict)})
+    cells = [
+        result_cell(arm="ar@ar/graph", reference=True, flags=flags),
+        result_cell(arm="mars", cell="m", speedup=[found.headline["mars"]]),
+    ]
+    said = ["The machine was disturbed while ar@ar/graph decoded: block 3 took 89.5 s."]
+    assert warnings(cells) == (said if light else [])
+    numbers = {"ar@ar/graph": 1, "mars": 2}
+    entries = [entry for entry in main_table(cells, numbers, found).rows[1].entries if entry.value == "×3.14"]
+    assert [entry.light for entry in entries] == [light]
+    [drawn] = [d for d in figures.draw(figures.Scene(cells, numbers, {}, "", found.headline)) if "3.14" in d.svg]
+    style = drawn.svg[: drawn.svg.index(">×3.14<")].rpartition("<text")[2]
+    assert ("bold" in style or "700" in style) is not light
+
+
+def test_the_page_says_what_was_dropped_and_what_was_decoded_again() -> None:
+    """With the longest of these samples: how long it took, and how long it computed."""
+    again = [{"wall_s": 6.31, "cpu_s": 0.52, "reason": machine.NO_PROCESSOR}]
+    lines = [
+        timing_line(block=0, wall_s=5.0, cpu_s=0.5, dropped=machine.NO_PROCESSOR),
+        timing_line(block=1, disturbed=again),
+        timing_line(block=2),
+    ]
+    assert _disturbances(cell_data([], lines), None) == [
+        "the machine was disturbed: 1 of 3 samples dropped: the process did not get the processor "
+        "(block 0: 5 s, computed for 0.5 s); end other programs, or measure again",
+        "decoded again 1 times, since the process did not get the processor (block 1: 0.52 of 6.31 s)",
+    ]

@@ -1,0 +1,72 @@
+"""Whether a server can be reached: in time, through a proxy, and what the clients of the hub do if it cannot."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from huggingface_hub import constants
+
+from mtbench import network
+from mtbench.errors import UserError
+from mtbench.models.families import FAMILIES
+from mtbench.models.loading import inspect
+
+CLOSED = "https://127.0.0.1:1"
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    """The port of a server that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No proxy, and settings that are restored: `go_offline` changes them for the whole process."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(network, "_refusals", [])
+
+
+def test_a_server_is_reached_or_has_a_reason(listening: int) -> None:
+    """A mirror on another port, too; a URL without a host is not asked."""
+    assert network.refusal(f"http://127.0.0.1:{listening}/mirror") is None
+    assert network.refusal(CLOSED) == "127.0.0.1: Connection refused"
+    assert network.refusal("file:///data") is None
+
+
+def test_the_proxy_is_asked_in_place_of_the_server(listening: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy no name of the outside needs to be known; a host of `no_proxy` is asked itself."""
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{listening}")
+    assert network.refusal("https://hub.invalid") is None
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert network.refusal(CLOSED) == "127.0.0.1: Connection refused"
+
+
+def test_a_server_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A firewall may drop what is sent; the variable of the hub's client says how long a slow network may take."""
+    monkeypatch.setattr(network, "_connect", lambda *_: time.sleep(0.3))
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.05")
+    assert network.refusal("https://192.0.2.1") == "192.0.2.1: no answer in 0.05 s"
+
+
+def test_a_checkpoint_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line at once, with what needs no network; the hub's client, which tries for half a minute, is not asked."""
+    monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"hub cannot be reached \(127.*`--model PATH`.*: tiny, smollm2-135m\.$"):
+        inspect("nobody/nothing")
+
+    local = [
+        name for name, family in FAMILIES.items() if not any("/" in s.partition(":")[0] for s in family.roles.values())
+    ]
+    assert ", ".join(local) == network.LOCAL_FAMILIES
+    assert time.monotonic() - began < 5
+    assert constants.HF_HUB_OFFLINE
+    assert network.hub_refusal() == "127.0.0.1: Connection refused"
