@@ -204,9 +204,10 @@ def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirector
     failed, off = "its compilation failed: feed: no compiler; it ran uncompiled", "PyTorch's kernels ran, not mtbench's"
     assert [failed in cell.flags for cell in results.cells] == [cell.cell == slow.cell for cell in results.cells]
     assert all(f"{off}: logits are wrong" in cell.flags for cell in results.cells)
-    console = Console(width=200, file=io.StringIO())
+    written = io.StringIO()
+    console = Console(width=200, file=written)
     console.print(*results_tables(results, 200))
-    shown = [console.file.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
+    shown = [written.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
     for text in (html.unescape(text) for text in shown):
         assert failed in text
         assert off in text
