@@ -5,23 +5,17 @@ Messages repeat text that strangers wrote: names, paths, a server's answer. `pri
 
 import difflib
 import os
+import re
 import unicodedata
 from collections.abc import Iterable
 
 NEVER_PRINTED = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # Unicode: controls, formats, surrogates, separators
 
-LOST_DEVICE = (  # texts of CUDA's errors
-    "illegal memory access",
-    "device-side assert",
-    "unspecified launch failure",
-    "misaligned address",
-    "illegal instruction",
-    "invalid program counter",
-    "hardware stack error",
-    "not supported on global/shared address space",
-    "launch timed out",
-    "uncorrectable",  # ECC, NVLink
-    "context is destroyed",
+LOST_DEVICE = re.compile(  # texts of CUDA's errors
+    "CUDA.*(illegal memory access|device-side assert|unspecified launch failure|misaligned address|illegal instruction"
+    "|invalid program counter|hardware stack error|global/shared address space|launch timed out|uncorrectable"
+    "|context is destroyed)",
+    re.DOTALL,
 )
 
 
@@ -65,7 +59,7 @@ def loses_device(error: BaseException) -> bool:
 
     CUDA Runtime API, section "Data types used by CUDA Runtime": errors that leave the process in an inconsistent state.
     """
-    return "CUDA" in str(error) and any(text in str(error) for text in LOST_DEVICE)
+    return LOST_DEVICE.search(str(error)) is not None
 
 
 def unknown(kind: str, name: str, known: Iterable[str], see: str) -> UserError:

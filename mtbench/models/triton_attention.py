@@ -292,7 +292,7 @@ def _stages(query: Tensor, queries: int) -> int:
     (limit, from_shared), padded = shared_memory(query.device), triton.next_power_of_2(query.shape[-1])
     block = _block_length(padded, exact=False)
     keys, tile = (4, 6) if from_shared else (2, 2)  # bytes of an element: of keys and values or one of them; of queries
-    return min(STAGES, (limit - tile * queries * padded - 2 * block * queries) // (keys * block * padded))
+    return min(STAGES, int((limit - tile * queries * padded - 2 * block * queries) // (keys * block * padded)))
 
 
 def _block_length(size: int, exact: bool) -> int:

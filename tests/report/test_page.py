@@ -1,6 +1,7 @@
 """What a reader of a run sees first: the question, the decision, and one line an arm, on a page and in a terminal."""
 
 import csv
+import html
 import io
 import json
 import re
@@ -188,6 +189,37 @@ def test_weights_of_a_quantised_file_are_named() -> None:
     results = results.changed(environment=results.environment.changed(sessions=sessions))
     assert ("Weights", made) in environment(results)
     assert "Weights" not in dict(environment(made_results([result_cell()])))
+
+
+def test_an_arm_that_ran_slower_code_is_marked_everywhere(small_run: RunDirectory, tmp_path: Path) -> None:
+    """One whose compilation failed, and all where mtbench's kernels did not run. Earlier runs say neither."""
+    run = RunDirectory(Path(shutil.copytree(small_run.path, tmp_path / "run")))
+    slow = assemble(run).cells[1]
+    assert not any("uncompiled" in flag or "kernels" in flag for flag in slow.flags)
+    lines = run.lines(f"timings/{slow.cell}.jsonl")
+    for line in lines:
+        del line["uncompiled"]
+    run.keep_lines(f"timings/{slow.cell}.jsonl", [{**line, "uncompiled": "feed: no compiler"} for line in lines[1:]])
+    run.append(f"timings/{slow.cell}.jsonl", lines[:1])
+    stored = run.read_json("environment.json")
+    stored["sessions"][-1] |= {"kernels_off": "logits are wrong", "layers": {"ar by graph": "mtbench's decoder"}}
+    run.write_json("environment.json", stored)
+    results = assemble(run)
+    write_report(run, results)
+    failed, off = "its compilation failed: feed: no compiler; it ran uncompiled", "PyTorch's kernels ran, not mtbench's"
+    assert [failed in cell.flags for cell in results.cells] == [cell.cell == slow.cell for cell in results.cells]
+    assert all(f"{off}: logits are wrong" in cell.flags for cell in results.cells)
+    written = io.StringIO()
+    console = Console(width=200, file=written)
+    console.print(*results_tables(results, 200))
+    shown = [written.getvalue(), *((run.path / name).read_text() for name in ("report.html", "report.md"))]
+    for text in (html.unescape(text) for text in shown):
+        assert failed in text
+        assert off in text
+    assert (
+        dict(environment(results)).items()
+        >= {"Layers": "mtbench's decoder", "mtbench's kernels": "off: logits are wrong"}.items()
+    )
 
 
 def test_a_terminal_of_80_columns_has_one_line_an_arm(many_arms: RunDirectory) -> None:
