@@ -53,7 +53,6 @@ from mtbench.runs.formats import (
     Race,
     RescoringRecord,
     SessionRecord,
-    TimingLine,
 )
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
@@ -464,25 +463,17 @@ def _disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
         )
     for reason in sorted({t.dropped for t in data.timings if t.dropped}):
         lines = [t for t in data.timings if t.dropped == reason]
-        flag = f"{len(lines)} of {len(data.timings)} samples dropped: {reason}"
+        flags.append(f"{len(lines)} of {len(data.timings)} samples dropped: {reason}")
         if reason == NO_PROCESSOR:
-            flag = f"{statistics.DISTURBED}: {flag} ({_longest(lines)}); end other programs, or measure again"
-        flags.append(flag)
-    again = [(t, one) for t in data.timings for one in t.disturbed or ()]
+            longest = max(lines, key=lambda line: line.wall_s)
+            how_long = f"block {longest.block}: {longest.cpu_s or 0.0:.2g} of {longest.wall_s:.3g} s"
+            flags[-1] = f"{statistics.DISTURBED}: {flags[-1]} ({how_long}); end other programs, or measure again"
+    again = [(one, t.block) for t in data.timings for one in t.disturbed or ()]
     if again:
-        worst, one = max(again, key=lambda pair: pair[1].wall_s)
-        flags.append(
-            f"decoded again {len(again)} times, since {one.reason} (block {worst.block}: {one.cpu_s:.2g} of "
-            f"{one.wall_s:.3g} s)"
-        )
+        one, block = max(again, key=lambda pair: pair[0].wall_s)
+        times = f"decoded again {len(again)} times" if len(again) > 1 else "decoded again once"
+        flags.append(f"{times}, since {one.reason} (block {block}: {one.cpu_s:.2g} of {one.wall_s:.3g} s)")
     return flags
-
-
-def _longest(lines: Sequence[TimingLine]) -> str:
-    """Return how long the longest of these samples took, and how long it computed."""
-    longest = max(lines, key=lambda line: line.wall_s)
-    computed = "" if longest.cpu_s is None else f", computed for {longest.cpu_s:.2g} s"
-    return f"block {longest.block}: {longest.wall_s:.3g} s{computed}"
 
 
 def _measurement_flags(data: CellData, sessions: Sequence[SessionRecord]) -> list[str]:

@@ -203,26 +203,26 @@ def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
     Longer work is no such block. So its time per forward (per token, if forwards are hidden) must be far above the
     cell's median; and its time over the median of the other arms on the same block, above the median of this ratio.
     """
-    walls, works = {}, {}
+    walls: dict[str, dict[int, float]] = {}
+    paces: dict[str, dict[int, float]] = {}
     for data in group:
-        blocks = [t.block for t in data.samples]
-        medians = (
-            statistics.median_by(blocks, [value(t) for t in data.samples])
-            for value in (lambda t: t.wall_s, lambda t: float(t.batch_forwards or t.tokens or 1))
-        )
-        walls[data.cell.cell], works[data.cell.cell] = (
-            dict(zip(sorted(set(blocks)), of_block, strict=True)) for of_block in medians
-        )
+        walls[data.cell.cell] = _by_block(data.samples, [t.wall_s for t in data.samples])
+        pace = [t.wall_s / (t.batch_forwards or t.tokens or 1) for t in data.samples]
+        paces[data.cell.cell] = _by_block(data.samples, pace)
     found = {}
     for cell, of_block in walls.items():
-        beside = {b: [walls[other][b] for other in walls if other != cell and b in walls[other]] for b in of_block}
-        own = _over_usual({b: wall_s / works[cell][b] for b, wall_s in of_block.items()})
+        beside = {b: [of[b] for name, of in walls.items() if name != cell and b in of] for b in of_block}
         row = _over_usual({b: wall_s / np.median(beside[b]) for b, wall_s in of_block.items() if beside[b]})
-        ratios = {b: min(ratio, row.get(b, ratio)) for b, ratio in own.items()}
+        ratios = {b: min(ratio, row.get(b, ratio)) for b, ratio in _over_usual(paces[cell]).items()}
         worst = max(ratios, key=ratios.__getitem__, default=None)
         if worst is not None and ratios[worst] > FAR_OFF:
-            found[cell] = FarOff(worst, float(of_block[worst]), float(ratios[worst]))
+            found[cell] = FarOff(worst, of_block[worst], ratios[worst])
     return found
+
+
+def _by_block(timings: Sequence[TimingLine], values: Sequence[float]) -> dict[int, float]:
+    blocks = [t.block for t in timings]
+    return dict(zip(sorted(set(blocks)), statistics.median_by(blocks, values).tolist(), strict=True))
 
 
 def _over_usual(values: Mapping[int, float]) -> dict[int, float]:
