@@ -61,8 +61,9 @@ def t_interval(above: Times, below: Times, level: float) -> Times:
 
     units = above.shape[1]
     x, y = (wall / wall.sum(axis=1, keepdims=True) for wall in (above, below))
-    reach = stdtrit(units - 1, (1 + level) / 2) * np.sqrt(units / (units - 1) * ((x - y) ** 2).sum(axis=1))
-    return np.log(above.sum(axis=1) / below.sum(axis=1)) + np.array([-reach, reach])
+    reach: Times = stdtrit(units - 1, (1 + level) / 2) * np.sqrt(units / (units - 1) * ((x - y) ** 2).sum(axis=1))
+    centre: Times = np.log(above.sum(axis=1) / below.sum(axis=1))
+    return np.stack([centre - reach, centre + reach])
 
 
 def failures(units: int, spread: float, ratios: float, rng: np.random.Generator) -> dict[str, float]:
