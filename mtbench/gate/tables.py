@@ -263,11 +263,15 @@ def builds(gate: Gate) -> list[tuple[str, str, str]]:
         ("mtbench", base.mtbench, head.mtbench),
         ("Commit", base.git, head.git),
         ("Python", base.python, head.python),
-        ("Plugins", *(listed(f"{path} {sha256[:12]}" for path, sha256 in b.plugins.items()) for b in (base, head))),
+        ("Plugins", _plugins(base), _plugins(head)),
     ]
     names = dict.fromkeys((*base.packages, *head.packages))
     pairs += [(name, base.packages.get(name), head.packages.get(name)) for name in names]
     return [(name, a or NONE, b or NONE) for name, a, b in pairs if a or b]
+
+
+def _plugins(build: BuildRecord) -> str:
+    return listed(f"{path} {sha256[:12]}" for path, sha256 in build.plugins.items())
 
 
 def machine(gate: Gate) -> list[tuple[str, str]]:
