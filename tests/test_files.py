@@ -55,6 +55,21 @@ def test_a_write_that_the_disk_refuses_is_one_line(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_that_exists_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    """Except the run's own file with the same content, standard output and devices."""
+    other, own = tmp_path / "other.json", tmp_path / "run" / "results.json"
+    for allowed in (None, Path("-"), other, Path(os.devnull)):
+        files.refuse_existing(allowed, own)
+    files.write_text(other, "{}")
+    files.write_text(own, "{}")
+    files.refuse_existing(tmp_path / "run" / ".." / "run" / "results.json", own)
+    for refused in (other, tmp_path):
+        with pytest.raises(UserError, match=f"^'{refused}' exists and is never overwritten; choose another file"):
+            files.refuse_existing(refused, own)
+    with pytest.raises(UserError, match="exists"):
+        files.refuse_existing(own)
+
+
 def test_temporary_files_of_killed_processes_are_deleted(tmp_path: Path) -> None:
     """Also below the folder; other hidden files stay."""
     (tmp_path / "below").mkdir()
