@@ -22,6 +22,7 @@ rounding (the tests compare them), but results are stored with all digits, and t
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
@@ -466,6 +467,24 @@ def speed_verdicts(
 def withheld(verdict: str) -> bool:
     """Return whether a verdict on speed is inconclusive because measurements are missing or too short."""
     return verdict.startswith(f"{INCONCLUSIVE}: ") and OVERRULED not in verdict
+
+
+class Bounds(NamedTuple):
+    """An interval of a ratio, and its level."""
+
+    low: float | None  # None: too few units
+    high: float | None
+    level: float = 0.95
+
+
+def adjusted_bounds(verdict: str) -> Bounds | None:
+    """Return the interval in a verdict on speed that the adjustment withholds; None in another verdict.
+
+    >>> adjusted_bounds("inconclusive: faster if it were the only arm; adjusted for 2 arms, the 97.5% interval is [1, 2]")
+    Bounds(low=1.0, high=2.0, level=0.975)
+    """
+    found = re.search(r"the ([\d.]+)% interval is \[([\d.]+), ([\d.]+)\]", verdict)
+    return None if found is None else Bounds(float(found[2]), float(found[3]), float(found[1]) / 100)
 
 
 class AccuracyVerdict(NamedTuple):

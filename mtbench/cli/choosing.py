@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mtbench import plugins, records
 from mtbench.cli import session
-from mtbench.cli.request_options import absolute, checkpoints, number_or_all, whole_numbers
-from mtbench.cli.session import err, out, say, warn
+from mtbench.cli.request_options import fields_of, number_or_all
+from mtbench.cli.session import beside_json, err, out, say, warn, write_json
 from mtbench.cli.stages import show_estimate
 from mtbench.racing import pipeline
 from mtbench.racing.candidates import Candidates
@@ -17,7 +18,9 @@ from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import decision_lines
 from mtbench.report.text import weights
+from mtbench.results.decision_format import FILE as FILE
 from mtbench.results.decision_format import Decision
 from mtbench.results.decision_text import ALL_USED, beside, budget_spent
 from mtbench.results.format import Results
@@ -28,12 +31,7 @@ from mtbench.runs.run_request import Execution
 
 def request_of(params: Mapping[str, Any]) -> RaceRequest:
     """Return the request that the options make. Raises UserError for text that cannot be read."""
-    fields = {name: params[name] for name in RACE_OPTIONS} | {
-        "checkpoint": checkpoints(params["checkpoint"]),
-        "batch_size": whole_numbers(params["batch_size"]),
-        "limit": number_or_all(params["limit"]),
-        "data_dir": absolute(params["data_dir"]),
-    }
+    fields = fields_of(params, RACE_OPTIONS) | {"limit": number_or_all(params["limit"])}
     return records.validate(fields, RaceRequest, "the options", "see `mtbench choose --help`.")
 
 
@@ -45,16 +43,17 @@ def begin(request: RaceRequest, directory: Path | None, execution: Execution) ->
     return run
 
 
-def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
-    """Run what is missing of a race, decide and print."""
+def run(opened: RunDirectory, execution: Execution, json_to: Path | None = None) -> tuple[Results, Decision]:
+    """Run what is missing of a race, decide and print. With `--json -`, standard output is only the JSON."""
     session.started.append(opened.path)
     with RunProgress(err) as progress:
         results, decision = pipeline.finish(opened, execution, progress)
-    for table in decision_tables(results, decision):
-        out.print(table)
-    say("")
+    console = beside_json(json_to)
+    say = partial(session.say, console=console)
+    session.show(decision_tables(results, decision), console)
     names = arm_names(results.cells)
-    say(in_words(decision.headline, names))
+    for line in decision_lines(results, decision):
+        say(line)
     for recommendation in [] if decision.least else decision.recommendations:
         left_open = " ".join(beside(recommendation))
         if left_open and left_open not in decision.headline:
@@ -71,6 +70,8 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     spent = decision.spent
     if spent.forwards_full:
         say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
+    written = opened.path / FILE
+    write_json(json_to, written.read_text(), f"the race is complete, and {written} has the same.")
     return results, decision
 
 

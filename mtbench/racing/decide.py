@@ -60,7 +60,7 @@ def decide(racing: Racing, results: Results) -> Decision:
         looks=[_looks(racing, group, outcomes[group.cells[0]]) for group in racing.plan.groups],
         left=_gone(racing),
         refused=race.refused,
-        spent=_spent(stored),
+        spent=spent_on(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
         serving=_serving(racing, found),
     )
@@ -81,8 +81,14 @@ class _Pairs:
 
     def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Return whether a cell is surely at most 2 % faster than another."""
-        high = self._ratio(cell, other, among=1).ci_high
+        high = self.bounds(cell, other).high
         return high is not None and high < 1 + CLOSE
+
+    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
+        """Return the speed of a cell over another at the level that is shared by the looks."""
+        ratio = self._ratio(cell, other, among=1)
+        level = shared_level(self.stored.looks(self._group(cell)), 1)
+        return statistics.Bounds(ratio.ci_low, ratio.ci_high, level)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
@@ -107,7 +113,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
     if not usable:
         reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
         told = reason if objective == "energy" else "it was not measured"
-        text = f"{where}: nothing can be told of {objective}: {told}."
+        text = f"{where}: no conclusion on {objective}: {told}."
         return Least(
             suite=place[0],
             batch_size=place[1],
@@ -164,7 +170,7 @@ def _gone(racing: Racing) -> list[Gone]:
     return found
 
 
-def _spent(stored: Stored) -> Spent:
+def spent_on(stored: Stored) -> Spent:
     """Return forwards and seconds of the decoded blocks, and those of every cell on every block of its group.
 
     A cell that did not start counts with the mean of its group.

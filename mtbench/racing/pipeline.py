@@ -7,14 +7,14 @@ from typing import NamedTuple, get_args
 from mtbench.errors import UserError, unknown
 from mtbench.racing import runner
 from mtbench.racing.candidates import Candidates, candidates
-from mtbench.racing.decide import decide
+from mtbench.racing.decide import decide, spent_on
 from mtbench.racing.request import RaceRequest
 from mtbench.racing.runner import Racing, plan_race, race_of
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.write import write_report
-from mtbench.results.aggregate import assemble
-from mtbench.results.decision_format import Decision
+from mtbench.results.aggregate import assemble, read_stored
+from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -115,10 +115,16 @@ def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tu
     return results, decision
 
 
+def is_decided(run: RunDirectory) -> bool:
+    """Return whether decision.json is of the stored blocks. A race that was resumed and killed has more of them."""
+    return run.has(FILE) and run.read(FILE, Decision).spent == spent_on(read_stored(run))
+
+
 def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
-    """Decide a race by its stored lines, and write results and pages: for one that ended before its decision."""
+    """Write results and pages of a race. A decision that is missing or of fewer blocks is made by the stored lines."""
     with run.locked():
         results = assemble(run, price_per_hour=price_per_hour)
-        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
+        if not is_decided(run):
+            decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
         write_report(run, results)
     return results
