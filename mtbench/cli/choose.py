@@ -11,7 +11,15 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from mtbench.cli.request_options import BudgetOption, OutOption, ResumeOption, WorkersOption, absolute, given, with_options
+from mtbench.cli.request_options import (
+    BudgetOption,
+    OutOption,
+    ResumeOption,
+    WorkersOption,
+    absolute,
+    given,
+    with_options,
+)
 from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, say
 from mtbench.files import refuse_existing
 from mtbench.racing.request import RACE_DEFAULTS, RACE_OPTIONS

@@ -55,8 +55,7 @@ def begin(directory: Path, plan: Plan, race: Race, command: Sequence[str]) -> Ru
 
 def _spec(arm: Arm) -> str:
     """Return an arm as `--method` takes it."""
-    common = [("on", arm.on), *([("engine", arm.engine)] if arm.engine else [])]
-    options = ",".join(f"{name}={value}" for name, value in [*arm.changed, *common])
+    options = ",".join(f"{name}={value}" for name, value in [*arm.changed, ("on", arm.on)])
     return f"{arm.method}:{options}"
 
 

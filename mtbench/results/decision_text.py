@@ -120,7 +120,9 @@ def _why(found: Recommendation) -> str:
     if undecided.speedup.value is None:
         gain = f"{undecided.arm} is open"
     elif undecided.speedup.value < 1:
-        gain = f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {times(undecided)} as fast"
+        gain = (
+            f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {times(undecided)} as fast"
+        )
     else:
         gain = f"{undecided.arm} is {times(undecided)} as fast as plain decoding"
     return f"{gain}; {found.doubt}. Until then, keep plain decoding"
