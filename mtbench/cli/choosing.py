@@ -16,13 +16,12 @@ from mtbench.racing.candidates import Candidates
 from mtbench.racing.pipeline import resume as resume
 from mtbench.racing.request import RACE_OPTIONS, RaceRequest
 from mtbench.racing.terminal import candidate_tables, decision_tables
-from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines
 from mtbench.report.text import weights
 from mtbench.results.decision_format import FILE as FILE
 from mtbench.results.decision_format import Decision
-from mtbench.results.decision_text import ALL_USED, beside, budget_spent
+from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -51,13 +50,8 @@ def run(opened: RunDirectory, execution: Execution, json_to: Path | None = None)
     console = beside_json(json_to)
     say = partial(session.say, console=console)
     session.show(decision_tables(results, decision), console)
-    names = arm_names(results.cells)
     for line in decision_lines(results, decision):
         say(line)
-    for recommendation in [] if decision.least else decision.recommendations:
-        left_open = " ".join(beside(recommendation))
-        if left_open and left_open not in decision.headline:
-            say(f"Batch size {recommendation.batch_size}: {in_words(left_open, names)}")
     for arm, settings in decision.serving.items():
         for engine, text in settings.items():
             say(f"{arm} in {engine} (not measured here): {text}")

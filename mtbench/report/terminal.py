@@ -70,8 +70,8 @@ def results_tables(results: Results, width: int) -> list[Group]:
 
 def decision_lines(results: Results, decision: Decision | None = None) -> list[str]:
     """Return what to use, by the decision of a race or by what was measured; before it, what spoils the run."""
-    names = arm_names(results.cells)
-    return [in_words(line, names) for line in (*warnings(results.cells), decided(results, decision).headline)]
+    names, found = arm_names(results.cells), decided(results, decision)
+    return [in_words(line, names) for line in (*warnings(results.cells), found.headline, *found.beside)]
 
 
 def note_lines(cells: Sequence[ResultCell], names: Mapping[str, str]) -> list[str]:
