@@ -478,11 +478,7 @@ class Bounds(NamedTuple):
 
 
 def adjusted_bounds(verdict: str) -> Bounds | None:
-    """Return the interval in a verdict on speed that the adjustment withholds; None in another verdict.
-
-    >>> adjusted_bounds("inconclusive: faster if it were the only arm; the 97.5% interval is [1, 2]")
-    Bounds(low=1.0, high=2.0, level=0.975)
-    """
+    """Return the adjusted interval in the detail of a verdict on speed; None if it has none."""
     found = re.search(r"the ([\d.]+)% interval is \[([\d.]+), ([\d.]+)\]", verdict)
     return None if found is None else Bounds(float(found[2]), float(found[3]), round(float(found[1]) / 100, 6))
 

@@ -12,7 +12,6 @@ import typer
 from typer import Option
 
 from mtbench.cli.request_options import (
-    BudgetOption,
     OutOption,
     ResumeOption,
     WorkersOption,
@@ -78,7 +77,6 @@ def choose(
     slo: SloOption = RACE_DEFAULTS.slo,
     limit: LimitOption = None,
     workers: WorkersOption = None,
-    time_budget: BudgetOption = None,
     directory: OutOption = None,
     resume: ResumeOption = False,
     dry_run: DryOption = False,
@@ -93,7 +91,7 @@ def choose(
     with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.
     """
     execution = Execution(
-        time_budget_s=seconds(time_budget),
+        time_budget_s=seconds(ctx.params["time_budget"]),
         workers=workers,
         data_dir=absolute(ctx.params["data_dir"]),
         offline=ctx.params["offline"],

@@ -79,16 +79,10 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Return whether a cell is surely at most 2 % faster than another."""
-        high = self.bounds(cell, other).high
-        return high is not None and high < 1 + CLOSE
-
     def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
         """Return the speed of a cell over another at the level that is shared by the looks."""
-        ratio = self._ratio(cell, other, among=1)
-        level = shared_level(self.stored.looks(self._group(cell)), 1)
-        return statistics.Bounds(ratio.ci_low, ratio.ci_high, level)
+        ratio, looks = self._ratio(cell, other, among=1), self.stored.looks(self._group(cell))
+        return statistics.Bounds(ratio.ci_low, ratio.ci_high, 1 - 2 * statistics.WORD_LEVELS["faster"] / looks)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""

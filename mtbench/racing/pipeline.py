@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from mtbench.errors import UserError, unknown
 from mtbench.racing import runner
@@ -26,16 +26,8 @@ from mtbench.runs.run_request import Execution, latency_limits, to_resume
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
-class Settings(NamedTuple):
-    """What a race decides by."""
-
-    objective: Objective
-    max_loss: float  # as a share
-    slo_s: Slo
-
-
-def settings(request: RaceRequest) -> Settings:
-    """Return what a race decides by. Raises UserError for a value that is not allowed."""
+def settings(request: RaceRequest) -> tuple[Objective, float, Slo]:
+    """Return the objective, the accepted loss as a share, and the limits. Raises UserError for one not allowed."""
     objective = next((known for known in OBJECTIVES if known == request.objective), None)
     if objective is None:
         raise unknown("objective", request.objective, OBJECTIVES, "mtbench choose --help")
@@ -45,19 +37,19 @@ def settings(request: RaceRequest) -> Settings:
         )
     limits = latency_limits(request.slo, get_args(LimitName))
     slo_s: Slo = {name: limits[name] for name in get_args(LimitName) if name in limits}
-    return Settings(objective, request.max_loss / 100, slo_s)
+    return objective, request.max_loss / 100, slo_s
 
 
 def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
-    chosen_by, asked = settings(request), request.run_request()
-    if chosen_by.objective == "energy" and resolve_device(request.device) != "cuda":
+    (objective, max_loss, slo_s), asked = settings(request), request.run_request()
+    if objective == "energy" and resolve_device(request.device) != "cuda":
         raise UserError("--objective energy needs a GPU, whose driver counts it; choose speed, latency or memory.")
     found = candidates(asked)
     if not found.arms:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = plan_race(asked, found, chosen_by.max_loss)
-    return found, plan, race_of(plan, found, *chosen_by)
+    plan = plan_race(asked, found, max_loss)
+    return found, plan, race_of(plan, found, objective, max_loss, slo_s)
 
 
 def warnings(plan: Plan) -> list[str]:

@@ -39,11 +39,8 @@ class Pairs(Protocol):
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Whether a cell is faster than the other."""
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Whether a cell is at most 2 % faster than the other."""
-
     def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
-        """The speed of a cell over the other, at the level of `no_faster`."""
+        """The speed of a cell over the other. A cell is no faster if its upper bound is below 2 %."""
 
 
 class Intervals:
@@ -56,11 +53,6 @@ class Intervals:
                 if speedup.baseline == compared.baseline and None not in (speedup.ci_low, compared.ci_high):
                     return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
         return False
-
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Whether the interval over the other ends within the margin."""
-        high = self.bounds(cell, other).high
-        return high is not None and high < 1 + statistics.SPEED_MARGIN
 
     def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
         """Return the 95 % interval over the other."""
@@ -213,7 +205,8 @@ def _arms(
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
-        no_faster = not statistics.withheld(speedup.verdict) and pairs.no_faster(cell, plain)
+        high = None if statistics.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
+        no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
         late = cell.cell in too_late
         bounds = _bounds(cell, speedup, plain, pairs)
@@ -223,9 +216,9 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
-    if speedup.verdict.startswith(statistics.INCONCLUSIVE) and not statistics.withheld(speedup.verdict):
-        return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain)
-    return Bounds(speedup.ci_low, speedup.ci_high)
+    if speedup.verdict.startswith("faster") or statistics.withheld(speedup.verdict):
+        return Bounds(speedup.ci_low, speedup.ci_high)
+    return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:

@@ -33,9 +33,7 @@ class Choice(Record):
 
     arm: str = Field(description="arm: method:options@role/engine")
     speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
-    level: Share = Field(
-        0.95, description="level of the interval of `speedup`; without a word on speed that at which words are given"
-    )
+    level: Share = Field(0.95, description="level of that interval: where no word is given, that of the words")
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     same_tokens: bool = Field(
         description="true: the baseline's tokens, as graded, or the same distribution; false: other tokens"

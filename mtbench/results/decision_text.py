@@ -68,11 +68,6 @@ def beside(found: Recommendation) -> list[str]:
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
-    words = {found.word for found in recommendations}
-    if words == {"plain"}:
-        return f"Keep plain decoding {_where(recommendations)}: {_no_gain(recommendations)}."
-    if words == {"cannot tell"}:
-        return _no_conclusion(_largest_first(recommendations))
     groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
         arms = [None if choice is None else choice.arm for choice in (found.same_tokens, found.within_loss)]
