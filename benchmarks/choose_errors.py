@@ -209,7 +209,7 @@ def main() -> None:
         "an arm is wrongly said to lose no more than accepted": counts["kept"] / given.races,
         "blocks decoded, of the full grid": used / full,
         "the decision is plain decoding": counts["plain"] / given.races,
-        "nothing can be told": counts["cannot tell"] / given.races,
+        "no conclusion": counts["cannot tell"] / given.races,
         "arms are named that are not told apart": counts["not told apart"] / given.races,
         "a faster arm is named whose accuracy or speed is open": counts["undecided"] / given.races,
     }

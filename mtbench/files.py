@@ -86,13 +86,13 @@ def write_json(path: Path, data: Any, *, indent: int | None = 1, advice: str = A
 def refuse_existing(path: Path | None, own: Path | None = None) -> None:
     """Raise UserError if the file that an option names exists: a command checks it before it runs, and overwrites none.
 
-    path: None and `-`, standard output, are no file; a device may be written. own: the file of the run directory that
-    holds the same; it may be named.
+    path: None and `-`, standard output, are no file; devices and pipes may be written. own: the file of the run
+    directory with the same content, which may be named.
     """
     if path is None or str(path) == "-" or not (os.path.isfile(path) or os.path.isdir(path)):
         return
     if own is None or path.resolve() != own.resolve():
-        raise UserError(f"{str(path)!r} exists and is never overwritten; choose another file, or remove this one.")
+        raise UserError(f"{str(path)!r} exists and is never overwritten; choose another name, or remove it.")
 
 
 def flush(path: Path) -> None:

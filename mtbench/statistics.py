@@ -22,6 +22,7 @@ rounding (the tests compare them), but results are stored with all digits, and t
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 from typing import Any, Literal, NamedTuple
@@ -524,6 +525,20 @@ def disturbed(verdict: str) -> bool:
 def withheld(verdict: str) -> bool:
     """Return whether a verdict on speed is inconclusive because measurements are missing or too short."""
     return verdict.startswith(f"{INCONCLUSIVE}: ") and OVERRULED not in verdict
+
+
+class Bounds(NamedTuple):
+    """An interval of a ratio, and its level."""
+
+    low: float | None  # None: too few units
+    high: float | None
+    level: float = 0.95
+
+
+def adjusted_bounds(verdict: str) -> Bounds | None:
+    """Return the adjusted interval in the detail of a verdict on speed; None if it has none."""
+    found = re.search(r"the ([\d.]+)% interval is \[([\d.]+), ([\d.]+)\]", verdict)
+    return None if found is None else Bounds(float(found[2]), float(found[3]), round(float(found[1]) / 100, 6))
 
 
 class AccuracyVerdict(NamedTuple):

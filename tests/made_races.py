@@ -9,7 +9,7 @@ from made_records import result_cell
 
 from mtbench import statistics
 from mtbench.racing.race import Outcome, looks, replay
-from mtbench.racing.standing import CLOSE, Block, Entrant
+from mtbench.racing.standing import Block, Entrant
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup
@@ -72,9 +72,8 @@ class _Often(Intervals):
 
     highest: Mapping[str, float | None]  # speed of each arm over plain decoding
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        high = self.highest[cell.arm]
-        return high is not None and high < 1 + CLOSE
+    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
+        return statistics.Bounds(None, self.highest[cell.arm])
 
 
 def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation, Outcome, int]:

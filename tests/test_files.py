@@ -64,7 +64,7 @@ def test_a_file_that_exists_is_refused_before_anything_runs(tmp_path: Path) -> N
     files.write_text(own, "{}")
     files.refuse_existing(tmp_path / "run" / ".." / "run" / "results.json", own)
     for refused in (other, tmp_path):
-        with pytest.raises(UserError, match=f"^'{refused}' exists and is never overwritten; choose another file"):
+        with pytest.raises(UserError, match=f"^'{refused}' exists and is never overwritten; choose another name"):
             files.refuse_existing(refused, own)
     with pytest.raises(UserError, match="exists"):
         files.refuse_existing(own)

@@ -4,44 +4,34 @@ Exit codes: 0: the race has ended, whatever it says; 1: plain decoding failed; 2
 ended the race.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Option
 
 from mtbench.cli.request_options import (
-    BudgetOption,
-    CheckpointOption,
-    DataOption,
-    DeviceOption,
-    DtypeOption,
-    FamilyOption,
-    ModelOption,
-    OfflineOption,
-    PluginOption,
+    OutOption,
     ResumeOption,
-    SeedOption,
-    TokensOption,
-    UnsandboxedOption,
     WorkersOption,
     absolute,
     given,
-    in_panels,
+    with_options,
 )
-from mtbench.cli.session import FAILED, INCOMPLETE, out, say
-from mtbench.racing.request import RACE_DEFAULTS
-from mtbench.runs.run_request import RACED_BLOCKS, Execution, seconds
+from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, say
+from mtbench.files import refuse_existing
+from mtbench.racing.request import RACE_DEFAULTS, RACE_OPTIONS
+from mtbench.runs.run_request import OPTIONS, RACED_BLOCKS, Execution, seconds
 
 app = typer.Typer()
 
-PER_SESSION = {"directory", "resume", "time_budget", "workers", "data_dir", "offline", "plugin"}
+PER_SESSION = {"directory", "resume", "time_budget", "workers", "data_dir", "offline", "plugin", "json_to"}
 PER_SESSION |= {"allow_unsandboxed_code"}
+NOT_RACED = {*OPTIONS, "bundle"} - {*RACE_OPTIONS}  # options of a run that a race does not take
 SuiteOption = Annotated[
-    str, Option("--suite", help="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.")
+    list[str], Option("--suite", help="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.")
 ]
-SIZES = ",".join(map(str, RACE_DEFAULTS.batch_size))
-SizeOption = Annotated[str, Option("--batch-size", help="One or several sizes, such as 1,8.")]
 LossOption = Annotated[float, Option("--max-loss", help="Loss of accuracy that you accept, in points.")]
 ObjectiveOption = Annotated[
     str,
@@ -70,39 +60,28 @@ LimitOption = Annotated[
         help=f"Most items of the suite; default: {RACED_BLOCKS} blocks of the largest batch size.",
     ),
 ]
-TemperatureOption = Annotated[float, Option("--temperature", help="0 is greedy.")]
 DryOption = Annotated[bool, Option("--dry-run", help="Print the candidates and how long it takes at most.")]
-ChooseOutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
+DecisionOption = Annotated[
+    Path | None, Option("--json", help="Also write decision.json to this file; `-` is standard output.")
+]
 
 
 @app.command()
-@in_panels
+@partial(with_options, without=NOT_RACED)
 def choose(
     ctx: typer.Context,
-    suite: SuiteOption = RACE_DEFAULTS.suite,
+    suite: SuiteOption = list(RACE_DEFAULTS.suite),  # noqa: B006
     candidates: CandidatesOption = list(RACE_DEFAULTS.candidates),  # noqa: B006
-    plugin: PluginOption = [],  # noqa: B006
-    family: FamilyOption = RACE_DEFAULTS.family,
-    model: ModelOption = RACE_DEFAULTS.model,
-    checkpoint: CheckpointOption = [],  # noqa: B006
-    batch_size: SizeOption = SIZES,
     max_loss: LossOption = RACE_DEFAULTS.max_loss,
     objective: ObjectiveOption = RACE_DEFAULTS.objective,
     slo: SloOption = RACE_DEFAULTS.slo,
     limit: LimitOption = None,
-    max_new_tokens: TokensOption = RACE_DEFAULTS.max_new_tokens,
-    temperature: TemperatureOption = RACE_DEFAULTS.temperature,
-    data_dir: DataOption = None,
-    offline: OfflineOption = RACE_DEFAULTS.offline,
-    allow_unsandboxed_code: UnsandboxedOption = RACE_DEFAULTS.allow_unsandboxed_code,
-    dtype: DtypeOption = RACE_DEFAULTS.dtype,
-    device: DeviceOption = RACE_DEFAULTS.device,
-    seed: SeedOption = RACE_DEFAULTS.seed,
     workers: WorkersOption = None,
-    time_budget: BudgetOption = None,
-    directory: ChooseOutOption = None,
+    directory: OutOption = None,
     resume: ResumeOption = False,
     dry_run: DryOption = False,
+    json_to: DecisionOption = None,
+    **_: Any,
 ) -> None:
     """Say which method to use, by a race of the methods that your checkpoints serve.
 
@@ -112,18 +91,27 @@ def choose(
     with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.
     """
     execution = Execution(
-        time_budget_s=seconds(time_budget),
+        time_budget_s=seconds(ctx.params["time_budget"]),
         workers=workers,
-        data_dir=absolute(data_dir),
-        offline=offline,
-        allow_unsandboxed_code=allow_unsandboxed_code,
+        data_dir=absolute(ctx.params["data_dir"]),
+        offline=ctx.params["offline"],
+        allow_unsandboxed_code=ctx.params["allow_unsandboxed_code"],
     )
-    _choose(ctx, execution, directory, resume=resume, dry_run=dry_run)
+    _choose(ctx, execution, directory, json_to, resume=resume, dry_run=dry_run)
 
 
-def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *, resume: bool, dry_run: bool) -> None:
+def _choose(
+    ctx: typer.Context,
+    execution: Execution,
+    directory: Path | None,
+    json_to: Path | None,
+    *,
+    resume: bool,
+    dry_run: bool,
+) -> None:
     from mtbench.cli import choosing  # imports torch
 
+    refuse_existing(json_to, None if directory is None else directory / choosing.FILE)
     opened = choosing.resume(directory, given(ctx, PER_SESSION)) if resume else None
     if opened is None:
         request = choosing.request_of(ctx.params)
@@ -131,8 +119,8 @@ def _choose(ctx: typer.Context, execution: Execution, directory: Path | None, *,
             choosing.dry_run(request, directory, execution)
             return
         opened = choosing.begin(request, directory, execution)
-    results, decision = choosing.run(opened, execution)
-    say(opened.path / "report.html", out)
+    results, decision = choosing.run(opened, execution, json_to)
+    say(opened.path / "report.html", beside_json(json_to))
     if not decision.complete:
         raise typer.Exit(INCOMPLETE)
     if any(cell.reference and cell.status == "failed" for cell in results.cells):

@@ -1,14 +1,15 @@
 """What `mtbench choose` does and prints: the candidates, the race, the decision."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mtbench import plugins, records
 from mtbench.cli import session
-from mtbench.cli.request_options import absolute, checkpoints, number_or_all, whole_numbers
-from mtbench.cli.session import err, out, say, warn
+from mtbench.cli.request_options import fields_of, number_or_all
+from mtbench.cli.session import beside_json, err, out, say, warn, write_json
 from mtbench.cli.stages import show_estimate
 from mtbench.racing import pipeline
 from mtbench.racing.candidates import Candidates
@@ -18,9 +19,11 @@ from mtbench.racing.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.report.race import deploy_parts
+from mtbench.report.terminal import decision_lines
 from mtbench.report.text import weights
+from mtbench.results.decision_format import FILE as FILE
 from mtbench.results.decision_format import Decision
-from mtbench.results.decision_text import ALL_USED, beside, budget_spent
+from mtbench.results.decision_text import ALL_USED, budget_spent
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -29,12 +32,7 @@ from mtbench.runs.run_request import Execution
 
 def request_of(params: Mapping[str, Any]) -> RaceRequest:
     """Return the request that the options make. Raises UserError for text that cannot be read."""
-    fields = {name: params[name] for name in RACE_OPTIONS} | {
-        "checkpoint": checkpoints(params["checkpoint"]),
-        "batch_size": whole_numbers(params["batch_size"]),
-        "limit": number_or_all(params["limit"]),
-        "data_dir": absolute(params["data_dir"]),
-    }
+    fields = fields_of(params, RACE_OPTIONS) | {"limit": number_or_all(params["limit"])}
     return records.validate(fields, RaceRequest, "the options", "see `mtbench choose --help`.")
 
 
@@ -46,21 +44,18 @@ def begin(request: RaceRequest, directory: Path | None, execution: Execution) ->
     return run
 
 
-def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
-    """Run what is missing of a race, decide and print."""
+def run(opened: RunDirectory, execution: Execution, json_to: Path | None = None) -> tuple[Results, Decision]:
+    """Run what is missing of a race, decide and print. With `--json -`, standard output is only the JSON."""
     session.started.append(opened.path)
     with RunProgress(err) as progress:
         results, decision = pipeline.finish(opened, execution, progress)
-    for table in decision_tables(results, decision):
-        out.print(table)
-    say("")
-    names = arm_names(results.cells)
-    say(in_words(decision.headline, names))
-    for recommendation in [] if decision.least else decision.recommendations:
-        left_open = " ".join(beside(recommendation))
-        if left_open and left_open not in decision.headline:
-            say(f"Batch size {recommendation.batch_size}: {in_words(left_open, names)}")
-    print_deployment(decision, names)
+    console = beside_json(json_to)
+    say = partial(session.say, console=console)
+    session.show(decision_tables(results, decision), console)
+    for line in decision_lines(results, decision):
+        say(line)
+    for line in deployment_lines(decision, arm_names(results.cells)):
+        say(line)
     for made in weights(results):
         say(f"Weights: {made}; an engine that computes with the quantised weights has other times.")
     if not decision.complete:
@@ -70,16 +65,17 @@ def run(opened: RunDirectory, execution: Execution) -> tuple[Results, Decision]:
     spent = decision.spent
     if spent.forwards_full:
         say(f"forwards: {spent.forwards:,} of {spent.forwards_full:,} of the full grid")
+    written = opened.path / FILE
+    write_json(json_to, written.read_text(), f"the race is complete, and {written} has the same.")
     return results, decision
 
 
-def print_deployment(decision: Decision, names: Mapping[str, str]) -> None:
-    """Print the commands that start a serving engine with the recommended arms."""
+def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the commands that start a serving engine with the recommended arms."""
     for part in deploy_parts(decision):
-        say(f"{part.heading}:")
-        for name, command in part.rows:
-            say(f"{in_words(name, names)}: {command}")
-        say(in_words(part.text, names))
+        yield f"{part.heading}:"
+        yield from (f"{in_words(name, names)}: {command}" for name, command in part.rows)
+        yield in_words(part.text, names)
 
 
 def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) -> None:

@@ -12,7 +12,6 @@ from mtbench.report.decided import read_decision
 from mtbench.report.phrases import breaks_promise
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, results_tables
-from mtbench.results.decision_format import FILE
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import Execution
@@ -50,8 +49,7 @@ def report(directory: Path, json_to: Path | None, price_per_hour: float | None) 
             f"--price-per-hour {price_per_hour:g} is not allowed; it is a number above 0, at most {HIGHEST_PRICE:g}."
         )
     run = RunDirectory.open(directory)
-    undecided = run.has("race.json") and not run.has(FILE)
-    rebuild = racing.report if undecided else pipeline.report
+    rebuild = racing.report if run.has("race.json") else pipeline.report
     _print_results(run, rebuild(run, price_per_hour=price_per_hour), json_to)
 
 

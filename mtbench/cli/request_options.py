@@ -241,11 +241,11 @@ def options(
 def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
     """Give `command` the options of a run and its own, in panels. It reads them from `ctx.params`; `**_` is unused.
 
-    `without`: options of a run that the command does not take.
+    `without`: options of a run that the command does not take. Its own take the place of those with the same name.
     """
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    request = [p for name, p in inspect.signature(options).parameters.items() if name not in without]
-    return _with_signature(command, [*own, *request])
+    own = {n: p for n, p in inspect.signature(command).parameters.items() if p.kind is not p.VAR_KEYWORD}
+    request = {n: p for n, p in inspect.signature(options).parameters.items() if n not in {*without, *own}}
+    return _with_signature(command, [*own.values(), *request.values()])
 
 
 def in_panels(command: Callable[..., None]) -> Callable[..., None]:
@@ -300,19 +300,22 @@ def given_fields(ctx: Context) -> set[str]:
 
 def request_of(params: Mapping[str, Any]) -> RunRequest:
     """Return the request that the options make. Raises UserError for text that cannot be read."""
-    fields = {name: params[name] for name in OPTIONS if name in params}
-    fields |= {
-        "checkpoint": checkpoints(params["checkpoint"]),
-        "template_option": template_options(params["template_option"]),
-        "batch_size": whole_numbers(params["batch_size"]),
-        "batching": params["batching"].split(","),
-        "time_budget_s": seconds(params["time_budget"]),
-        "data_dir": absolute(params["data_dir"]),
-    }
+    fields = fields_of(params, OPTIONS) | {"time_budget_s": seconds(params["time_budget"])}
+    fields["batching"] = params["batching"].split(",")
     fields["limit"] = item_limit(params["limit"], fields["batch_size"], fields["batching"])
     if params["bundle"] is not None:
         fields = _from_bundle(params["bundle"], fields)
     return records.validate(fields, RunRequest, "the options", "see `mtbench run --help`.")
+
+
+def fields_of(params: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the named fields of a request, by what the options say. Raises UserError for text that cannot be read."""
+    return {name: params[name] for name in names if name in params} | {
+        "checkpoint": checkpoints(params["checkpoint"]),
+        "template_option": template_options(params["template_option"]),
+        "batch_size": whole_numbers(params["batch_size"]),
+        "data_dir": absolute(params["data_dir"]),
+    }
 
 
 def _from_bundle(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from mtbench.report.progress import MeasuringProgress, RunProgress
 from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
 from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
-from mtbench.runs.directory import RunDirectory
+from mtbench.runs.directory import RunDirectory, refuse_used
 from mtbench.runs.formats import FailureLine
 from mtbench.runs.lifecycle import check as check
 from mtbench.runs.lifecycle import servers_of as servers_of
@@ -88,7 +88,7 @@ def score(directory: Path, settings: Execution) -> None:
 def dry_run(request: RunRequest, directory: Path | None, given: Collection[str] = ()) -> None:
     """Print the plan, a time estimate, and what a verdict on accuracy will take."""
     if directory is not None:
-        lifecycle.refuse_existing(directory)
+        refuse_used(directory, "run")
     planned = make_plan(request)
     say(plan_line(planned, given))
     out.print(plan_table(planned))

@@ -46,6 +46,11 @@ def candidates(request: RunRequest) -> Candidates:
             )
         if reason := why_not(arm, request, family, inspected):
             raise UserError(f"{str(arm)!r} cannot be raced: {reason}")
+        if arm.engine != plain.engine:
+            raise UserError(
+                f"{str(arm)!r} cannot be raced: all arms have the engine of plain decoding; give `--engine "
+                f"{arm.engine}`."
+            )
     if named:
         return Candidates(plain, [arm for arm in named if not _is_reference(arm)], {})
     arms: list[Arm] = []

@@ -62,7 +62,7 @@ def decide(racing: Racing, results: Results) -> Decision:
         looks=[_looks(racing, group, outcomes[group.cells[0]]) for group in racing.plan.groups],
         left=_gone(racing),
         refused=race.refused,
-        spent=_spent(stored),
+        spent=spent_on(stored),
         command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
         serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
         serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
@@ -82,10 +82,10 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Return whether a cell is surely at most 2 % faster than another."""
-        high = self._ratio(cell, other, among=1).ci_high
-        return high is not None and high < 1 + CLOSE
+    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
+        """Return the speed of a cell over another at the level that is shared by the looks."""
+        ratio, looks = self._ratio(cell, other, among=1), self.stored.looks(self._group(cell))
+        return statistics.Bounds(ratio.ci_low, ratio.ci_high, 1 - 2 * statistics.WORD_LEVELS["faster"] / looks)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
@@ -110,7 +110,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
     if not usable:
         reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
         told = reason if objective == "energy" else "it was not measured"
-        text = f"{where}: nothing can be told of {objective}: {told}."
+        text = f"{where}: no conclusion on {objective}: {told}."
         return Least(
             suite=place[0],
             batch_size=place[1],
@@ -167,7 +167,7 @@ def _gone(racing: Racing) -> list[Gone]:
     return found
 
 
-def _spent(stored: Stored) -> Spent:
+def spent_on(stored: Stored) -> Spent:
     """Return forwards and seconds of the decoded blocks, and those of every cell on every block of its group.
 
     A cell that did not start counts with the mean of its group.

@@ -2,19 +2,19 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from mtbench.errors import UserError, unknown
 from mtbench.racing import runner
 from mtbench.racing.candidates import Candidates, candidates
-from mtbench.racing.decide import decide
+from mtbench.racing.decide import decide, spent_on
 from mtbench.racing.request import RaceRequest
 from mtbench.racing.runner import Racing, plan_race, race_of
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.report.write import write_report
-from mtbench.results.aggregate import assemble
-from mtbench.results.decision_format import Decision
+from mtbench.results.aggregate import assemble, read_stored
+from mtbench.results.decision_format import FILE, Decision
 from mtbench.results.format import Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -27,16 +27,8 @@ from mtbench.runs.run_request import Execution, latency_limits, to_resume
 from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
 
 
-class Settings(NamedTuple):
-    """What a race decides by."""
-
-    objective: Objective
-    max_loss: float  # as a share
-    slo_s: Slo
-
-
-def settings(request: RaceRequest) -> Settings:
-    """Return what a race decides by. Raises UserError for a value that is not allowed."""
+def settings(request: RaceRequest) -> tuple[Objective, float, Slo]:
+    """Return the objective, the accepted loss as a share, and the limits. Raises UserError for one not allowed."""
     objective = next((known for known in OBJECTIVES if known == request.objective), None)
     if objective is None:
         raise unknown("objective", request.objective, OBJECTIVES, "mtbench choose --help")
@@ -46,20 +38,20 @@ def settings(request: RaceRequest) -> Settings:
         )
     limits = latency_limits(request.slo, get_args(LimitName))
     slo_s: Slo = {name: limits[name] for name in get_args(LimitName) if name in limits}
-    return Settings(objective, request.max_loss / 100, slo_s)
+    return objective, request.max_loss / 100, slo_s
 
 
 def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     """Return the candidates of a race, its plan and its looks. Raises UserError if the request is wrong."""
-    chosen_by, asked = settings(request), request.run_request()
-    if chosen_by.objective == "energy" and resolve_device(request.device) != "cuda":
+    (objective, max_loss, slo_s), asked = settings(request), request.run_request()
+    if objective == "energy" and resolve_device(request.device) != "cuda":
         raise UserError("--objective energy needs a GPU, whose driver counts it; choose speed, latency or memory.")
     opened = open_suites(asked)
     found = candidates(asked)
     if not found.arms:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
-    plan = plan_race(asked, found, chosen_by.max_loss, opened)
-    return found, plan, race_of(plan, found, *chosen_by)
+    plan = plan_race(asked, found, max_loss, opened)
+    return found, plan, race_of(plan, found, objective, max_loss, slo_s)
 
 
 def warnings(plan: Plan) -> list[str]:
@@ -117,10 +109,16 @@ def finish(run: RunDirectory, execution: Execution, progress: RunProgress) -> tu
     return results, decision
 
 
+def is_decided(run: RunDirectory) -> bool:
+    """Return whether decision.json is of the stored blocks. A race that was resumed and killed has more of them."""
+    return run.has(FILE) and run.read(FILE, Decision).spent == spent_on(read_stored(run))
+
+
 def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
-    """Decide a race by its stored lines, and write results and pages: for one that ended before its decision."""
+    """Write results and pages of a race. A decision that is missing or of fewer blocks is made by the stored lines."""
     with run.locked():
         results = assemble(run, price_per_hour=price_per_hour)
-        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
+        if not is_decided(run):
+            decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
         write_report(run, results)
     return results

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from mtbench.report.arm_names import arm_names
 from mtbench.report.formatting import NONE, bounds, interval, number
+from mtbench.report.terminal import note_lines
 from mtbench.results.comparisons import groups_of
 from mtbench.results.decision_format import Decision, Recommendation
 from mtbench.results.format import ResultCell, Results, Speedup
@@ -25,13 +26,15 @@ def candidate_tables(arms: Sequence[str], refused: Mapping[str, str]) -> list[Ta
     return [can, cannot]
 
 
-def decision_tables(results: Results, decision: Decision) -> list[Table]:
-    """Return a table for each suite and batch size: a line for each arm, the chosen ones first."""
+def decision_tables(results: Results, decision: Decision) -> list[Table | str]:
+    """Return a table for each suite and batch size, with a line for each arm, the chosen ones first; then its notes."""
     found = {(r.suite, r.batch_size, r.batching): r for r in decision.recommendations}
-    return [
-        _table(key.suite, key.batch_size, cells, found.get((key.suite, key.batch_size, key.batching)))
-        for key, cells in groups_of(results.cells).items()
-    ]
+    blocks: list[Table | str] = []
+    for key, cells in groups_of(results.cells).items():
+        blocks.append(_table(key.suite, key.batch_size, cells, found.get((key.suite, key.batch_size, key.batching))))
+        blocks += note_lines([cell for cell in cells if cell.items], arm_names(cells))
+        blocks.append("")
+    return blocks
 
 
 def _table(suite: str, size: int, cells: Sequence[ResultCell], found: Recommendation | None) -> Table:

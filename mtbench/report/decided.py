@@ -1,10 +1,12 @@
 """What to use, for the page and the terminal: the decision of a race if the run has one, else that of its results."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mtbench.results.comparisons import GroupKey
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import FILE, Decision
+from mtbench.results.decision_format import FILE, Decision, Recommendation
+from mtbench.results.decision_text import beside
 from mtbench.results.format import Results
 from mtbench.runs.directory import RunDirectory
 
@@ -14,6 +16,7 @@ class Decided(NamedTuple):
 
     headline: str
     of_groups: dict[GroupKey, str]  # what to use on a suite at a batch size
+    beside: list[str]  # what the headline leaves out: arms that are as good, and arms that are open
 
 
 def read_decision(run: RunDirectory) -> Decision | None:
@@ -25,6 +28,13 @@ def decided(results: Results, decision: Decision | None) -> Decided:
     """Return what a race decided; without a decision, what the results recommend."""
     if decision is None:
         found = recommend(results.cells, max_loss=results.statistics.accuracy_margin)
-        return Decided(headline(found), {GroupKey(r.suite, r.batch_size, r.batching): r.text for r in found})
-    chosen = decision.least or decision.recommendations
-    return Decided(decision.headline, {GroupKey(c.suite, c.batch_size, c.batching): c.text for c in chosen})
+        texts = {GroupKey(r.suite, r.batch_size, r.batching): r.text for r in found}
+        return Decided(headline(found), texts, _beside(found, headline(found)))
+    chosen, shown = decision.least or decision.recommendations, [] if decision.least else decision.recommendations
+    texts = {GroupKey(c.suite, c.batch_size, c.batching): c.text for c in chosen}
+    return Decided(decision.headline, texts, _beside(shown, decision.headline))
+
+
+def _beside(recommendations: Sequence[Recommendation], said: str) -> list[str]:
+    lines = ((found.batch_size, " ".join(beside(found))) for found in recommendations)
+    return [f"Batch size {size}: {line}" for size, line in lines if line and line not in said]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.decided import decided
-from mtbench.report.formatting import NONE, bounds, counted, interval, number, percent
+from mtbench.report.formatting import NONE, bounds, counted, interval, listed, number, percent
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     batches,
@@ -36,6 +36,7 @@ WIDE_ONLY = (BY_TASK, RATE)  # columns that need a wide terminal, the first to b
 LEAST_FIRST = (PER_FORWARD, GRADE, ACCURACY, COST)  # then those that a very narrow one drops, in order
 LEAST_NAME, ONE_LINE = 16, 28  # letters of an arm; shorter names stay on one line, at the cost of a column
 SIGNS = {"faster": "▲", "slower": "▼", "same": "=", "not worse": "▲", "worse": "▼", "inconclusive": "?"}
+MOST_NAMED = 4  # arms of a note that are named
 KEY = "▲ faster, or not worse; ▼ slower, or worse; = same; ? inconclusive"
 
 
@@ -69,8 +70,17 @@ def results_tables(results: Results, width: int) -> list[Group]:
 
 def decision_lines(results: Results, decision: Decision | None = None) -> list[str]:
     """Return what to use, by the decision of a race or by what was measured; before it, what spoils the run."""
-    names = arm_names(results.cells)
-    return [in_words(line, names) for line in (*warnings(results.cells), decided(results, decision).headline)]
+    names, found = arm_names(results.cells), decided(results, decision)
+    return [in_words(line, names) for line in (*warnings(results.cells), found.headline, *found.beside)]
+
+
+def note_lines(cells: Sequence[ResultCell], names: Mapping[str, str]) -> list[str]:
+    """Return what a reader must know of the cells of a group: each note with its arms, in words."""
+    lines = []
+    for note, arms in _notes([cell.changed(left=None) for cell in cells]).items():
+        several = f"{len(arms)} of {len(cells)} arms" if len(arms) > MOST_NAMED else listed(names[arm] for arm in arms)
+        lines.append(f"{'all arms' if len(arms) == len(cells) else several}: {in_words(note, names)}")
+    return lines
 
 
 def _group_table(

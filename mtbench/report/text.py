@@ -196,8 +196,8 @@ NOTES: Mapping[str, str] = {
         "The decision at the top is made from the verdicts alone. An arm can be used if it is faster than plain "
         "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
         "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
-        "nothing can be told. A race leaves out arms over its limits. A race for energy or memory names the arm with "
-        "the least of it, of those with the tokens or the accuracy."
+        "there is no conclusion. A race leaves out arms over its limits. A race for energy or memory names the arm "
+        "with the least of it, of those with the tokens or the accuracy."
     ),
     "Speedup": (
         "Wall time of the baseline over that of the arm, on the same prompts: the gain that a user sees. Every rate "

@@ -205,7 +205,7 @@ def source(cells: Sequence[ResultCell], results: Results, group: GroupKey | None
 
 
 def _words(results: Results, decision: Decision | None, sections: Sequence[Section], naming: Naming) -> Words:
-    headline, texts = decided(results, decision)
+    headline, texts, _ = decided(results, decision)
     several = len(sections) > 1
     return Words(
         title=text.title(results),

@@ -25,7 +25,7 @@ from mtbench.results.decision_format import AccuracyCost, Choice, Recommendation
 from mtbench.results.decision_text import headline as headline
 from mtbench.results.decision_text import sentence
 from mtbench.results.format import AccuracyComparison, Estimate, ResultCell, Speedup
-from mtbench.statistics import Difference
+from mtbench.statistics import Bounds, Difference
 
 KEPT = ("exact", "near-tie")  # grades of an arm with the promised tokens
 NOT_WORSE = ("not worse", "worse by less than the margin")
@@ -39,8 +39,8 @@ class Pairs(Protocol):
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Whether a cell is faster than the other."""
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Whether a cell is at most 2 % faster than the other."""
+    def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
+        """The speed of a cell over the other. A cell is no faster if its upper bound is below 2 %."""
 
 
 class Intervals:
@@ -54,10 +54,10 @@ class Intervals:
                     return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
         return False
 
-    def no_faster(self, cell: ResultCell, other: ResultCell) -> bool:
-        """Whether the interval over the other ends within the margin."""
-        over = (speedup.ci_high for speedup in cell.speedup if speedup.baseline == other.arm)
-        return any(high is not None and high < 1 + statistics.SPEED_MARGIN for high in over)
+    def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
+        """Return the 95 % interval over the other."""
+        over = (Bounds(s.ci_low, s.ci_high) for s in cell.speedup if s.baseline == other.arm and not s.includes_engine)
+        return next(over, Bounds(None, None))
 
 
 INTERVALS = Intervals()
@@ -97,6 +97,7 @@ class _Arm(NamedTuple):
 
     cell: ResultCell
     speedup: Speedup
+    bounds: Bounds  # of the speedup: 95 %, or where no word is given at the level of the words
     kept: str | None  # of the tokens of plain decoding; None: it has other tokens
     accuracy: _Accuracy | None  # None: not scored
     no_faster: bool  # than plain decoding
@@ -204,11 +205,20 @@ def _arms(
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
         if cell.reference or cell.void or cell.status == "failed" or speedup is None:
             continue
-        no_faster = not statistics.withheld(speedup.verdict) and pairs.no_faster(cell, plain)
+        high = None if statistics.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
+        no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
         late = cell.cell in too_late
-        arms.append(_Arm(cell, speedup, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, late))
+        bounds = _bounds(cell, speedup, plain, pairs)
+        arms.append(_Arm(cell, speedup, bounds, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, late))
     return arms
+
+
+def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
+    """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
+    if speedup.verdict.startswith("faster") or statistics.withheld(speedup.verdict):
+        return Bounds(speedup.ci_low, speedup.ci_high)
+    return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:
@@ -283,7 +293,8 @@ def _choice(arm: _Arm | None) -> Choice | None:
         )
     return Choice(
         arm=arm.cell.arm,
-        speedup=Estimate(value=speedup.value, ci_low=speedup.ci_low, ci_high=speedup.ci_high),
+        speedup=Estimate(value=speedup.value, ci_low=arm.bounds.low, ci_high=arm.bounds.high),
+        level=arm.bounds.level,
         tokens_per_forward=arm.cell.tokens_per_forward,
         same_tokens=arm.same_tokens,
         kept=arm.kept,
@@ -308,7 +319,7 @@ def _doubt_of_speed(arm: _Arm) -> str:
     if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
         return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
     needed = _blocks_needed(arm)
-    takes = "more blocks" if needed is None else f"at least {needed:,} blocks"
+    takes = f"over {MOST_BLOCKS:,} blocks" if needed is None else f"at least {needed:,} blocks"
     return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
 
 
@@ -328,15 +339,15 @@ def _ungraded(cell: ResultCell) -> str:
 
 
 def _blocks_needed(arm: _Arm) -> int | None:
-    """Return the blocks with which the interval is expected to lie on one side of 2 % faster; None if not known.
+    """Return the blocks with which the interval that is shown is expected to lie on one side of 2 % faster.
 
-    The width of an interval falls with the square root of the number of blocks. The word itself needs more, by an
-    unknown number: it is adjusted for all arms, and in a race for the looks.
+    None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of blocks.
     """
-    speedup = arm.speedup
-    if arm.faster or not speedup.value or not speedup.ci_low or not speedup.ci_high:
+    value, (low, high, _), timed = arm.speedup.value, arm.bounds, arm.cell.blocks
+    if arm.faster or not value or not low or not high:
         return None
-    log, reach = math.log(speedup.value), math.log(speedup.ci_high / speedup.ci_low) / 2
-    distance = abs(log - math.log(1 + statistics.SPEED_MARGIN))
-    needed = math.ceil(arm.cell.blocks * (reach / distance) ** 2) if distance > 0 else MOST_BLOCKS + 1
-    return needed if arm.cell.blocks < needed <= MOST_BLOCKS else None
+    distance = abs(math.log(value) - math.log(1 + statistics.SPEED_MARGIN))
+    if not distance:
+        return None
+    needed = max(timed + 1, math.ceil(timed * (math.log(high / low) / 2 / distance) ** 2))
+    return needed if needed <= MOST_BLOCKS else None

@@ -32,7 +32,8 @@ class Choice(Record):
     """An arm that can be used in place of plain decoding: what it gains and what it costs."""
 
     arm: str = Field(description="arm: method:options@role/engine")
-    speedup: Estimate = Field(description="wall time of the baseline over that of the arm")
+    speedup: Estimate = Field(description="wall time of the baseline over that of the arm; the interval has `level`")
+    level: Share = Field(0.95, description="level of that interval: where no word is given, that of the words")
     tokens_per_forward: NonNegative | None = Field(description="tokens per forward; null: an engine hides its forwards")
     same_tokens: bool = Field(
         description="true: the baseline's tokens, as graded, or the same distribution; false: other tokens"

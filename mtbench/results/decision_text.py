@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mtbench.results.decision_format import Choice, Decision, Recommendation
-from mtbench.statistics import decimals
+from mtbench.statistics import SPEED_MARGIN, decimals
 
 DEMONSTRATION = "On this demonstration"
 MOST_NAMED = 5  # arms that are also open
@@ -68,11 +68,6 @@ def beside(found: Recommendation) -> list[str]:
 
 
 def _of_suite(recommendations: Sequence[Recommendation]) -> str:
-    words = {found.word for found in recommendations}
-    if words == {"plain"}:
-        return f"{_capital(_nothing_beats(recommendations))} {_where(recommendations)}: keep plain decoding."
-    if words == {"cannot tell"}:
-        return _nothing(_largest_first(recommendations))
     groups: dict[tuple[str | None, ...], list[Recommendation]] = {}
     for found in sorted(_largest_first(recommendations), key=lambda found: found.word != "use"):
         arms = [None if choice is None else choice.arm for choice in (found.same_tokens, found.within_loss)]
@@ -84,9 +79,9 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     """Return the sentence on batch sizes with the same answer."""
     first = recommendations[0]
     if first.word == "plain":
-        return f"{_capital(_nothing_beats(recommendations))} {_where(recommendations)}."
+        return f"Keep plain decoding {_where(recommendations)}: {_no_gain(recommendations)}."
     if first.word == "cannot tell":
-        return _nothing(recommendations)
+        return _no_conclusion(recommendations)
     if len(recommendations) == 1:
         return f"{_capital(_where(recommendations))}: {_answer(first)}."
     parts = []
@@ -101,43 +96,50 @@ def _clause(recommendations: Sequence[Recommendation]) -> str:
     return f"{_capital(_where(recommendations))}: {'; or, '.join(parts)}."
 
 
-def _nothing(recommendations: Sequence[Recommendation]) -> str:
-    """Return that nothing can be told at some batch sizes, and why."""
-    nothing = f"Nothing can be told {_where(recommendations)}"
+def _no_conclusion(recommendations: Sequence[Recommendation]) -> str:
+    """Return that there is no conclusion at some batch sizes, why, and what to use until there is one."""
+    none = f"No conclusion {_where(recommendations)}"
     if len(recommendations) == 1:
-        return " ".join([f"{nothing}: {_why(recommendations[0])}.", *beside(recommendations[0])])
+        return " ".join([f"{none}: {_why(recommendations[0])}.", *beside(recommendations[0])])
     each = (f"{_capital(_where([found]))}: {_why(found)}." for found in recommendations)
-    return f"{nothing}. {' '.join(each)}"
+    return f"{none}. {' '.join(each)}"
 
 
 def _why(found: Recommendation) -> str:
-    """Return why nothing can be told, and what it would take."""
+    """Return why there is no conclusion, what it would take, and what to use until then."""
     undecided = found.undecided
     if found.baseline is None:
         return found.doubt or "no arm could be compared with plain decoding"
     if undecided is None:
         return "no sound arm was compared with plain decoding"
-    gain = "" if undecided.speedup.value is None else f" ({times(undecided)} as fast as plain decoding)"
-    return f"the fastest open arm is {undecided.arm}{gain}; {found.doubt}"
+    if undecided.speedup.value is None:
+        gain = f"{undecided.arm} is open"
+    elif undecided.speedup.value < 1:
+        gain = (
+            f"no open arm was faster than plain decoding; the nearest, {undecided.arm}, is {times(undecided)} as fast"
+        )
+    else:
+        gain = f"{undecided.arm} is {times(undecided)} as fast as plain decoding"
+    return f"{gain}; {found.doubt}. Until then, keep plain decoding"
 
 
-def _nothing_beats(recommendations: Sequence[Recommendation]) -> str:
-    late = any(found.too_late for found in recommendations)
-    return f"{'no arm within the limits' if late else 'nothing'} beats plain decoding"
+def _no_gain(recommendations: Sequence[Recommendation]) -> str:
+    """Return that no arm gains more than the margin, and the bounds within which this holds."""
+    bounds = []
+    if any(len(found.allowed) + len(found.too_late) < found.compared for found in recommendations):
+        bounds.append("the accepted loss of accuracy")
+    if any(found.too_late for found in recommendations):
+        bounds.append("the limits of latency")
+    within = f" within {' and '.join(bounds)}" if bounds else ""
+    return f"no arm gains more than {SPEED_MARGIN:.0%}{within}".replace("%", " %")
 
 
 def _answer(found: Recommendation) -> str:
     """Return what to use in one place, without the place."""
     if found.word == "plain":
-        arms = "the only arm is" if found.compared == 1 else f"all {found.compared} arms are"
-        shown = [f"{arms} shown to be no faster"]
-        if len(found.allowed) + len(found.too_late) < found.compared:
-            shown.append("to lose more accuracy than accepted")
-        if found.too_late:
-            shown.append("to be over a limit of latency")
-        return f"{_nothing_beats([found])}: {', or '.join(shown)}"
+        return f"keep plain decoding: {_no_gain([found])}"
     if found.word == "cannot tell":
-        return f"nothing can be told: {_why(found)}"
+        return f"no conclusion: {_why(found)}"
     parts = []
     if found.same_tokens is not None:
         gain = f"{times(found.same_tokens)} as fast as plain decoding, {_kept(found.same_tokens)}"
@@ -174,7 +176,7 @@ def times(choice: Choice) -> str:
     if speedup.ci_low is None or speedup.ci_high is None:
         return f"{speedup.value:.{decimals(speedup.value or 0.0)}f} times"
     places = decimals(speedup.ci_high)
-    return f"{speedup.ci_low:.{places}f} to {speedup.ci_high:.{places}f} times (95 %)"
+    return f"{speedup.ci_low:.{places}f} to {speedup.ci_high:.{places}f} times ({100 * choice.level:.4g} %)"
 
 
 def _cost(choice: Choice) -> str:

@@ -51,14 +51,9 @@ def default_directory(request: RunRequest) -> Path:
     return new_directory(safe(suite))
 
 
-def refuse_existing(directory: Path) -> None:
-    """Raise UserError if the directory holds something."""
-    refuse_used(directory, "run")
-
-
 def start(directory: Path, request: RunRequest, command: Sequence[str]) -> tuple[RunDirectory, Plan]:
     """Plan a run and write its plan. Nothing is written if the request is wrong; then UserError is raised."""
-    refuse_existing(directory)
+    refuse_used(directory, "run")
     plan = make_plan(request)
     return begin_run(directory, plan, command), plan
 

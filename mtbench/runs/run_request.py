@@ -25,29 +25,20 @@ REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at it
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-class RunRequest(Record):
-    """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
+class DecodingRequest(Record):
+    """The options that a run and a race share: what is decoded, how, and how it is scored."""
 
     suite: Sequence[str] = Field(("arithmetic",), description="suites, each as name or name:rest")
     family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
     model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's checkpoints")
     checkpoint: Mapping[str, str] = Field(default_factory=dict, description=CHECKPOINTS)
-    method: Sequence[str] = Field((), description="methods with their options; empty: the default arms of every method")
     engine: str = Field("graph", description="engine of the methods whose loop is ours")
     batch_size: Sequence[int] = Field((1, 8), description="batch sizes, in requests")
-    batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
-    limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
     metric: str | None = Field(None, description="metric of the suites that have several; null: their own")
     subtask: Sequence[str] = Field((), description="subtasks to ask; empty: all subtasks")
-    rounds: int = Field(3, description="how many times the first blocks are timed")
-    time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
     max_new_tokens: int | None = Field(None, description="most tokens of an answer; null: the suite's own number")
     dtype: str = Field("auto", description="number type of the weights; auto: the fastest on the device")
     device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
-    weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
-    accept: str | None = Field(
-        None, description="run, probabilities, rates or length that script the acceptance; null: no script"
-    )
     seed: int = Field(0, description="seed of blocks, orders and drawn data")
     temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
     template_option: Mapping[str, bool | int | float | str] = Field(
@@ -58,6 +49,20 @@ class RunRequest(Record):
     skip_unscorable: bool = Field(False, description="true: items that cannot be scored here are left out")
     allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
     protocol: str = Field("own", description="own: stop strings end the decoding; paper: they cut the scored text")
+
+
+class RunRequest(DecodingRequest):
+    """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
+
+    method: Sequence[str] = Field((), description="methods with their options; empty: the default arms of every method")
+    batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
+    limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
+    rounds: int = Field(3, description="how many times the first blocks are timed")
+    time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
+    weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
+    accept: str | None = Field(
+        None, description="run, probabilities, rates or length that script the acceptance; null: no script"
+    )
     fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
     accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
     price_per_hour: Price | None = Field(

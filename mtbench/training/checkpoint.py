@@ -145,9 +145,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def refuse_existing(out: Path) -> None:
-    """Raise UserError if `out` exists."""
-    if out.exists():
-        raise UserError(f"{out} exists already; remove it or choose another `--out`")

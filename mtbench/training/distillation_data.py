@@ -19,9 +19,9 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
+from mtbench.files import refuse_existing
 from mtbench.models import chat_template
 from mtbench.models.loading import Checkpoint, load
-from mtbench.training.checkpoint import refuse_existing
 
 BATCH_SIZE = 64
 

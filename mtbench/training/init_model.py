@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.evaluation.suite import Messages
+from mtbench.files import refuse_existing
 from mtbench.models.loading import MASK
-from mtbench.training.checkpoint import refuse_existing, write_checkpoint
+from mtbench.training.checkpoint import write_checkpoint
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

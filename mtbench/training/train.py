@@ -19,10 +19,11 @@ from transformers.utils import logging
 
 from mtbench import files
 from mtbench.errors import UserError
+from mtbench.files import refuse_existing
 from mtbench.models.attention import ATTENTION
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.loading import Inspected, downloaded, inspect
-from mtbench.training.checkpoint import refuse_existing, write_checkpoint, write_copy, write_draft, write_errors
+from mtbench.training.checkpoint import write_checkpoint, write_copy, write_draft, write_errors
 from mtbench.training.conversations import Data, is_on_hub, prepare, refuse_without_template
 from mtbench.training.loss import plain_attention_mask
 from mtbench.training.mask_token import grow_embedding, refuse_mask_in_text, with_mask

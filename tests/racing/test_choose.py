@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import result_cell
 from typer.testing import CliRunner
 from whole import Quiet, forget_plugin_files
 
@@ -31,10 +32,10 @@ from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
-from mtbench.report.terminal import decision_lines
+from mtbench.report.terminal import decision_lines, note_lines
 from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
-from mtbench.results.format import Results
+from mtbench.results.format import Left, Results
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
@@ -152,7 +153,7 @@ def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None
 
 def test_a_race_that_stopped_before_its_plan_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command is refused without `--resume`, which needs the options; nothing else is deleted."""
-    monkeypatch.setattr("mtbench.cli.choosing.run", lambda opened, _: None)
+    monkeypatch.setattr("mtbench.cli.choosing.run", lambda *_: None)
     path = tmp_path / "race"
     path.mkdir()
     (path / "race.json").write_text("{}")
@@ -191,12 +192,23 @@ def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_pa
 
 
 @pytest.mark.whole
-def test_a_report_decides_a_race_that_has_no_decision(race: RunDirectory, tmp_path: Path) -> None:
-    """Killed before its decision, it is not judged by the rule of other runs."""
-    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+@pytest.mark.parametrize("found", [None, {"headline": "that of fewer blocks"}])
+def test_a_report_decides_a_race_whose_blocks_have_no_decision(
+    race: RunDirectory, tmp_path: Path, found: dict[str, Any] | None
+) -> None:
+    """Killed before its decision, or resumed after one and killed: its table and its decision are of the same blocks.
+
+    It is not judged by the rule of other runs.
+    """
+    run, made = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race"))), race.read_json("decision.json")
     (run.path / "decision.json").unlink()
+    if found is not None:
+        run.write_json("decision.json", made | found | {"spent": made["spent"] | {"decoding_s": 1.0}})
     reporting.report(run.path, None, None)
-    assert run.read_json("decision.json") == race.read_json("decision.json")
+    assert run.read_json("decision.json") == made
+    assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(
+        (run.path / "report.html").read_text()
+    )
 
 
 def test_a_race_takes_the_items_of_64_blocks() -> None:
@@ -216,6 +228,43 @@ def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
 
 def warnings_of(request: RaceRequest) -> list[str]:
     return choosing.warnings(choosing.planned(request)[1])
+
+
+def test_a_race_takes_the_options_of_a_run_that_say_how_to_decode_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reaches the request of the run that the race is."""
+    asked: list[RaceRequest] = []
+    monkeypatch.setattr("mtbench.cli.choosing.begin", lambda request, *_: asked.append(request))
+    options = ["--metric", "number", "--subtask", "a", "--subtask", "b", "--engine", "eager", "--protocol", "paper"]
+    options += ["--template-option", "enable_thinking=false", "--skip-unscorable", "--batch-size", "2,4"]
+    CliRunner().invoke(command.app, options)
+    [request] = asked
+    expected: dict[str, Any] = {
+        "metric": "number",
+        "subtask": ["a", "b"],
+        "engine": "eager",
+        "protocol": "paper",
+        "batch_size": [2, 4],
+        "suite": ["arithmetic"],
+    }
+    expected |= {"template_option": {"enable_thinking": False}, "skip_unscorable": True, "limit": 256}
+    assert dump(request.run_request()) == dump(RunRequest(**expected))
+
+
+def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    words = ["--json", str(tmp_path / "x.json"), "-o", str(tmp_path / "race")]
+    assert "exists and is never overwritten" in str(CliRunner().invoke(command.app, words).exception)
+    assert not (tmp_path / "race").exists()
+
+
+def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
+    """With the arms that they hold for; why an arm left stands in its row."""
+    wrong, cut = "accuracy 0.0%, below 5%: this is the speed of wrong answers", "100% of the answers were cut"
+    gone = Left(block=6, lost=True, reason="surely slower than a")
+    cells = [result_cell(arm=f"{name}@ar/graph", flags=[wrong]) for name in "ab"]
+    cells[1] = cells[1].changed(flags=[wrong, cut], left=gone)
+    names = {"a@ar/graph": "A", "b@ar/graph": "B"}
+    assert note_lines(cells, names) == [f"all arms: {wrong}", f"B: {cut}"]
 
 
 def test_auto_stands_alone() -> None:
@@ -241,12 +290,12 @@ def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, r
     assert 0 < decision.spent.forwards < decision.spent.forwards_full
     gone = next(g for g in decision.left if g.arm.startswith("mars") and g.batch_size == 8)
     assert gone.reason == "loses more accuracy than accepted"
-    assert len(decision_tables(results, decision)) == 2
+    assert sum(not isinstance(block, str) for block in decision_tables(results, decision)) == 2
     assert {cell.status for cell in results.cells} <= {"ok", "left"}
 
 
 @pytest.mark.whole
-def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory) -> None:
+def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_path: Path) -> None:
     """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
     assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
     assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
@@ -255,9 +304,11 @@ def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory) -> None
     refused = CliRunner().invoke(command.app, named).exception
     assert isinstance(refused, UserError)
     assert f"add `--plugin {PLUGIN}`" in str(refused)
-    again = CliRunner().invoke(command.app, [*named, "--plugin", str(PLUGIN)])
+    copied = tmp_path / "decision.json"
+    again = CliRunner().invoke(command.app, [*named, "--plugin", str(PLUGIN), "--json", str(copied)])
     assert again.exception is None
     assert race.read_json("decision.json") == chosen.decision
+    assert copied.read_bytes() == (race.path / "decision.json").read_bytes()
 
 
 def says_what_was_decided(run: RunDirectory) -> Decision:
@@ -266,7 +317,7 @@ def says_what_was_decided(run: RunDirectory) -> Decision:
     page, markdown = (html.unescape((run.path / name).read_text()) for name in ("report.html", "report.md"))
     names = arm_names(results.cells)
     said = in_words(decision.headline, names)
-    assert decision_lines(results, decision)[-1] == said
+    assert said in decision_lines(results, decision)
     assert said in page.partition("<main>")[0]
     assert said in markdown.partition("\n## ")[0].replace("\\", "")
     for recommended in decision.least or decision.recommendations:
@@ -342,13 +393,21 @@ MISTAKES = [
     ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
     ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
     ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),
+    ({"suite": ["arithmetic", "gsm8k"]}, "one race has one suite, not arithmetic, gsm8k; race each by itself"),
+    ({"family": "tiny", "candidates": "suffix", "limit": 1, "metric": "best"}, "metric 'best'"),
+    ({"family": "tiny", "candidates": "suffix:engine=eager"}, "the engine of plain decoding; give `--engine eager`"),
+    ({"engine": "fast"}, "engine 'fast'"),
+    ({"protocol": "none"}, "protocol 'none'"),
 ]
 
 
 @pytest.mark.parametrize(("options", "message"), MISTAKES)
 def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
     """The same for the command and the library."""
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    several = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
+    words = [
+        word for name, values in several.items() for one in values for word in (f"--{name.replace('_', '-')}", one)
+    ]
     result = CliRunner().invoke(command.app, [str(word) for word in words if word is not True])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
@@ -376,10 +435,11 @@ def test_options_and_defaults_of_the_library_are_those_of_the_command() -> None:
     shown = inspect.signature(mtbench.choose).parameters
     options = {name: p.default for name, p in inspect.signature(command.choose).parameters.items() if name != "ctx"}
     options |= {"out": options.pop("directory")}
-    assert shown.keys() - {"progress"} == options.keys() - {"dry_run"}
-    options |= {"batch_size": tuple(whole_numbers(options["batch_size"])), "candidates": tuple(options["candidates"])}
-    for name in shown.keys() - {"progress", "plugin", "checkpoint"}:
-        assert options[name] == shown[name].default
+    assert shown.keys() - {"progress"} == options.keys() - {"dry_run", "json_to"}
+    options["batch_size"] = whole_numbers(options["batch_size"])
+    for name in shown.keys() - {"progress", "plugin", "checkpoint", "template_option"}:
+        default = tuple(options[name]) if isinstance(options[name], list) else options[name]
+        assert default == shown[name].default, name
 
 
 def test_the_arms_that_can_be_raced_are_listed() -> None:

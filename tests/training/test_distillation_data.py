@@ -29,7 +29,7 @@ def test_a_teachers_answers_become_training_data(tmp_path: Path) -> None:
     assert answered == [question for question in questions if question in answered]
     assert all(row[-1]["role"] == "assistant" and "The answer is" in row[-1]["content"] for row in rows)
     assert list(read_conversations(str(out), None, 0)) == rows
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="exists and is never overwritten"):
         write_answers(teacher, conversations, out, max_new_tokens=160)
     assert {path.name for path in tmp_path.iterdir()} == {out.name, "short.jsonl"}
 

@@ -36,6 +36,6 @@ def test_the_tokenizer_decodes_any_text_unchanged(tokenizer: Any, text: str) -> 
 
 def test_an_untrained_checkpoint_overwrites_nothing(tmp_path: Path) -> None:
     """Its folder must be new."""
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="exists and is never overwritten"):
         initialise(TALK, tmp_path, seed=0, data={}, vocab_size=400)
     assert not list(tmp_path.iterdir())

@@ -414,7 +414,7 @@ def test_other_data_and_another_base_are_another_request(
 def test_an_existing_folder_is_never_overwritten(base: str, rows: str, undisturbed: Path) -> None:
     """`--out` must not exist."""
     before = (undisturbed / RECORD).read_bytes()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="exists and is never overwritten"):
         run(MARS, base, rows, USUAL, undisturbed)
     assert (undisturbed / RECORD).read_bytes() == before
 
@@ -430,5 +430,5 @@ def test_folders_are_refused_before_weights_are_loaded(
     out = interrupted(5, tmp_path)
     request.getfixturevalue("without_weights")
     (tmp_path / "existing").mkdir()
-    both_refuse(requested(MARS, base, rows, USUAL, tmp_path / "existing"), "exists already")
+    both_refuse(requested(MARS, base, rows, USUAL, tmp_path / "existing"), "exists and is never overwritten")
     both_refuse(requested(MARS, base, rows, replace(USUAL, seed=1), out), r"settings\.seed was 42, not 1")
