@@ -1,7 +1,9 @@
-"""Estimate what trainings cost at most, before they start: steps, forward passes, tokens, FLOPs, memory of the weights.
+"""Estimate what trainings cost, before they start: steps, tokens, FLOPs, memory of the weights, time on this machine.
 
 Each conversation counts with the maximum length, so nothing is tokenised or fetched. A fed token costs 6 FLOPs per
-trained parameter and 2 per frozen one (Kaplan et al., arXiv 2001.08361, table 1); attention is left out.
+trained parameter and 2 per frozen one (Kaplan et al., arXiv 2001.08361, table 1); attention is left out. The time is
+the FLOPs over a share of the speed of a large matrix product, which is measured here: half, as the largest trainings
+report of their devices (46 % of the peak: Chowdhery et al., arXiv 2204.02311, table 3).
 """
 
 import math
@@ -18,18 +20,23 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Source
+from mtbench.hardware import probe
 from mtbench.models.families import RANDOM, locate
 from mtbench.models.loading import load_config
 from mtbench.models.random_shapes import SHAPES
+from mtbench.report.progress import clock
 from mtbench.training.conversations import HUB, is_on_hub, read
 from mtbench.training.objectives import Objective, Special
 from mtbench.training.recipes import Stage
 
 ROWS = {"allenai/Dolci-Instruct-SFT": 2_152_112}  # conversations of data sets of the hub, from their pages
 ADAM_BYTES = 16  # per trained parameter in float32: itself, its gradient, two moments
+PROBE_BYTES = 4 << 30  # memory of the matrix product that is timed
+SHARE = 0.5  # of the speed of that product
 NOTES = (
     "at most: each conversation counts with the maximum length; FLOPs without those of attention",
     "memory: weights, gradients and Adam's moments; activations come on top",
+    f"time: at {SHARE:.0%} of the speed of a large matrix product on this machine, which was measured",
 )
 
 
@@ -37,11 +44,11 @@ class Cost(NamedTuple):
     """The cost of one training, at most."""
 
     steps: int
-    forwards: int
     conversations: int  # trained on, over all epochs
     tokens: int  # fed
     flop: float
     memory_bytes: int  # without activations
+    s: float
 
 
 def estimate(stages: Sequence[Stage], *, data_dir: Path | None = None, offline: bool = False) -> dict[str, Cost | None]:
@@ -50,25 +57,34 @@ def estimate(stages: Sequence[Stage], *, data_dir: Path | None = None, offline: 
     Raises UserError if configurations or data cannot be read.
     """
     made = {stage.name: stage for stage in stages}
-    return {stage.name: _cost(stage, made, data_dir, offline) for stage in stages}
+    speed = flop_per_s()
+    return {stage.name: _cost(stage, made, speed, data_dir, offline) for stage in stages}
+
+
+def flop_per_s() -> float:
+    """Measure the speed of a large matrix product in the precision of a training, in about a second."""
+    on_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    return probe.matmul_rate(torch.device(device), dtype, memory=PROBE_BYTES)[0]
 
 
 def table(costs: dict[str, Cost | None]) -> Table:
     """Return a table with a row per stage."""
     rows = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     rows.add_column("stage", no_wrap=True)
-    for column in ("steps", "forwards", "examples", "tokens fed", "FLOPs", "memory"):
+    for column in ("steps", "examples", "tokens fed", "FLOPs", "memory", "time"):
         rows.add_column(column, justify="right", no_wrap=True)
     for name, cost in costs.items():
         cells = ["untrained"]
         if cost is not None:
-            counts = [f"{count:,}" for count in (cost.steps, cost.forwards, cost.conversations)]
-            cells = [*counts, f"{cost.tokens:.2e}", f"{cost.flop:.1e}", f"{cost.memory_bytes / 1e9:,.1f} GB"]
+            counts = [f"{cost.steps:,}", f"{cost.conversations:,}", f"{cost.tokens:.2e}", f"{cost.flop:.1e}"]
+            time = f"{cost.s / 86_400:,.0f} days" if cost.s > 4 * 86_400 else clock(cost.s)
+            cells = [*counts, f"{cost.memory_bytes / 1e9:,.1f} GB", time]
         rows.add_row(escape(name), *cells)
     return rows
 
 
-def _cost(stage: Stage, made: dict[str, Stage], data_dir: Path | None, offline: bool) -> Cost | None:
+def _cost(stage: Stage, made: dict[str, Stage], speed: float, data_dir: Path | None, offline: bool) -> Cost | None:
     if stage.objective is None or stage.base is None:
         return None
     settings = stage.settings
@@ -77,15 +93,15 @@ def _cost(stage: Stage, made: dict[str, Stage], data_dir: Path | None, offline: 
         frozen += sum(parameters(_config(stage.teacher, made, offline), None))
     conversations = math.ceil(_conversations(stage, data_dir, offline) * settings.epochs)
     tokens = conversations * stage.objective.max_fed_tokens(settings.max_length, 0)
-    steps = math.ceil(conversations / settings.batch_size)
+    flop = tokens * (6 * trained + 2 * frozen)
     copies = 2 * (trained + frozen) if settings.uses_bfloat16(torch.cuda.is_available()) else 0
     return Cost(
-        steps=steps,
-        forwards=steps * math.ceil(settings.batch_size / settings.rows),
+        steps=math.ceil(conversations / settings.batch_size),
         conversations=conversations,
         tokens=tokens,
-        flop=tokens * (6 * trained + 2 * frozen),
+        flop=flop,
         memory_bytes=ADAM_BYTES * trained + 4 * frozen + copies,
+        s=flop / (SHARE * speed),
     )
 
 
