@@ -21,7 +21,6 @@ CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.tru
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 Words = Sequence[str]
-leave = os._exit  # mtbench replaces it
 
 
 class Ended(NamedTuple):
@@ -118,7 +117,7 @@ def _child(words: Words, folder: Path, log: Path, prepare: Callable[[], None], d
         signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     except KeyboardInterrupt:  # before the command began
         os.write(send, b"0 early")
-        leave(0)
+        os._exit(0)
     try:
         sys.modules["torch"].set_num_threads(1)  # makes torch's pool anew; two threads that do so at once collide
         prepare()
@@ -130,7 +129,7 @@ def _child(words: Words, folder: Path, log: Path, prepare: Callable[[], None], d
         sys.stdout.flush()
         sys.stderr.flush()
     os.write(send, f"{disk.count} {disk.struck}".encode())
-    leave(code)
+    os._exit(code)
 
 
 def in_process(words: Words) -> int:

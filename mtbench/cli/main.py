@@ -6,17 +6,16 @@ failed; 2: a user's mistake or something missing; 3: the time budget ended the r
 
 import errno
 import importlib
-import os
 import signal
 import sys
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mtbench import __version__, plugins
 from mtbench.cli import session
-from mtbench.cli.session import FAILED, INTERRUPTED, MISTAKE, err, out, say
+from mtbench.cli.session import INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
@@ -134,7 +133,6 @@ def _execute() -> Any:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # so does a terminal that closes
     session.started.clear()
-    _report_hard_exits()
     try:
         return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
@@ -147,19 +145,6 @@ def _execute() -> Any:
         if not is_out_of_memory(error):
             raise
         return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")
-
-
-def _report_hard_exits() -> None:
-    """Make `os._exit` in this process an error: a plugin that calls it would end the command as if all were well."""
-    leave, own = os._exit, os.getpid()
-
-    def leave_as_failed(status: int) -> NoReturn:
-        if os.getpid() == own:  # a forked child ends this way
-            say("error: code that mtbench called ended the process by os._exit; see which method or suite does", err)
-            status = status or FAILED
-        leave(status)
-
-    os._exit = leave_as_failed
 
 
 def _how_to_resume() -> str:

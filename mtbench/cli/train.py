@@ -4,7 +4,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -72,7 +72,7 @@ def recipe(
         if name is not None:
             raise UserError(f"--recipe {name} sets the objectives itself; leave out {ctx.invoked_subcommand!r}.")
         return
-    from mtbench.training import cost, recipe_runner
+    from mtbench.training import recipe_runner
     from mtbench.training.recipes import RECIPES
 
     if name is None:
@@ -85,7 +85,7 @@ def recipe(
     workers = workers or recipe_runner.default_workers()
     if dry_run:
         recipe_runner.complete_stages(stages, folder)  # refuses a folder with another checkpoint
-        _print_cost(cost.estimate(stages, folder, workers, data_dir=data_dir, offline=offline))
+        _print_cost(stages, data_dir, offline=offline)
         return
     session = ["--data-dir", str(data_dir.resolve())] if data_dir else []
     if offline:
@@ -271,7 +271,6 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
 def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
     """Train with the parameters of `common` and the options; in a dry run, check them and print the cost."""
     from mtbench.report.progress import TrainingProgress
-    from mtbench.training import cost
     from mtbench.training.page import write_training_page
     from mtbench.training.recipes import Stage
     from mtbench.training.train import TrainingRequest, check, train
@@ -301,7 +300,7 @@ def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
     )
     if given["dry_run"]:
         check(request, fetch=False)
-        _print_cost(cost.estimate((stage,), directory.parent, 1, data_dir=request.data_dir, offline=request.offline))
+        _print_cost((stage,), request.data_dir, offline=request.offline)
         return
     train(request, TrainingProgress(err), given["report_to"])
     if _is_main_process():
@@ -319,7 +318,9 @@ def _print_path(path: Path) -> None:
         out.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 
-def _print_cost(estimated: Any) -> None:
-    out.print(estimated.table())
-    for line in estimated.notes():
+def _print_cost(stages: Sequence[Any], data_dir: Path | None, *, offline: bool) -> None:
+    from mtbench.training import cost
+
+    out.print(cost.table(cost.estimate(stages, data_dir=data_dir, offline=offline)))
+    for line in cost.NOTES:
         out.print(line, soft_wrap=True, markup=False, highlight=False)

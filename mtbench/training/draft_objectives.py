@@ -28,7 +28,6 @@ from mtbench.options import option
 from mtbench.training.linear_cross_entropy import TeacherOutput, chunks
 from mtbench.training.objectives import (
     EXACT,
-    AddedWork,
     HeadInput,
     Losses,
     Model,
@@ -204,11 +203,6 @@ class SequentialDraft(DraftObjective):
             ahead=ahead[exists],
         )
 
-    def added_work(self, sequence: TrainingSequence) -> AddedWork:
-        """Each step reads all tokens, with the keys of the steps before."""
-        fed = len(sequence.ids)
-        return AddedWork(self.steps * fed, fed**2 * self.steps * (self.steps + 1) / 2)
-
     def head_inputs(
         self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None
     ) -> Iterator[HeadInput]:
@@ -343,11 +337,6 @@ class BlockDraft(DraftObjective):
             weight=(decay / decay.sum())[:, None] * shares,
             ahead=(place + 1).expand(len(chosen), -1)[exists],
         )
-
-    def added_work(self, sequence: TrainingSequence) -> AddedWork:
-        """All places of all blocks are read, with the keys of the text and of all blocks."""
-        places = int((sequence.ahead == 1).sum()) * self.block_size
-        return AddedWork(places, self.layers * places * (len(sequence.ids) + places))
 
     def head_inputs(
         self, model: Model, states: TargetStates, batch: Packed, teacher: TeacherOutput | None

@@ -59,13 +59,6 @@ class HeadInput(NamedTuple):
     teacher_output: TeacherOutput | None = None
 
 
-class AddedWork(NamedTuple):
-    """What the modules that an objective adds compute for a conversation; they have the target's heads."""
-
-    positions: float  # that each of them reads
-    pairs: float  # of a query and a key, over all layers
-
-
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """The interface of an objective. `name` is its command, `parts` are the named terms of its loss."""
@@ -98,10 +91,6 @@ class Objective:
     def build(self, example: Example, special: Special, random: torch.Generator) -> TrainingSequence:
         """Build the training sequence of one conversation. Its weights are not yet divided by the step's divisor."""
         raise NotImplementedError
-
-    def added_work(self, sequence: TrainingSequence) -> AddedWork:
-        """Return the work of the modules that `attach` adds, without LM heads, to estimate the cost of a training."""
-        return AddedWork(0, 0)
 
     def attach(self, model: Model, special: Special) -> None:
         """Before training: add the objective's modules to the model and freeze the parameters it must not change."""
@@ -384,9 +373,6 @@ class Medusa(Objective):
             weight=weight[exists],
             ahead=ahead[exists],
         )
-
-    def added_work(self, sequence: TrainingSequence) -> AddedWork:
-        return AddedWork(len(sequence.predictor) / self.heads, 0)  # a head reads its own predictions
 
     def attach(self, model: Model, special: Special) -> None:
         model.requires_grad_(False)

@@ -77,17 +77,6 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
     assert calls == [Execution(workers=2, data_dir="data", peak_memory=True, servers=frozenset({"http://a"}))]
 
 
-@pytest.mark.whole
-def test_code_that_ends_the_process_does_not_end_the_command_well() -> None:
-    """A plugin's `os._exit(0)` is an error with its own line; a forked child may end that way."""
-    plugin = "def plugin(**_):\n    if os.fork():\n        os.wait()\n    os._exit(0)"
-    code = f"import os\nfrom mtbench.cli import main\n{plugin}\nmain.app = plugin\nmain.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1  # of the parent only
-    assert "ended the process by os._exit" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("cells", "fail_on", "code"),
     [
