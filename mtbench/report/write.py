@@ -115,7 +115,7 @@ def _section(slug: str, group: GroupKey, cells: list[ResultCell], results: Resul
         for_papers={
             name: (f"{of.heading}: {place}. {of.caption}.", of.table) for name, of in of_paper.items() if of.table.rows
         },
-        csv=csv_tables(cells, own, naming.words, price),
+        csv=csv_tables(cells, own.headline, naming.words, price),
         drawings=figures.draw(scene),
         note=note,
         cells=cells,

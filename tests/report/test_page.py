@@ -244,9 +244,9 @@ def test_csv_has_the_figures_of_the_results(many_arms: RunDirectory) -> None:
     assert [row["arm"] for row in rows] == [*cells]
     row = next(row for row in rows if row["name"] == "MARS τ=0.3")
     cell = cells[row["arm"]]
-    assert (float(row["speedup"]), row["verdict"], row["baseline"]) == (2.0, "faster", AR)
+    assert (float(row["speedup.value"]), row["speedup.verdict"], row["speedup.baseline"]) == (2.0, "faster", AR)
     assert cell.accuracy is not None
-    assert float(row["accuracy"]) == cell.accuracy.value
+    assert float(row["accuracy.value"]) == cell.accuracy.value
     assert cell.tokens_per_s.value is not None
     assert float(row["cost_per_million_tokens"]) == pytest.approx(1000 / cell.tokens_per_s.value)
 
