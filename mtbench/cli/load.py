@@ -149,8 +149,8 @@ def _load(
             return
         opened = loading.begin(request, directory)
     found = loading.run(opened, client_python, budget_s, ctx.params["url"])
-    for renderable in loading.terminal(found):
+    for renderable in loading.page.terminal(found):
         out.print(renderable)
-    say(opened.path / loading.PAGE)
+    say(opened.path / loading.page.PAGE)
     if not found.complete:
         raise typer.Exit(INCOMPLETE)
