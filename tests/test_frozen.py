@@ -35,7 +35,7 @@ def test_a_stored_experiment_gives_the_same_files(experiment: str, tmp_path: Pat
 
 @pytest.mark.parametrize("experiment", [pytest.param("run", marks=pytest.mark.slow), "choose"])
 def test_a_half_finished_run_goes_on(experiment: str, tmp_path: Path) -> None:
-    """The answers that are decoded again are those that were lost."""
+    """An answer that is decoded again is the one that was lost. A race may eliminate its arms at other blocks."""
     folder = tmp_path / "DIR"
     freeze.unpack(experiment, folder)
     files = sorted(folder.glob("generations/*.jsonl"))
@@ -49,7 +49,11 @@ def test_a_half_finished_run_goes_on(experiment: str, tmp_path: Path) -> None:
     (folder / "left.jsonl").unlink(missing_ok=True)
     resume = mtbench.run if experiment == "run" else mtbench.choose
     resume(out=folder, resume=True)
-    assert {file.name: tokens_of(file) for file in files} == before
+    for file in files:
+        again, lost = tokens_of(file), before[file.name]
+        both = again.keys() & lost.keys()
+        assert {item: again[item] for item in both} == {item: lost[item] for item in both}
+        assert experiment == "choose" or again.keys() == lost.keys()
     assert RunDirectory(folder).has("results.json")
 
 

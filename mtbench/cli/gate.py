@@ -80,6 +80,10 @@ CalibrationOutOption = Annotated[
 ]
 
 
+ASKED = ("base", "head", "margin", "blocks", "pairs", "live", "counts_only")  # parameters that a gate stores
+ASKED += ("allow_changed", "allow_torch", "allow_dirty")
+
+
 @app.callback(invoke_without_command=True)
 @_with_options
 def gate(
@@ -123,17 +127,8 @@ def gate(
         ctx,
         directory,
         gating.GATE,
-        base=base,
-        head=head,
+        **{name: ctx.params[name] for name in ASKED},
         base_plugins=base_plugin,
-        margin=margin,
-        blocks=blocks,
-        pairs=pairs,
-        live=live,
-        counts_only=counts_only,
-        allow_changed=allow_changed,
-        allow_torch=allow_torch,
-        allow_dirty=allow_dirty,
         process_limit_s=seconds(process_limit, "--process-limit"),
     )
     found = gating.run(opened, warn, seconds(ctx.params["time_budget"]))

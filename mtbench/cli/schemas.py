@@ -93,7 +93,10 @@ def schema(kind: str) -> dict[str, Any]:
 def schemas(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; it is made if it is missing.")],
 ) -> None:
-    """Write NAME.schema.json (draft 2020-12) for each file that mtbench writes."""
+    """Write the JSON Schemas of the files that mtbench writes.
+
+    DIR gets NAME.schema.json (draft 2020-12) for each kind of file.
+    """
     for kind in SCHEMAS:
         write_json(directory / f"{kind}.schema.json", schema(kind))
     say(directory)

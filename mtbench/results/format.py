@@ -249,7 +249,7 @@ class TaskSpeedup(Record):
     verdict: SpeedVerdict = Field(description=SPEED_VERDICT)
 
 
-class DerivedAcceptance(Record):
+class DerivedAcceptance(Sparse):
     """Acceptance as other projects compute it, by owner. mtbench/results/acceptance.py holds the formulas.
 
     null: the figure cannot be computed from what the run stores.

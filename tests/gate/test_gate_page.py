@@ -98,7 +98,7 @@ def test_the_first_sentence_is_the_word_and_why(made: Gate, tmp_path: Path, undr
     assert f"<title>{html.escape(sentence, quote=False)}</title>" in shown.replace("&#39;", "'").replace("&#34;", '"')
     heading = re.search("<h1>.*</h1>", shown)
     assert heading
-    assert text_of(heading[0]) == f"{tables.SIGNS[made.word]} {sentence}"
+    assert text_of(re.sub("</?code>", "`", heading[0])) == f"{tables.SIGNS[made.word]} {sentence}"
     assert (tmp_path / "gate.md").read_text().startswith(f"# {made.word}: ")
     last = page.terminal(made)[-1]
     assert str(last).startswith(f"{tables.SIGNS[made.word]} {made.word}: ")

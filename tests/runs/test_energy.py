@@ -72,7 +72,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     def now() -> float:
         return made.now
 
-    clock = SimpleNamespace(perf_counter=now, process_time=now, monotonic=now, sleep=made.spend)
+    clock = SimpleNamespace(perf_counter=now, process_time=now, thread_time=now, monotonic=now, sleep=made.spend)
     monkeypatch.setattr(energy, "time", clock)
     monkeypatch.setattr(machine, "time", clock)
     monkeypatch.setattr(machine, "gpu", lambda: made.driver.gpu)

@@ -93,4 +93,4 @@ def test_a_wrong_file_is_found_before_a_checkpoint_is_read(
     with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
         make_plan(RunRequest(suite=["arithmetic", suite], model=model, method=["ar"], limit=1))
     with pytest.raises(UserError, match=r"^suite 'prompts': .*mine\.jsonl"):
-        planned(RaceRequest(suite=suite, model=model))
+        planned(RaceRequest(suite=[suite], model=model))
