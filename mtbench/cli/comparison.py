@@ -1,11 +1,10 @@
 """What `mtbench compare` does: open the runs, compare each with the first, print the tables."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtbench.cli.session import beside_json, show, write_json
+from mtbench.cli.session import beside_json, refuse_twice, show, write_json
 from mtbench.errors import UserError
 from mtbench.gate import floor
 from mtbench.gate.format import Floor
@@ -20,7 +19,9 @@ from mtbench.runs.formats import Machine
 
 def compare(directories: Sequence[Path], json_to: Path | None) -> None:
     """Print the comparison of each run with the first one."""
-    _refuse_too_few_or_twice(directories)
+    if len(directories) < 2:
+        raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
+    refuse_twice(directories, "directory", "give two different runs")
     base, *heads = map(_open, directories)
     comparison = Comparison(
         schema_version=SCHEMA_VERSION,
@@ -29,16 +30,6 @@ def compare(directories: Sequence[Path], json_to: Path | None) -> None:
     )
     show(comparison_blocks(comparison), beside_json(json_to))
     write_json(json_to, json.dumps(dump(comparison), indent=1, allow_nan=False) + "\n")
-
-
-def _refuse_too_few_or_twice(directories: Sequence[Path]) -> None:
-    if len(directories) < 2:
-        raise UserError("one run has nothing to be compared with; give two or more: `mtbench compare RUN RUN`.")
-    seen: dict[str, Path] = {}
-    for directory in directories:
-        other = seen.setdefault(os.path.realpath(directory), directory)
-        if other is not directory:
-            raise UserError(f"{str(directory)!r} is the same directory as {str(other)!r}; give two different runs.")
 
 
 def _open(directory: Path) -> Stored:

@@ -1,12 +1,14 @@
-"""`mtbench import`: its arguments. The work is in mtbench/cli/importing.py, which imports torch."""
+"""`mtbench import`: read the files, print the tables, write JSON and Markdown. `--help` needs no torch."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mtbench.cli.request_options import PluginOption
-from mtbench.files import refuse_existing
+from mtbench.cli.session import beside_json, refuse_twice, show, write_json
+from mtbench.files import refuse_existing, write_text
 
 app = typer.Typer()
 
@@ -37,7 +39,20 @@ def import_files(
 
     Reads Spec-Bench, specdec_bench, SpecForge, vLLM `bench serve`, SGLang bench_serving, guidellm, aiperf and lm-eval.
     """
-    from mtbench.cli import importing
+    from mtbench.imports.beside import our_cells
+    from mtbench.imports.registry import read_file, side_by_side
+    from mtbench.records import cleaned, dump
+    from mtbench.report.imported import imported_blocks, imported_markdown
 
     refuse_existing(json_to)
-    importing.import_files(files, beside, json_to, out)
+    refuse_twice(files, "file", "give each file once")
+    imported = side_by_side([result for file in files for result in read_file(file)])
+    if beside is not None:
+        imported = imported.changed(beside=our_cells(beside, imported.results))
+    imported = cleaned(imported)
+    show(imported_blocks(imported), beside_json(json_to))
+    text = json.dumps(dump(imported), indent=1, allow_nan=False) + "\n"
+    if out is not None:
+        write_text(out / "imported.json", text)
+        write_text(out / "imported.md", imported_markdown(imported))
+    write_json(json_to, text)

@@ -138,6 +138,7 @@ def _load(
     dry_run: bool,
 ) -> None:
     from mtbench.cli import loading
+    from mtbench.loadtest import page
 
     if resume:
         opened: Any = loading.reopen(resumed(ctx, directory, "load", PER_SESSION))
@@ -149,8 +150,8 @@ def _load(
             return
         opened = loading.begin(request, directory)
     found = loading.run(opened, client_python, budget_s, ctx.params["url"])
-    for renderable in loading.terminal(found):
+    for renderable in page.terminal(found):
         out.print(renderable)
-    say(opened.path / loading.PAGE)
+    say(opened.path / page.PAGE)
     if not found.complete:
         raise typer.Exit(INCOMPLETE)

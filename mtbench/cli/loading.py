@@ -27,7 +27,6 @@ from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.run_request import latency_limits
 
-PAGE = page.PAGE
 HELP = "see `mtbench load --help`."
 LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
 
@@ -122,8 +121,3 @@ def _refuse_other_keys(planned: LoadPlan, urls: Sequence[str]) -> None:
                 f"the plan sends the key in {arm.key_env!r} to {arm.url}, which this command does not name; if you "
                 f"trust it, add `--url {given}`."
             )
-
-
-def terminal(found: Load) -> Sequence[RenderableType]:
-    """Return what the terminal shows."""
-    return page.terminal(found)

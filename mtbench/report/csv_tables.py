@@ -22,7 +22,10 @@ def csv_tables(
         own = headline.get(cell.arm)
         about = {"arm": cell.arm, "name": names.get(cell.arm, cell.arm)}
         costs = {} if price is None else {"cost_per_million_tokens": cost_per_million(cell, price)}
-        arms.append({**about, **dump(cell), "speedup": {} if own is None else dump(own), **costs})
+        own_figures = {"speedup": {} if own is None else dump(own)}
+        if cell.tokens_per_forward_ci is not None:
+            own_figures["tokens_per_forward_ci"] = dict(zip(("low", "high"), cell.tokens_per_forward_ci, strict=True))
+        arms.append({**about, **dump(cell), **own_figures, **costs})
         if cell.status != "failed":
             for task in cell.tasks:
                 found = [dump(over) for over in task.speedup if own is not None and over.baseline == own.baseline]

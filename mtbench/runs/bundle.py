@@ -26,7 +26,7 @@ from mtbench import __version__, network
 from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
-from mtbench.files import flush, open_plain, write_errors, write_json
+from mtbench.files import flush, open_plain, refuse_existing, write_errors, write_json
 from mtbench.models.checkpoint_files import CHECKPOINT_FILES
 from mtbench.models.drafts.loading import draft_config
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM, RECORD, Family, split_part
@@ -37,7 +37,6 @@ MANIFEST = "bundle.json"
 INCOMPLETE = "the incomplete file was removed."
 DATA, CHECKPOINTS = "data", "checkpoints"
 MAX_MANIFEST_BYTES = 1 << 26
-COPY_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def write_bundle(
     """
     stage = out.with_name(out.name + ".partial")
     shutil.rmtree(stage, ignore_errors=True)  # of a killed command
-    _refuse_existing(out)
+    refuse_existing(out)
     with write_errors(out, INCOMPLETE):
         (stage / DATA).mkdir(parents=True)
         try:
@@ -83,7 +82,7 @@ def write_bundle(
                 for name, path in files.items():
                     _add_file(tar, name, path)
             sizes = {name: path.stat().st_size for name, path in files.items()}
-            _refuse_existing(out)
+            refuse_existing(out)
             flush(stage / "whole.tar")
             shutil.rmtree(stage / DATA)  # a command that is killed after the next line leaves little behind
             os.replace(stage / "whole.tar", out)
@@ -117,11 +116,6 @@ def _is_known(family: Family) -> bool:
     """Return whether the family's name is enough for mtbench to find its checkpoints."""
     known = FAMILIES.get(family.name)
     return known is not None and set(known.roles) <= set(family.roles)
-
-
-def _refuse_existing(out: Path) -> None:
-    if out.exists():
-        raise UserError(f"{str(out)!r} exists and is never overwritten; choose another `--bundle FILE.tar`.")
 
 
 def _add_checkpoints(
@@ -316,7 +310,9 @@ def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, A
                 raise _damaged(path, f"{member.name!r} has another size")
             target = stage / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if _copy(_open_member(tar, member), target) != files[member.name]["sha256"]:
+            with target.open("xb") as file:
+                shutil.copyfileobj(_open_member(tar, member), file)
+            if _sha256(target) != files[member.name]["sha256"]:
                 raise _damaged(path, f"{member.name!r} does not match its hash")
         if missing:
             raise _damaged(path, f"{min(missing)!r} is missing")
@@ -330,13 +326,3 @@ def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, A
                 raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
-
-
-def _copy(source: BinaryIO, target: Path) -> str:
-    """Copy a file that does not exist yet; return the SHA-256 of its content."""
-    digest = hashlib.sha256()
-    with target.open("xb") as file:
-        while chunk := source.read(COPY_CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-    return digest.hexdigest()

@@ -126,25 +126,13 @@ def window(
     if dropped := machine.window(before, after)["dropped"]:
         return _unknown(dropped)
     energy_j, window_s = after.energy_j - before.energy_j, after.at_s - before.at_s
-    return {
-        "energy_j": energy_j,
-        "window_s": window_s,
-        "tokens": tokens,
-        "j_per_token": energy_j / tokens,
-        "mean_power_w": energy_j / window_s,
-        "energy_reason": None,
-    }
+    figures = {"energy_j": energy_j, "window_s": window_s, "tokens": tokens}
+    return {**figures, "j_per_token": energy_j / tokens, "mean_power_w": energy_j / window_s, "energy_reason": None}
 
 
 def _unknown(reason: str) -> JsonObject:
-    return {
-        "energy_j": None,
-        "window_s": None,
-        "tokens": None,
-        "j_per_token": None,
-        "mean_power_w": None,
-        "energy_reason": reason,
-    }
+    names = ("energy_j", "window_s", "tokens", "j_per_token", "mean_power_w")
+    return {**dict.fromkeys(names), "energy_reason": reason}
 
 
 def _idle_power_w(gpu: Gpu) -> float | None:

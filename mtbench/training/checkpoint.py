@@ -39,6 +39,18 @@ def write_errors(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {first_line(error)}; {ADVICE}") from None
 
 
+@contextmanager
+def _complete(out: Path, record: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the folder `<out>.partial`, then write the training record to it and rename it to `out`."""
+    partial = out.with_name(out.name + ".partial")
+    with write_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        yield partial
+        write_record(partial, record)
+        partial.rename(out)
+
+
 def write_checkpoint(
     out: Path,
     model: Any,
@@ -56,19 +68,15 @@ def write_checkpoint(
     import torch
     from safetensors.torch import save_file
 
-    partial = out.with_name(out.name + ".partial")
     torch_dtype = getattr(torch, dtype)
     state = None
     if gathered_weights is not None:
         state = {name: tensor.to(torch_dtype) for name, tensor in gathered_weights.items()}
-    with write_errors(out):
-        shutil.rmtree(partial, ignore_errors=True)
+    with _complete(out, record) as partial:
         model.to(torch_dtype).save_pretrained(partial, state_dict=state)
         for file, tensors in (extra_files or {}).items():
             save_file({name: tensor.to(torch_dtype).contiguous() for name, tensor in tensors.items()}, partial / file)
         tokenizer.save_pretrained(partial)
-        write_record(partial, record)
-        partial.rename(out)
 
 
 def write_draft(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], dtype: str, record: Any) -> None:
@@ -76,15 +84,10 @@ def write_draft(out: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]
     import torch
     from safetensors.torch import save_file
 
-    partial = out.with_name(out.name + ".partial")
-    with write_errors(out):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with _complete(out, record) as partial:
         files.write_json(partial / "config.json", {**config, "dtype": dtype})
         cast = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
         save_file(cast, partial / "model.safetensors", {"format": "pt"})
-        write_record(partial, record)
-        partial.rename(out)
 
 
 def write_copy(
@@ -96,17 +99,12 @@ def write_copy(
     """
     import torch
 
-    partial = out.with_name(out.name + ".partial")
-    with write_errors(out):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with _complete(out, record) as partial:
         for file in base.iterdir():
             if any(map(file.match, CHECKPOINT_FILES)) and file.name not in (RECORD, CONFIG, WEIGHTS):
                 shutil.copyfile(file, partial / file.name)
         files.write_json(partial / CONFIG, {**json.loads((base / CONFIG).read_text()), **entries})
         _add_tensors(base, partial, {name: t.to(getattr(torch, dtype)).contiguous() for name, t in tensors.items()})
-        write_record(partial, record)
-        partial.rename(out)
 
 
 def _add_tensors(base: Path, out: Path, tensors: Mapping[str, Any]) -> None:

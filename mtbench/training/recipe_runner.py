@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -19,21 +19,19 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 
 from mtbench.errors import UserError, unknown
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import RECORD
 from mtbench.options import options_of, show
+from mtbench.processes import last_line
 from mtbench.report.progress import clock
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage
 
 POLL_EVERY_S = 0.2
 GRACE_S = 20.0  # for a stage to end after SIGTERM, before SIGKILL
-TAIL = 4096  # bytes at the end of a log in which its last line is looked for
 WAITING, RUNNING, DONE, FAILED, LEFT_OUT = "waiting", "running", "done", "failed", "left out"
 
 
@@ -235,18 +233,8 @@ class RecipeRun:
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def __rich__(self) -> Table:
-        """Return a table with a line per stage, for a terminal."""
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for _ in range(3):
-            table.add_column(no_wrap=True)
-        for name, state in self.states.items():
-            style = {RUNNING: "bold", FAILED: "red", DONE: "green"}.get(state, "dim")
-            table.add_row(escape(name), f"[{style}]{state}[/]", escape(self.notes[name]))
-        return table
-
     def lines(self) -> list[str]:
-        """Return a line per stage that has begun or ended, for a file."""
+        """Return a line per stage that has begun or ended."""
         return [
             f"{name}: {state} {self.notes[name]}".rstrip() for name, state in self.states.items() if state != WAITING
         ]
@@ -268,31 +256,21 @@ def run(
     recipe = RecipeRun(stages, folder, workers, launch, session)
     folder.mkdir(parents=True, exist_ok=True)
     printed: set[str] = set()
+    running = True
     try:
-        with Live(recipe, console=console) if console.is_terminal else nullcontext():
-            while recipe.update():
-                _print_new_lines(recipe, printed, console)
-                time.sleep(POLL_EVERY_S)
-        _print_new_lines(recipe, printed, console)
+        with console.status("") as status:  # a terminal shows what runs in lines that change
+            while running:
+                running = recipe.update()
+                lines = recipe.lines()
+                for line in lines:
+                    if line not in printed and not (console.is_terminal and f": {RUNNING} " in line):
+                        printed.add(line)
+                        console.print(line, markup=False, highlight=False, soft_wrap=True)
+                status.update(escape("\n".join(line for line in lines if line not in printed)))
+                time.sleep(POLL_EVERY_S if running else 0)
     finally:
         recipe.stop()
     return all(state == DONE for state in recipe.states.values())
-
-
-def _print_new_lines(recipe: RecipeRun, printed: set[str], console: Console) -> None:
-    """Print the lines that changed, unless a terminal shows the live table."""
-    for line in recipe.lines():
-        if not console.is_terminal and line not in printed:
-            printed.add(line)
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank; empty if there is none."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def error_line(log: Path) -> str:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.csv_tables import csv_tables
 from mtbench.report.latex import WIDEST
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
@@ -249,6 +250,12 @@ def test_csv_has_the_figures_of_the_results(many_arms: RunDirectory) -> None:
     assert float(row["accuracy.value"]) == cell.accuracy.value
     assert cell.tokens_per_s.value is not None
     assert float(row["cost_per_million_tokens"]) == pytest.approx(1000 / cell.tokens_per_s.value)
+
+
+def test_both_ends_of_an_interval_have_a_csv_column() -> None:
+    cell = result_cell(tokens_per_forward_ci=[1.5, 2.25])
+    row = next(csv.DictReader(io.StringIO(csv_tables([cell], {}, {}, None)[""])))
+    assert [row[f"tokens_per_forward_ci.{end}"] for end in ("low", "high")] == ["1.5", "2.25"]
 
 
 def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirectory) -> None:

@@ -23,7 +23,6 @@ from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.models import families
 from mtbench.models.families import FAMILIES, RECORD, Family
-from mtbench.runs import bundle as bundles
 from mtbench.runs.bundle import MANIFEST, SCHEMA_VERSION, open_bundle, write_bundle
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
@@ -267,7 +266,7 @@ def listed(size: int) -> dict[str, Any]:
 def test_a_member_larger_than_its_entry_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused by its size, before a byte of it is written."""
     path = pack(tmp_path / "x.tar", [(MANIFEST, manifest(FILES)), ("data/a/b.jsonl", bytes(1 << 20))])
-    monkeypatch.setattr(bundles, "_copy", lambda *_: pytest.fail("it was copied"))
+    monkeypatch.setattr("shutil.copyfileobj", lambda *_: pytest.fail("it was copied"))
     with pytest.raises(UserError, match="has another size"):
         open_bundle(path)
 
