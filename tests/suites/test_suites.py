@@ -500,6 +500,7 @@ ANSWERS: dict[
         ("exact", "1,072", 1.0),
         ("contains", "It is 1,072.", 1.0),
     ],
+    '{"prompt": "How?", "answer": "use #### for 4 headings"}': [(None, "Use #### for 4 headings.", 1.0)],
     '{"instruction": "Add.", "input": "1 1", "output": "x", "target": "2"}': [(None, "2", 1.0), (None, "x", 0.0)],
     '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0), ("number", "about -5.0 degrees", 1.0)],
 }
@@ -514,7 +515,7 @@ def test_own_prompts_with_answers_are_scored(
     file.write_text(line + "\n")
     suite = SUITES["prompts"](str(file), Source(metric=metric))
 
-    default = "number" if "####" in line else "exact_match"
+    default = "number" if "#### 1" in line else "exact_match"
     assert suite.metric == {None: default, "exact": "exact_match"}.get(metric, metric)
     assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
 
