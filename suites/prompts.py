@@ -9,8 +9,8 @@ Each line of FILE is one prompt, rendered by the checkpoint's chat template. In 
     {"question": "Natalia sold 48 clips, and then half as many. How many?", "answer": "48 + 24 = 72\\n#### 72"}
 
 Fields that are read, the first one that a line has: `messages`, `prompt`, `question`, `problem`, `instruction`, `text`
-for the prompt; `answer`, `reference`, `target` for the answer; `id` (default: the line number). `input` is added to an
-`instruction`. Other fields are ignored.
+for the prompt (a line with both of the first two is refused); `answer`, `reference`, `target` for the answer; `id`
+(default: the line number). `input` is added to an `instruction`. Other fields are ignored.
 
 A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
 `#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how (mtbench/evaluation/answer_match.py):
@@ -194,6 +194,8 @@ def references(entry: Mapping[str, Any]) -> list[str]:
 
 def conversation(entry: Mapping[str, Any]) -> Messages:
     """Return the turns in one line of the file. Raise ValueError if they are not valid."""
+    if "messages" in entry and "prompt" in entry:
+        raise ValueError("has both 'prompt' and 'messages'; leave one out")
     messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": _text(entry)}]
     if not isinstance(messages, list) or not messages:
         raise ValueError("'messages' is not a list of turns")

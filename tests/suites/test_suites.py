@@ -583,6 +583,7 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
         ('{"prompt": ""}', "empty or not a text"),
         ('{"prompt": ["Why?"]}', "empty or not a text"),
+        ('{"prompt": "Why?", "messages": [{"role": "user", "content": "How?"}]}', "has both 'prompt' and 'messages'"),
         ('{"messages": []}', "not a list of turns"),
         ('{"messages": "Why?"}', "not a list of turns"),
         ('{"messages": ["Why?"]}', "'role' is not one of"),
