@@ -268,6 +268,19 @@ def test_an_external_method_has_no_engine(run: RunDirectory) -> None:
         generate(run, Quiet())
 
 
+def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_path: Path) -> None:
+    """Its earlier blocks may be those of another default. Nothing is refused before a session, or if all is there."""
+    run = start(tmp_path / "run", REQUEST.changed(method=("ar", "prompt-lookup")))
+    edit(run, lambda plan: plan["cells"][1]["options"].pop("match"))
+    generate(run, Quiet(), Execution(time_budget_s=0.0))
+    with pytest.raises(UserError, match=r"prompt-lookup\S* began before prompt-lookup had the option 'match', so "):
+        generate(run, Quiet())
+    edit(run, lambda plan: plan["cells"][1]["options"].update(match="latest"))
+    generate(run, Quiet())
+    edit(run, lambda plan: plan["cells"][1]["options"].pop("match"))
+    generate(run, Quiet())
+
+
 def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script made of stages sees it; a failed scoring is not its business."""
     monkeypatch.setattr("mtbench.cli.stages.lifecycle.generate", lambda *_: None)
