@@ -257,6 +257,20 @@ def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> N
     assert not (tmp_path / "race").exists()
 
 
+def test_a_resumed_race_writes_its_own_file_of_json_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `mtbench run` and `mtbench report` do. A decision of another race is not overwritten."""
+
+    def reached(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("mtbench.cli.choosing.resume", reached)
+    (tmp_path / "decision.json").write_text('{"run_id": "one"}')
+    words = ["-o", str(tmp_path), "--resume", "--json", str(tmp_path / "x.json")]
+    for run_id, error in (("one", InterruptedError), ("two", UserError)):
+        (tmp_path / "x.json").write_text(f'{{"run_id": "{run_id}"}}')
+        assert isinstance(CliRunner().invoke(command.app, words).exception, error)
+
+
 def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
     """With the arms that they hold for; why an arm left stands in its row."""
     wrong, cut = "accuracy 0.0%, below 5%: this is the speed of wrong answers", "100% of the answers were cut"
