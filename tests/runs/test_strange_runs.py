@@ -183,6 +183,12 @@ def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: R
     assert due(run)
     [cell] = dump(assemble(run))["cells"]
     assert "1 of 2 answers are scored; score them all with `mtbench score`" in cell["flags"]
+    file = f"generations/{cell['cell']}.jsonl"
+    lines = run.lines(file)
+    run.keep_lines(file, [line for line in lines if line["item"] not in scored])
+    [fewer] = dump(assemble(run))["cells"]
+    assert {flag.partition(" answers are ")[0] for flag in fewer["flags"]} >= {"1 of 2 timed", "0 of 1"}
+    run.keep_lines(file, lines)
     lifecycle.score_if_due(run, Execution())
     [cell] = dump(assemble(run))["cells"]
     assert not any("answers are scored" in flag for flag in cell["flags"])
