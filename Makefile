@@ -64,7 +64,7 @@ docs: $(INSTALLED)  ## build the documentation site in site/; it opens from the 
 	$(BIN)/python tools/build_site.py
 	$(BIN)/zensical build --clean --strict
 
-dist: $(INSTALLED)  ## build wheel and source distribution in dist/, and check what the package index will show
+dist: $(INSTALLED)  ## build wheel and source distribution in dist/; check their description for the package index
 	$(BIN)/$(INSTALL) -c constraints.txt twine==7.0.0
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist . >/dev/null
