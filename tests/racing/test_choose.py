@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import result_cell
+from made_records import made_decision, made_results, result_cell
 from typer.testing import CliRunner
 from whole import Quiet, forget_plugin_files
 
 import mtbench
 from mtbench import Chosen, plugins
 from mtbench.cli import choose as command
+from mtbench.cli import choosing as printed
 from mtbench.cli import ls, stages
 from mtbench.cli import report as reporting
 from mtbench.cli.request_options import whole_numbers
@@ -269,6 +270,12 @@ def test_a_resumed_race_writes_its_own_file_of_json_again(tmp_path: Path, monkey
     for run_id, error in (("one", InterruptedError), ("two", UserError)):
         (tmp_path / "x.json").write_text(f'{{"run_id": "{run_id}"}}')
         assert isinstance(CliRunner().invoke(command.app, words).exception, error)
+
+
+def test_a_deployment_without_a_note_has_no_empty_line() -> None:
+    decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
+    lines = [*printed.deployment_lines(decision, {})]
+    assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
 
 
 def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
