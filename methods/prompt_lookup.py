@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, vllm
+from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, llama_cpp_ngram, vllm
 from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.errors import UserError
 from mtbench.models import sampling
@@ -53,10 +53,14 @@ class PromptLookup(Method):
             )
 
     def in_engines(self, drafts: Mapping[str, str]) -> Sequence[Setting]:
+        other = llama_cpp_ngram(self.ngram, self.ahead).but(ALWAYS_WIDE)
+        if self.min_ngram < self.ngram:
+            other = other.but(f"It looks for {self.ngram} tokens only, and mtbench for {self.min_ngram} too.")
         if self.match == "latest":
-            return ()
+            return (other.but("Its copy ends at the end of the text, and mtbench's continues."),)
         lengths = {"prompt_lookup_max": self.ngram, "prompt_lookup_min": self.min_ngram}
-        return (vllm(method="ngram", num_speculative_tokens=self.ahead, **lengths).but(ALWAYS_WIDE),)
+        same = vllm(method="ngram", num_speculative_tokens=self.ahead, **lengths).but(ALWAYS_WIDE)
+        return same, other.but("It copies from the latest occurrence, and mtbench from the earliest.")
 
     def window(self) -> Window:
         return Window(pending=1, guesses=self.ahead, commits=self.ahead + 1)

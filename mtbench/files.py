@@ -87,12 +87,20 @@ def refuse_existing(path: Path | None, own: Path | None = None) -> None:
     """Raise UserError if the file that an option names exists: a command checks it before it runs, and overwrites none.
 
     path: None and `-`, standard output, are no file; devices and pipes may be written. own: the file of the run
-    directory with the same content, which may be named.
+    directory with the same content; it may be named, and so may any file with the same `run_id`.
     """
     if path is None or str(path) == "-" or not (os.path.isfile(path) or os.path.isdir(path)):
         return
-    if own is None or path.resolve() != own.resolve():
+    if own is None or (path.resolve() != own.resolve() and ((run := _run_id(path)) is None or run != _run_id(own))):
         raise UserError(f"{str(path)!r} exists and is never overwritten; choose another name, or remove it.")
+
+
+def _run_id(results: Path) -> object:
+    """Return the run that a file has results of; None if it is no such file."""
+    try:
+        return json.loads(read_bytes(results))["run_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def flush(path: Path) -> None:

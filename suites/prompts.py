@@ -9,19 +9,20 @@ Each line of FILE is one prompt, rendered by the checkpoint's chat template. In 
     {"question": "Natalia sold 48 clips, and then half as many. How many?", "answer": "48 + 24 = 72\\n#### 72"}
 
 Fields that are read, the first one that a line has: `messages`, `prompt`, `question`, `problem`, `instruction`, `text`
-for the prompt; `answer`, `reference`, `target` for the answer; `id` (default: the line number). `input` is added to an
-`instruction`. Other fields are ignored.
+for the prompt (a line with both of the first two is refused); `answer`, `reference`, `target` for the answer; `id`
+(default: the line number). `input` is added to an `instruction`. Other fields are ignored.
 
-A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer such as
-`… #### 72`, as in GSM8K, the part behind `####` counts. `--metric` says how (mtbench/evaluation/answer_match.py):
-`exact`, `contains`, `number`, or `none` for no scores. The default is `number` for a file whose answers all have
-`####`, and else `exact`.
+A line with an answer is scored: a text, a number, or a list of which one must match. Of an answer that ends with
+`#### 72`, as in GSM8K, the number behind `####` counts. `--metric` says how (mtbench/evaluation/answer_match.py):
+`exact`, `contains`, `number`, or `none` for no scores. The default is `number` for a file whose answers all end
+so, and else `exact`.
 
     mtbench run --suite prompts:mine.jsonl --metric contains
 """
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from jinja2 import TemplateError
 
 from mtbench import files
 from mtbench.errors import UserError
-from mtbench.evaluation.answer_match import METRICS
+from mtbench.evaluation.answer_match import METRICS, NUMBER
 from mtbench.evaluation.dataset_files import RowError, read_json_lines
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
@@ -38,7 +39,7 @@ from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
 FOLDER = "prompts"  # of a bundle's data, for the user's files
 TEXT_KEYS = ("prompt", "question", "problem", "instruction", "text")  # the first one that a line has
 ANSWER_KEYS = ("answer", "reference", "target")  # the first one that a line has
-MARK = "####"  # before the result in answers that have their reasoning
+MARKED = re.compile(rf"####\s*\$?({NUMBER.pattern})\s*\.?\s*$")  # the result of an answer that has its reasoning
 NONE = "none"  # of `--metric`: nothing is scored
 ROLES = ("system", "user", "assistant")
 
@@ -55,7 +56,7 @@ class Prompts(Suite):
         self.task = {"name": "prompts", "chat_template": True, "file": self.file.name, "sha256": sha256}
         self._chosen = source.metric  # set to a default when the answers are known
         self._references: dict[str, list[str]] = {}  # item -> answers of which one must match
-        self._marked = 0  # items whose answers all have MARK
+        self._marked = 0  # items whose answers are all MARKED
         self._conversations: dict[str, tuple[int, Messages]] = {}  # id -> line number, conversation
         try:
             for number, entry in _entries(self.file, self._data):
@@ -125,8 +126,9 @@ class Prompts(Suite):
             str(name).encode()  # half a surrogate pair raises a ValueError: no file of a run could hold it
             self._conversations[str(name)] = number, conversation(entry)
             if self._chosen != NONE and (found := references(entry)):
-                self._marked += all(MARK in answer for answer in found)
-                self._references[_item(str(name))] = [answer.rpartition(MARK)[2].strip() or answer for answer in found]
+                marked = [MARKED.search(answer) for answer in found]
+                self._marked += all(marked)
+                self._references[_item(str(name))] = [m[1] if m else a for m, a in zip(marked, found, strict=True)]
         except ValueError as error:
             raise self._line_error(number, str(error)) from error
 
@@ -192,6 +194,8 @@ def references(entry: Mapping[str, Any]) -> list[str]:
 
 def conversation(entry: Mapping[str, Any]) -> Messages:
     """Return the turns in one line of the file. Raise ValueError if they are not valid."""
+    if "messages" in entry and "prompt" in entry:
+        raise ValueError("has both 'prompt' and 'messages'; leave one out")
     messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": _text(entry)}]
     if not isinstance(messages, list) or not messages:
         raise ValueError("'messages' is not a list of turns")

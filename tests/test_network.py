@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from mtbench import network
 from mtbench.errors import UserError
 from mtbench.models.families import FAMILIES
-from mtbench.models.loading import inspect
+from mtbench.models.loading import explained, inspect
 
 CLOSED = "https://127.0.0.1:1"
 
@@ -54,6 +54,14 @@ def test_a_server_that_does_not_answer_ends_the_wait(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(network, "_connect", lambda *_: time.sleep(0.3))
     monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", "0.05")
     assert network.refusal("https://192.0.2.1") == "192.0.2.1: no answer in 0.05 s"
+
+
+def test_a_cached_checkpoint_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be in the cache and need a package: only the library's own reason is known."""
+    monkeypatch.setattr(constants, "ENDPOINT", CLOSED)
+    reason = r"cannot be loaded from the local cache \(tokenizer: ImportError: requires sentencepiece\), and the hub "
+    with pytest.raises(UserError, match=reason), explained("me/cached", "tokenizer", offline=False):
+        raise ImportError("requires sentencepiece")
 
 
 def test_a_checkpoint_of_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def _choose(
 ) -> None:
     from mtbench.cli import choosing  # imports torch
 
-    refuse_existing(json_to, None if directory is None else directory / choosing.FILE)
+    refuse_existing(json_to, directory / choosing.FILE if directory and resume else None)
     opened = choosing.resume(directory, given(ctx, PER_SESSION)) if resume else None
     if opened is None:
         request = choosing.request_of(ctx.params)

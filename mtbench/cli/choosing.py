@@ -75,7 +75,7 @@ def deployment_lines(decision: Decision, names: Mapping[str, str]) -> Iterator[s
     for part in deploy_parts(decision):
         yield f"{part.heading}:"
         yield from (f"{in_words(name, names)}: {command}" for name, command in part.rows)
-        yield in_words(part.text, names)
+        yield from filter(None, [in_words(part.text, names)])
 
 
 def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) -> None:

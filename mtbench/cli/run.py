@@ -4,7 +4,6 @@ The work is in mtbench/cli/stages.py and mtbench/cli/report.py. A command import
 which `--help` does not need.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +28,7 @@ from mtbench.cli.request_options import (
     with_options,
 )
 from mtbench.cli.session import FAILED
-from mtbench.files import read_bytes, refuse_existing
+from mtbench.files import refuse_existing
 from mtbench.runs.run_request import Execution
 
 app = typer.Typer()
@@ -55,7 +54,7 @@ def run(
     """Compare arms: plan, generate, score and report."""
     from mtbench.cli import report, stages
 
-    _refuse_other(json_to, directory if resume else None)
+    refuse_existing(json_to, directory / "results.json" if directory and resume else None)
     request = request_of(ctx.params)
     failing = report.causes(fail_on)
     servers = {*server, *stages.servers_of(request)}
@@ -144,20 +143,5 @@ def rebuild(
     """Rebuild results.json, report.md and report.html from stored lines."""
     from mtbench.cli import report
 
-    _refuse_other(json_to, directory)
+    refuse_existing(json_to, directory / "results.json")
     report.report(directory, json_to, price_per_hour)
-
-
-def _refuse_other(json_to: Path | None, directory: Path | None) -> None:
-    """Raise UserError if the file of `--json` exists, unless it has results of the run in `directory`."""
-    own = None if directory is None else directory / "results.json"
-    if own is None or json_to is None or (found := _run_id(json_to)) is None or found != _run_id(own):
-        refuse_existing(json_to, own)
-
-
-def _run_id(results: Path) -> object:
-    """Return the run that a file has results of; None if it is no such file."""
-    try:
-        return json.loads(read_bytes(results))["run_id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -34,12 +34,22 @@ class Setting(NamedTuple):
 
     def command(self, model: str) -> str:
         """Return the command that starts the server with a model, as text for a shell."""
-        name = gguf(model) if self.engine == "llama.cpp" else model
-        return shlex.join([*START[self.engine], name, *self.words])
+        return shlex.join([*START[self.engine], self._file(model), *self.words])
+
+    def note(self, model: str) -> str:
+        """Return what the engine does otherwise, and that it needs another format of a checkpoint's files."""
+        if self._file(model) == model:
+            return self.differs
+        form = "a GGUF file" if self.engine == "llama.cpp" else "safetensors"
+        return f"{self.differs} It needs the checkpoint as {form}.".strip()
+
+    def _file(self, model: str) -> str:
+        return gguf(model) if self.engine == "llama.cpp" else safetensors(model, "MODEL")
 
 
 def vllm(**config: Any) -> Setting:
     """Return vLLM's setting; `config`: keys of its speculative configuration."""
+    config |= {"model": safetensors(config["model"], "DRAFT")} if "model" in config else {}
     return Setting("vLLM", ("--speculative-config", json.dumps(config)))
 
 
@@ -53,7 +63,7 @@ def drafted(verify: str, config: Mapping[str, Any], *others: Setting) -> Sequenc
 def sglang(algorithm: str, ahead: int, draft: str = "", *, steps: int | None = None) -> Setting:
     """Return SGLang's setting for a chain of `ahead` drafts; `steps`: forwards of the draft, default one per draft."""
     words = ["--speculative-algorithm", algorithm]
-    words += ["--speculative-draft-model-path", draft] if draft else []
+    words += ["--speculative-draft-model-path", safetensors(draft, "DRAFT")] if draft else []
     words += ["--speculative-num-steps", str(steps or ahead), "--speculative-eagle-topk", "1"]
     return Setting("SGLang", (*words, "--speculative-num-draft-tokens", str(ahead + 1)))
 
@@ -62,6 +72,17 @@ def llama_cpp(kind: str, ahead: int, draft: str = "") -> Setting:
     """Return llama.cpp's setting for a chain of `ahead` drafts, however unsure the draft is of them."""
     words = ["--spec-type", kind, *(["--spec-draft-model", gguf(draft)] if draft else [])]
     return Setting("llama.cpp", (*words, "--spec-draft-n-max", str(ahead), "--spec-draft-p-min", "0"))
+
+
+def llama_cpp_ngram(ngram: int, ahead: int) -> Setting:
+    """Return llama.cpp's setting for `ahead` tokens copied from behind the latest occurrence of the last `ngram`."""
+    sizes = ("--spec-ngram-simple-size-n", str(ngram), "--spec-ngram-simple-size-m", str(ahead))
+    return Setting("llama.cpp", ("--spec-type", "ngram-simple", *sizes))
+
+
+def safetensors(name: str, placeholder: str) -> str:
+    """Return a checkpoint's name for an engine that is not made for GGUF files: of such a file, the placeholder."""
+    return placeholder if name.endswith(GGUF) else name
 
 
 def gguf(name: str) -> str:

@@ -64,7 +64,7 @@ class TimedStage:
         if decided.word == "FAIL":
             findings += self._of_failure(results, decided, fresh)
         else:
-            findings += _undecided(results, self._hidden(decided, values) if decided.noisy else None)
+            findings += undecided(results, decided.noisy, self._hidden(decided, values) if decided.noisy else "")
         return gate.changed(
             pairs=len(pairs),
             confirmation_pairs=len(fresh),
@@ -239,19 +239,19 @@ def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Itera
         yield _finding("environment", "note", text, None)
 
 
-def _undecided(results: Sequence[TimedCell], hidden: str | None) -> Iterator[Finding]:
+def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
     """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest.
 
-    `hidden`: why the noise hides the answer; the first one tells it.
+    `hidden`: why the noise of the cells in `noisy` hides the answer; they stand first, and the first one tells it.
     """
-    for cell in sorted(results, key=lambda cell: -(cell.test.ci_high or math.inf)):
+    for cell in sorted(results, key=lambda cell: (cell.cell not in noisy, -(cell.test.ci_high or math.inf))):
         if cell.test.word != "INCONCLUSIVE":
             continue
         needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
         shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}"
         shown += f"; {hidden}" if hidden else needed
         yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
-        hidden = None
+        hidden = ""
 
 
 def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:

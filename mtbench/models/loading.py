@@ -377,10 +377,11 @@ class explained:
             ) from None
         if self.refusal is not None:
             raise UserError(
-                f"{self.source!r} is not in the local cache, and the hub cannot be reached ({self.refusal}); pass a "
-                f"local folder or GGUF file (`--model PATH`), or `--family` with one of: {network.LOCAL_FAMILIES}."
+                f"{self.source!r} cannot be loaded from the local cache ({self.what}: {reason}), and the hub cannot be "
+                f"reached ({self.refusal}); pass a local folder or GGUF file (`--model PATH`), or `--family` with one "
+                f"of: {network.LOCAL_FAMILIES}."
             ) from None
-        where = "is not in the local cache" if self.offline else "cannot be loaded from the hub"
+        where = f"cannot be loaded from the {'local cache' if self.offline else 'hub'}"
         raise UserError(
             f"{self.source!r} {where} ({self.what}: {reason}); pass `--checkpoint ROLE=PATH` for a local "
             "folder, `--offline` if it is cached, or `--family tiny` for the embedded checkpoints."

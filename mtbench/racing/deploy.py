@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.models import gguf
 from mtbench.models.families import EMBEDDED
 from mtbench.options import AUTO
 from mtbench.results.decision_format import Recommendation
@@ -33,7 +35,8 @@ def deployment(
 def commands(cell: Cell, positions: float | None) -> Commands:
     """Return the command of every engine that has an arm's method with its options.
 
-    `positions`: that the arm fed per forward. Of a width `auto`, the fixed width nearest to it takes the place.
+    `positions`: that the arm fed per forward; None: unknown. The fixed width nearest to it, or the smallest one, takes
+    the place of a width `auto`.
     """
     method: Method = METHODS[cell.method](**cell.options)
     fixed, note = method, ""
@@ -41,10 +44,11 @@ def commands(cell: Cell, positions: float | None) -> Commands:
         fixed = min(method.variants, key=lambda variant: abs(_positions(variant) - (positions or 0)))
         name = next(name for name, value in cell.options.items() if value == AUTO)
         width = f"{name}={getattr(fixed, name)}"
-        note = f"No engine has {name}=auto: {width} is the fixed width nearest to what was fed."
+        chosen = "the smallest fixed width" if positions is None else "the fixed width nearest to what was fed"
+        note = f"No engine has {name}=auto: {width} is {chosen}."
     settings = fixed.in_engines({role: _name(source, "DRAFT") for role, source in cell.checkpoints.items()})
     model = _name(cell.checkpoints[cell.on], "MODEL")
-    return {setting.engine: (setting.command(model), f"{note} {setting.differs}".strip()) for setting in settings}
+    return {setting.engine: (setting.command(model), f"{note} {setting.note(model)}".strip()) for setting in settings}
 
 
 def _positions(method: Method) -> int:
@@ -53,5 +57,10 @@ def _positions(method: Method) -> int:
 
 
 def _name(source: str, placeholder: str) -> str:
-    """Return a checkpoint's name in a command; an embedded one is not for deployment."""
-    return placeholder if source.startswith(EMBEDDED) else source
+    """Return a checkpoint's name in a command: an embedded one is not for deployment, one of a package is a file."""
+    if not source.startswith(gguf.PACKAGE):
+        return placeholder if source.startswith(EMBEDDED) else source
+    try:
+        return str(gguf.file_of(source))
+    except UserError:  # the package is not on the machine that writes the report
+        return source.rpartition("/")[2]

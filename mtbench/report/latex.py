@@ -73,7 +73,7 @@ def _wrapped(text: str) -> Lines:
 
 
 def _stacked(lines: Lines, side: str) -> str:
-    written = " \\\\ ".join(map(_tex, lines))
+    written = " \\\\{} ".join(map(_tex, lines))  # {} keeps a `[` from being an argument
     return written if len(lines) == 1 else f"\\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{written}\\end{{tabular}}"
 
 

@@ -193,7 +193,7 @@ def method_notes(results: Results) -> list[tuple[str, str]]:
 
 NOTES: Mapping[str, str] = {
     "What to use": (
-        "The decision at the top is made from the verdicts alone. An arm can be used if it is faster than plain "
+        "The decision at the top is made from verdicts and intervals. An arm can be used if it is faster than plain "
         "decoding on the checkpoint that one would deploy, and has its tokens, or an accuracy that is shown to lose "
         "less than {accuracy_margin}. Of such arms the fastest is named. If no arm passes and one is undecided, "
         "there is no conclusion. A race leaves out arms over its limits. A race for energy or memory names the arm "

@@ -520,16 +520,17 @@ def _code_flags(data: CellData, sampled: Sequence[SessionRecord]) -> list[str]:
 
 
 def _scoring_flags(data: CellData, suite: SuitePlan) -> list[str]:
-    """Return a flag if timed answers are missing, or some have no score. Without any score there is no accuracy."""
+    """Return flags if timed answers are missing, and if some have no score. Without any score there is no accuracy."""
+    flags = []
     timed = sum(t.items for t in data.timings if t.round == 1)
     if missing := max(0, timed - len(data.lines)):
-        return [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
-    if suite.metric is None or not data.scores or data.scores.keys() == data.lines.keys():
-        return []
-    scored = len(data.scores.keys() & data.lines.keys())
-    if data.scores.keys() == data.lines.keys() & suite.scored_items:
-        return [f"{scored} of {len(data.lines)} answers are scored; the other items have no answer to compare with"]
-    return [f"{scored} of {len(data.lines)} answers are scored; score them all with `mtbench score`"]
+        flags = [f"{missing:,} of {timed:,} timed answers are missing from generations/: figures of tokens lack them"]
+    unscored = data.lines.keys() - data.scores.keys()
+    if suite.metric is not None and data.scores and unscored:
+        due = unscored & suite.scored_items
+        why = "score them all with `mtbench score`" if due else "the other items have no answer to compare with"
+        flags.append(f"{len(data.lines) - len(unscored)} of {len(data.lines)} answers are scored; {why}")
+    return flags
 
 
 def _result_flags(cell: Cell, summary: Summary, counts: _Counts, comparisons: Comparisons) -> list[str]:

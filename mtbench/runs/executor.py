@@ -22,6 +22,7 @@ from mtbench.decoding.external import Outside
 from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.options import options_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.formats import Environment
@@ -75,7 +76,9 @@ def generate(run: RunDirectory, progress: Progress, execution: Execution = HERE)
     if not work and not may_pass:
         progress.begin(len(plan.cells), 0, deadline)
     else:
-        _refuse_other_servers([cell for stage in stages if stage.todo for cell in stage.live()], execution.servers)
+        due = [cell for stage in stages if stage.todo for cell in stage.live()]
+        _refuse_other_servers(due, execution.servers)
+        _refuse_new_options(due if run.read("environment.json", Environment).sessions else [])
         progress.show("loading the models")
         with start_workers(pool, plan.request, plan.cells, execution.workers, execution.ray) as started:
             if len(started) > 1:
@@ -142,6 +145,16 @@ def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> No
             raise UserError(
                 f"the plan asks the server {method.asks!r}, which this command does not name; if you trust it, add "
                 f"`--server {shlex.quote(method.asks)}`."
+            )
+
+
+def _refuse_new_options(cells: Sequence[Cell]) -> None:
+    """Raise UserError if a cell that began has no value of an option: its method was another one then."""
+    for cell in cells:
+        if new := {option.name for option in options_of(METHODS[cell.method])} - cell.options.keys():
+            raise UserError(
+                f"{cell.cell} began before {cell.method} had the option {min(new)!r}, so later blocks may differ from "
+                "earlier ones; resume it with the mtbench that began it, or start another run with `-o DIR`."
             )
 
 

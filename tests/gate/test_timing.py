@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_gates import time_test, timed_cell
 from made_records import timing_line
 
 from mtbench.gate import timing
+from mtbench.gate.timed import undecided
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 
@@ -100,3 +102,13 @@ def test_the_floor_of_known_noise(tmp_path: Path) -> None:
     assert floor.drift_per_pair == pytest.approx(0.02)
     assert floor.outliers == pytest.approx(1 / 3)
     assert floor.block_sd == pytest.approx(math.log(2) / math.sqrt(3))
+
+
+def test_the_noise_is_said_of_a_noisy_cell() -> None:
+    """Even if another undecided cell may be slower."""
+    words = {"word": "INCONCLUSIVE", "pairs_needed": 9}
+    cells = [timed_cell(number, test=time_test(change, **words)) for number, change in enumerate((0.03, 0.01, 0.02))]
+    found = [*undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
+    assert [finding.cell for finding in found] == [cells[n].cell for n in (1, 0, 2)]
+    assert ["pairs differ by 8 %" in finding.text for finding in found] == [True, False, False]
+    assert ["about 9 pairs" in finding.text for finding in found] == [False, True, True]

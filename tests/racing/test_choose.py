@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import result_cell
+from made_records import made_decision, made_results, result_cell
 from typer.testing import CliRunner
 from whole import Quiet, forget_plugin_files
 
 import mtbench
 from mtbench import Chosen, plugins
 from mtbench.cli import choose as command
+from mtbench.cli import choosing as printed
 from mtbench.cli import ls, stages
 from mtbench.cli import report as reporting
 from mtbench.cli.request_options import whole_numbers
@@ -255,6 +256,26 @@ def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> N
     words = ["--json", str(tmp_path / "x.json"), "-o", str(tmp_path / "race")]
     assert "exists and is never overwritten" in str(CliRunner().invoke(command.app, words).exception)
     assert not (tmp_path / "race").exists()
+
+
+def test_a_resumed_race_writes_its_own_file_of_json_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `mtbench run` and `mtbench report` do. A decision of another race is not overwritten."""
+
+    def reached(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("mtbench.cli.choosing.resume", reached)
+    (tmp_path / "decision.json").write_text('{"run_id": "one"}')
+    words = ["-o", str(tmp_path), "--resume", "--json", str(tmp_path / "x.json")]
+    for run_id, error in (("one", InterruptedError), ("two", UserError)):
+        (tmp_path / "x.json").write_text(f'{{"run_id": "{run_id}"}}')
+        assert isinstance(CliRunner().invoke(command.app, words).exception, error)
+
+
+def test_a_deployment_without_a_note_has_no_empty_line() -> None:
+    decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
+    lines = [*printed.deployment_lines(decision, {})]
+    assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
 
 
 def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:

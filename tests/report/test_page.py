@@ -17,10 +17,11 @@ from rich.console import Console
 from mtbench.records import dump
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.csv_tables import csv_tables
-from mtbench.report.latex import WIDEST
+from mtbench.report.latex import WIDEST, latex
 from mtbench.report.main_table import main_table
 from mtbench.report.phrases import speed_word
 from mtbench.report.race import race_parts
+from mtbench.report.table import Entry, Row, Table
 from mtbench.report.terminal import decision_lines, results_tables
 from mtbench.report.text import environment
 from mtbench.report.write import template, write_report
@@ -264,11 +265,18 @@ def test_a_table_for_a_paper_has_its_columns_and_notes_below(many_arms: RunDirec
     table, _, notes = text.rpartition("\\end{tabular}\n")
     assert "\\caption{Methods: arithmetic, batch size 2. What each arm gains and what it costs.}\n" in table
     assert "\\label{tab:arithmetic-b2}\n" in table
-    plain = " ".join(re.sub(r"\\\\|\\(begin|end)\{tabular\}(\[t\])?(\{@\{\}.@\{\}\})?", " ", table).split())
+    plain = " ".join(re.sub(r"\\\\(\{\})?|\\(begin|end)\{tabular\}(\[t\])?(\{@\{\}.@\{\}\})?", " ", table).split())
     for head in ("accuracy, \\%", "speedup over Plain decoding (ar)", "tokens per forward", "lossless"):
         assert f"& {head}" in plain
     assert re.search(r"MARS \$\\tau\$=0.3 & 0\.0 \[[^]]*\] \S[^&]* & \$\\times\$2\.00 \[[^]]*\] faster & ", plain)
     assert "Source: arithmetic, batch size 2" in notes
+
+
+def test_an_interval_on_its_own_line_is_no_argument_of_the_line_break() -> None:
+    entry = Entry(value="12,345,678,901.25", interval="[1.25, 2.50]")
+    row = Row(1, "ar", [entry], [], void=False, failed=False, simulated=False)
+    text = latex(Table([("rate", "tokens a second")], [row]), "a caption", "a label", [])
+    assert r"12,345,678,901.25 \\{} [1.25," in text
 
 
 @pytest.mark.parametrize("name", ["arithmetic.b2", "arithmetic.b2.acceptance"])
@@ -285,7 +293,7 @@ def test_a_table_for_a_paper_fits_a_page(name: str, many_arms: RunDirectory) -> 
         for row in rows:
             places = row.removesuffix(" \\\\").split(" & ")
             assert len(places) == len(columns)
-            lines = [re.sub(NESTED, "", place).split(r" \\ ") for place in places]
+            lines = [re.sub(NESTED, "", place).split(r" \\{} ") for place in places]
             widths.append(
                 [max(len(re.sub(r"\\times|\\tau|\\(?=[%_])|[$]", "", line)) for line in of_place) for of_place in lines]
             )

@@ -183,6 +183,12 @@ def test_answers_without_a_score_are_scored_again_whatever_the_clock_says(run: R
     assert due(run)
     [cell] = dump(assemble(run))["cells"]
     assert "1 of 2 answers are scored; score them all with `mtbench score`" in cell["flags"]
+    file = f"generations/{cell['cell']}.jsonl"
+    lines = run.lines(file)
+    run.keep_lines(file, [line for line in lines if line["item"] not in scored])
+    [fewer] = dump(assemble(run))["cells"]
+    assert {flag.partition(" answers are ")[0] for flag in fewer["flags"]} >= {"1 of 2 timed", "0 of 1"}
+    run.keep_lines(file, lines)
     lifecycle.score_if_due(run, Execution())
     [cell] = dump(assemble(run))["cells"]
     assert not any("answers are scored" in flag for flag in cell["flags"])
@@ -266,6 +272,19 @@ def test_an_external_method_has_no_engine(run: RunDirectory) -> None:
         UserError, match=r"cells\[0\].engine: 'graph' is not null, but hf-generate is an external engine"
     ):
         generate(run, Quiet())
+
+
+def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_path: Path) -> None:
+    """Its earlier blocks may be those of another default. Nothing is refused before a session, or if all is there."""
+    run = start(tmp_path / "run", REQUEST.changed(method=("ar", "prompt-lookup")))
+    edit(run, lambda plan: plan["cells"][1]["options"].pop("match"))
+    generate(run, Quiet(), Execution(time_budget_s=0.0))
+    with pytest.raises(UserError, match=r"prompt-lookup\S* began before prompt-lookup had the option 'match', so "):
+        generate(run, Quiet())
+    edit(run, lambda plan: plan["cells"][1]["options"].update(match="latest"))
+    generate(run, Quiet())
+    edit(run, lambda plan: plan["cells"][1]["options"].pop("match"))
+    generate(run, Quiet())
 
 
 def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

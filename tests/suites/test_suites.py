@@ -500,6 +500,7 @@ ANSWERS: dict[
         ("exact", "1,072", 1.0),
         ("contains", "It is 1,072.", 1.0),
     ],
+    '{"prompt": "How?", "answer": "use #### for 4 headings"}': [(None, "Use #### for 4 headings.", 1.0)],
     '{"instruction": "Add.", "input": "1 1", "output": "x", "target": "2"}': [(None, "2", 1.0), (None, "x", 0.0)],
     '{"prompt": "How cold?", "answer": "-5"}': [(None, "5", 0.0), ("number", "about -5.0 degrees", 1.0)],
 }
@@ -514,7 +515,7 @@ def test_own_prompts_with_answers_are_scored(
     file.write_text(line + "\n")
     suite = SUITES["prompts"](str(file), Source(metric=metric))
 
-    default = "number" if "####" in line else "exact_match"
+    default = "number" if "#### 1" in line else "exact_match"
     assert suite.metric == {None: default, "exact": "exact_match"}.get(metric, metric)
     assert suite.score({"prompts/1/0": text}) == {"prompts/1/0": score}
 
@@ -582,6 +583,7 @@ def test_a_file_in_place_of_a_suite_is_told_how_to_name_it(tmp_path: Path) -> No
         ('{"promt": "Why?"}', "has none of the fields 'messages', 'prompt', 'question', "),
         ('{"prompt": ""}', "empty or not a text"),
         ('{"prompt": ["Why?"]}', "empty or not a text"),
+        ('{"prompt": "Why?", "messages": [{"role": "user", "content": "How?"}]}', "has both 'prompt' and 'messages'"),
         ('{"messages": []}', "not a list of turns"),
         ('{"messages": "Why?"}', "not a list of turns"),
         ('{"messages": ["Why?"]}', "'role' is not one of"),
