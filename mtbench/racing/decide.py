@@ -82,10 +82,25 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
-        """Return the speed of a cell over another at the level that is shared by the looks."""
-        ratio, looks = self._ratio(cell, other, among=1), self.stored.looks(self._group(cell))
-        return statistics.Bounds(ratio.ci_low, ratio.ci_high, 1 - 2 * statistics.WORD_LEVELS["faster"] / looks)
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
+        """Return the speed of a cell over another at the level that is shared by the looks.
+
+        tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
+        """
+        among = self._compared(cell, other) if tested else 1
+        level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self._group(cell)) * among)
+        value, low, high, *_ = self._ratio(cell, other, among=among)
+        if tested and value and low and high:
+            reach = max(high / value, value / low)
+            low, high = value / reach, value * reach
+        return statistics.Bounds(low, high, level)
+
+    def _compared(self, cell: ResultCell, other: ResultCell) -> int:
+        """Return how many arms have a verdict over the other."""
+        base = self.stored.cells[other.cell]
+        group = (self.stored.cells[name] for name in self._group(cell).cells)
+        of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)
+        return sum(data.on_blocks_of(base) is not None for data in of_base)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
