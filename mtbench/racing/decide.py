@@ -7,7 +7,6 @@ from pathlib import Path
 from mtbench import statistics
 from mtbench.racing.deploy import deployment
 from mtbench.racing.limits import over_limits
-from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
 from mtbench.racing.standing import CLOSE
 from mtbench.records import dump
@@ -33,14 +32,13 @@ UNITS = {"energy": "J per token", "memory": "MiB"}
 MIB = 1 << 20
 
 
-def decide(racing: Racing, results: Results) -> Decision:
-    """Return what a race decides, and write decision.json."""
+def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -> Decision:
+    """Return what a race decides, and write decision.json. looks: those made, if known; else all answers are scored."""
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
     least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
-    outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
     serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
@@ -59,7 +57,7 @@ def decide(racing: Racing, results: Results) -> Decision:
             accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
             close=CLOSE,
         ),
-        looks=[_looks(racing, group, outcomes[group.cells[0]]) for group in racing.plan.groups],
+        looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
         left=_gone(racing),
         refused=race.refused,
         spent=spent_on(stored),
@@ -161,8 +159,9 @@ def _amount(value: float | None, objective: str) -> str:
     return f"{value / MIB if objective == 'memory' else value:,.4g} {UNITS[objective]}"
 
 
-def _looks(racing: Racing, group: Group, outcome: Outcome) -> Looks:
-    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=outcome.made)
+def _looks(racing: Racing, group: Group) -> Looks:
+    made = racing.outcome(group).made
+    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=made)
 
 
 def _gone(racing: Racing) -> list[Gone]:
