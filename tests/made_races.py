@@ -72,7 +72,7 @@ class _Often(Intervals):
 
     highest: Mapping[str, float | None]  # speed of each arm over plain decoding
 
-    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
         return statistics.Bounds(None, self.highest[cell.arm])
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from mtbench import statistics
 from mtbench.racing.deploy import deployment
 from mtbench.racing.limits import over_limits
-from mtbench.racing.race import Outcome
 from mtbench.racing.runner import BY_TIME, Racing
 from mtbench.racing.standing import CLOSE
 from mtbench.records import dump
@@ -33,14 +32,13 @@ UNITS = {"energy": "J per token", "memory": "MiB"}
 MIB = 1 << 20
 
 
-def decide(racing: Racing, results: Results) -> Decision:
-    """Return what a race decides, and write decision.json."""
+def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -> Decision:
+    """Return what a race decides, and write decision.json. looks: those made, if known; else all answers are scored."""
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
     found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
     least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
-    outcomes = {group.cells[0]: racing.outcome(group) for group in racing.plan.groups}
     serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
         schema_version=SCHEMA_VERSION,
@@ -59,7 +57,7 @@ def decide(racing: Racing, results: Results) -> Decision:
             accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
             close=CLOSE,
         ),
-        looks=[_looks(racing, group, outcomes[group.cells[0]]) for group in racing.plan.groups],
+        looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
         left=_gone(racing),
         refused=race.refused,
         spent=spent_on(stored),
@@ -82,10 +80,25 @@ class _Pairs:
         low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
         return low is not None and low > 1
 
-    def bounds(self, cell: ResultCell, other: ResultCell) -> statistics.Bounds:
-        """Return the speed of a cell over another at the level that is shared by the looks."""
-        ratio, looks = self._ratio(cell, other, among=1), self.stored.looks(self._group(cell))
-        return statistics.Bounds(ratio.ci_low, ratio.ci_high, 1 - 2 * statistics.WORD_LEVELS["faster"] / looks)
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
+        """Return the speed of a cell over another at the level that is shared by the looks.
+
+        tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
+        """
+        among = self._compared(cell, other) if tested else 1
+        level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self._group(cell)) * among)
+        value, low, high, *_ = self._ratio(cell, other, among=among)
+        if tested and value and low and high:
+            reach = max(high / value, value / low)
+            low, high = value / reach, value * reach
+        return statistics.Bounds(low, high, level)
+
+    def _compared(self, cell: ResultCell, other: ResultCell) -> int:
+        """Return how many arms have a verdict over the other."""
+        base = self.stored.cells[other.cell]
+        group = (self.stored.cells[name] for name in self._group(cell).cells)
+        of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)
+        return sum(data.on_blocks_of(base) is not None for data in of_base)
 
     def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
         """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
@@ -146,8 +159,9 @@ def _amount(value: float | None, objective: str) -> str:
     return f"{value / MIB if objective == 'memory' else value:,.4g} {UNITS[objective]}"
 
 
-def _looks(racing: Racing, group: Group, outcome: Outcome) -> Looks:
-    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=outcome.made)
+def _looks(racing: Racing, group: Group) -> Looks:
+    made = racing.outcome(group).made
+    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=made)
 
 
 def _gone(racing: Racing) -> list[Gone]:

@@ -115,10 +115,10 @@ def is_decided(run: RunDirectory) -> bool:
 
 
 def report(run: RunDirectory, *, price_per_hour: float | None = None) -> Results:
-    """Write results and pages of a race. A decision that is missing or of fewer blocks is made by the stored lines."""
+    """Write results, decision and pages of a race, from the stored lines. Its looks are kept if it has no new block."""
     with run.locked():
         results = assemble(run, price_per_hour=price_per_hour)
-        if not is_decided(run):
-            decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results)
+        looks = run.read(FILE, Decision).looks if is_decided(run) else None
+        decide(Racing(run, read_plan(run), run.read("race.json", Race), Execution()), results, looks)
         write_report(run, results)
     return results

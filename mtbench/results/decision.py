@@ -39,8 +39,11 @@ class Pairs(Protocol):
     def faster(self, cell: ResultCell, other: ResultCell) -> bool:
         """Whether a cell is faster than the other."""
 
-    def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
-        """The speed of a cell over the other. A cell is no faster if its upper bound is below 2 %."""
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
+        """The speed of a cell over the other. A cell is no faster if its upper bound is below 2 %.
+
+        tested: at the level at which the word of an arm beside all others is tested.
+        """
 
 
 class Intervals:
@@ -54,8 +57,8 @@ class Intervals:
                     return speedup.ci_low > compared.ci_high  # type: ignore[operator]  # neither is None
         return False
 
-    def bounds(self, cell: ResultCell, other: ResultCell) -> Bounds:
-        """Return the 95 % interval over the other."""
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> Bounds:
+        """Return the 95 % interval over the other. Where another level is tested, the verdict says it."""
         over = (Bounds(s.ci_low, s.ci_high) for s in cell.speedup if s.baseline == other.arm and not s.includes_engine)
         return next(over, Bounds(None, None))
 
@@ -218,7 +221,7 @@ def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs)
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
     if speedup.verdict.startswith("faster") or statistics.withheld(speedup.verdict):
         return Bounds(speedup.ci_low, speedup.ci_high)
-    return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain)
+    return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
 
 
 def _kept(cell: ResultCell, plain: ResultCell) -> str | None:

@@ -200,8 +200,8 @@ class FarOff(NamedTuple):
 def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
     """Return by cell the block that is furthest off the others, if it takes over FAR_OFF times as long as usual.
 
-    Longer work is no such block. So its time per forward (per token, if forwards are hidden) must be far above the
-    cell's median; and its time over the median of the other arms on the same block, above the median of this ratio.
+    Longer work is no such block. So its time, and its time per forward (per token, if forwards are hidden), must be far
+    above the cell's medians; and its time over the median of the other arms on the same block, above the ratio's.
     """
     walls: dict[str, dict[int, float]] = {}
     paces: dict[str, dict[int, float]] = {}
@@ -213,7 +213,8 @@ def far_off(group: Iterable[CellData]) -> dict[str, FarOff]:
     for cell, of_block in walls.items():
         beside = {b: [of[b] for name, of in walls.items() if name != cell and b in of] for b in of_block}
         row = _over_usual({b: wall_s / np.median(beside[b]) for b, wall_s in of_block.items() if beside[b]})
-        ratios = {b: min(ratio, row.get(b, ratio)) for b, ratio in _over_usual(paces[cell]).items()}
+        alone = _over_usual(of_block)
+        ratios = {b: min(ratio, alone[b], row.get(b, ratio)) for b, ratio in _over_usual(paces[cell]).items()}
         worst = max(ratios, key=ratios.__getitem__, default=None)
         if worst is not None and ratios[worst] > FAR_OFF:
             found[cell] = FarOff(worst, of_block[worst], ratios[worst])

@@ -193,18 +193,17 @@ def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_pa
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("found", [None, {"headline": "that of fewer blocks"}])
-def test_a_report_decides_a_race_whose_blocks_have_no_decision(
-    race: RunDirectory, tmp_path: Path, found: dict[str, Any] | None
-) -> None:
-    """Killed before its decision, or resumed after one and killed: its table and its decision are of the same blocks.
+@pytest.mark.parametrize("blocks", [None, "fewer", "the same"])
+def test_a_report_decides_a_race_from_its_stored_blocks(race: RunDirectory, tmp_path: Path, blocks: str | None) -> None:
+    """Killed before its decision, resumed after one and killed, or decided by an older version.
 
-    It is not judged by the rule of other runs.
+    Its table and its decision are of the same blocks and rules. It is not judged by the rule of other runs.
     """
     run, made = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race"))), race.read_json("decision.json")
     (run.path / "decision.json").unlink()
-    if found is not None:
-        run.write_json("decision.json", made | found | {"spent": made["spent"] | {"decoding_s": 1.0}})
+    if blocks is not None:
+        spent = made["spent"] | ({"decoding_s": 1.0} if blocks == "fewer" else {})
+        run.write_json("decision.json", made | {"headline": "that of before", "spent": spent})
     reporting.report(run.path, None, None)
     assert run.read_json("decision.json") == made
     assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(

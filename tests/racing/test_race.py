@@ -1,14 +1,20 @@
 """The rule of a race: who leaves, why, and how often it is wrong."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from made_races import PLAIN, Truth, decide, draw, missed_same, wrongly_kept
+from made_records import cell_data, result_cell, timing_line
 from thinned import one_in
 
+from mtbench.racing.decide import _Pairs
 from mtbench.racing.race import looks, replay
 from mtbench.racing.standing import Block, Entrant
+from mtbench.results.comparisons import compare
+from mtbench.results.decision import recommend
 
 LOSS = 0.02
 LOSSES = [None, None, None, 0.0, 0.01, 0.03, 0.2]  # of arms; None: the tokens of plain decoding
@@ -166,3 +172,36 @@ def test_errors_are_rare_and_races_short(spread: float, blocks: int) -> None:
     assert missed <= 0.05 * races
     assert wrong <= 0.05 * races
     assert used <= 0.5 * full
+
+
+def test_an_arm_without_a_word_is_shown_with_the_interval_that_its_word_is_tested_with() -> None:
+    """An interval above 1.02 beside "no conclusion" contradicts itself; that of a single arm would often be."""
+    rng, names, alone = np.random.default_rng(3), ["ar", *(f"a{n}" for n in range(9))], 0
+    for _ in range(25):
+        length = rng.lognormal(0, 0.3, 6)
+        group = {
+            name: cell_data(
+                [],
+                [timing_line(block=b, wall_s=w) for b, w in enumerate(length / speed * rng.lognormal(0, 0.08, 6))],
+                cell=name,
+                arm=name,
+                baselines=[] if name == "ar" else ["ar"],
+            )
+            for name, speed in zip(names, [1.0, *rng.uniform(1.1, 1.9, 9)], strict=True)
+        }
+        stored: Any = SimpleNamespace(
+            cells=group, looks=lambda _: 5, plan=SimpleNamespace(groups=[SimpleNamespace(cells=names)])
+        )
+        pairs, over = _Pairs(stored), compare(group, 0.0, 0.02, looks=5)
+        plain = result_cell(arm="ar", cell="ar", reference=True)
+        for name in names[1:]:
+            cell = result_cell(arm=name, cell=name, claims="distribution", blocks=6, speedup=over[name].speedup)
+            [found] = recommend([plain, cell], max_loss=LOSS, pairs=pairs)
+            if over[name].speedup[0].verdict == "inconclusive" and found.undecided is not None:
+                low, high = found.undecided.speedup.ci_low, found.undecided.speedup.ci_high
+                assert low is not None
+                assert high is not None
+                assert low <= 1.02 < high
+                assert found.undecided.level == pytest.approx(1 - 0.05 / (5 * 9))
+                alone += (pairs.bounds(cell, plain).low or 0.0) > 1.02
+    assert alone

@@ -214,6 +214,9 @@ def test_longer_work_is_not_far_off() -> None:
     assert not far_off(arms(ar=[1.0] * 8, mars=[9.0] * 8).values())
     assert far_off(arms(ar=[1.0] * 7 + [4.1]).values()).keys() == {"ar"}
     assert not far_off(arms(ar=[1.0] * 7 + [3.9]).values())
+    short = arms(ar=[3.0] * 7 + [2.5])
+    short["ar"].timings[-1] = short["ar"].timings[-1].changed(batch_forwards=1)  # nearly all of it is prefill
+    assert not far_off(short.values())
 
 
 @pytest.mark.parametrize(
