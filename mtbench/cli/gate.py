@@ -80,8 +80,8 @@ CalibrationOutOption = Annotated[
 ]
 
 
-ASKED = ("base", "head", "margin", "blocks", "pairs", "live", "counts_only")  # parameters that a gate stores
-ASKED += ("allow_changed", "allow_torch", "allow_dirty")
+ASKED = {"base", "head", "margin", "blocks", "pairs", "live", "counts_only"}  # parameters that a gate stores
+ASKED |= {"allow_changed", "allow_torch", "allow_dirty"}
 
 
 @app.callback(invoke_without_command=True)

@@ -106,8 +106,8 @@ def test_the_floor_of_known_noise(tmp_path: Path) -> None:
 
 def test_the_noise_is_said_of_a_noisy_cell() -> None:
     """Even if another undecided cell may be slower."""
-    words = {"word": "INCONCLUSIVE", "pairs_needed": 9}
-    cells = [timed_cell(number, test=time_test(change, **words)) for number, change in enumerate((0.03, 0.01, 0.02))]
+    tests = [time_test(change, word="INCONCLUSIVE", pairs_needed=9) for change in (0.03, 0.01, 0.02)]
+    cells = [timed_cell(number, test=test) for number, test in enumerate(tests)]
     found = [*undecided(cells, [cells[1].cell], "pairs differ by 8 %")]
     assert [finding.cell for finding in found] == [cells[n].cell for n in (1, 0, 2)]
     assert ["pairs differ by 8 %" in finding.text for finding in found] == [True, False, False]
