@@ -760,7 +760,7 @@ def test_a_rebuilt_report_is_the_same_to_the_byte(run: RunDirectory, reported: R
     """It needs results.json and the generations only."""
     write(run, run.read_json("results.json"))
     assert files_of(run) == files_of(reported)
-    assert len(files_of(run)) == 2 + 4 * 2 * 2 + 4 * 4 * 2
+    assert len(files_of(run)) == 2 + 4 * 3 + 4 * 4 * 2  # pages; tables and figures of four sections
 
 
 def test_the_page_is_one_file(reported: RunDirectory) -> None:
