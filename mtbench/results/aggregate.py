@@ -58,6 +58,7 @@ from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
 from mtbench.runs.plan_checks import read_plan
 
 PROCESSOR_SHARE = 0.95  # of the wall time, that a process on a quiet CPU computes
+FEW_DROPPED = 0.05  # share of samples that may be dropped without a warning above the decision
 FULL_BATCH_SHARE = 0.75  # of a batch's rows: with fewer rows on average, another batch size was measured
 ACCURACY_FLOOR = 0.05  # below this accuracy, speed is the speed of wrong answers
 STATISTICS = (
@@ -467,7 +468,9 @@ def _disturbances(data: CellData, far_off: FarOff | None) -> list[str]:
         if reason == NO_PROCESSOR:
             longest = max(lines, key=lambda line: line.wall_s)
             how_long = f"block {longest.block}: {longest.cpu_s or 0.0:.2g} of {longest.wall_s:.3g} s"
-            flags[-1] = f"{statistics.DISTURBED}: {flags[-1]} ({how_long}); end other programs, or measure again"
+            flags[-1] += f" ({how_long})"
+            if len(lines) > FEW_DROPPED * len(data.timings):
+                flags[-1] = f"{statistics.DISTURBED}: {flags[-1]}; end other programs, or measure again"
     again = [(one, t.block) for t in data.timings for one in t.disturbed or ()]
     if again:
         one, block = max(again, key=lambda pair: pair[0].wall_s)

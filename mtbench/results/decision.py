@@ -219,6 +219,8 @@ def _arms(
 
 def _bounds(cell: ResultCell, speedup: Speedup, plain: ResultCell, pairs: Pairs) -> Bounds:
     """Return the interval to show: it agrees with the word, also where an adjusted level withholds one."""
+    if statistics.disturbed(speedup.verdict):
+        return Bounds(None, None)
     if speedup.verdict.startswith("faster") or statistics.withheld(speedup.verdict):
         return Bounds(speedup.ci_low, speedup.ci_high)
     return statistics.adjusted_bounds(speedup.verdict) or pairs.bounds(cell, plain, tested=True)
@@ -320,7 +322,8 @@ def _doubt(arm: _Arm) -> str:
 
 def _doubt_of_speed(arm: _Arm) -> str:
     if statistics.withheld(arm.speedup.verdict) or arm.speedup.ci_low is None:
-        return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'})"
+        again = "; measure again in a new run" if statistics.disturbed(arm.speedup.verdict) else ""
+        return f"its speed has no verdict ({arm.speedup.verdict.partition(': ')[2] or 'nothing was timed'}{again})"
     needed = _blocks_needed(arm)
     takes = f"over {MOST_BLOCKS:,} blocks" if needed is None else f"at least {needed:,} blocks"
     return f"{takes} would show whether it is faster ({arm.cell.blocks:,} were timed)"
@@ -347,8 +350,9 @@ def _blocks_needed(arm: _Arm) -> int | None:
     None: not known, or over `MOST_BLOCKS`. The width of an interval falls with the square root of the number of blocks.
     """
     value, (low, high, _), timed = arm.speedup.value, arm.bounds, arm.cell.blocks
-    if arm.faster or not value or not low or not high:
+    if arm.faster or not value or not high:
         return None
+    low = low or value**2 / high  # a bound printed as 0.00: the interval is symmetric on the log scale
     distance = abs(math.log(value) - math.log(1 + statistics.SPEED_MARGIN))
     if not distance:
         return None

@@ -22,6 +22,7 @@ from mtbench.decoding.external import Outside
 from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
+from mtbench.hardware.machine import NO_PROCESSOR
 from mtbench.options import options_of
 from mtbench.records import dump
 from mtbench.runs.directory import JsonObject, RunDirectory
@@ -396,9 +397,11 @@ class Stage:
                 return outcome._replace(conditions=conditions | {"disturbed": void or None})
             self.repeats -= 1
             void.append({"wall_s": wall_s, "cpu_s": conditions["cpu_s"], "reason": reason})
+            computed = (
+                f" (it computed for {conditions['cpu_s']:.2g} of {wall_s:.2g} s)" if reason == NO_PROCESSOR else ""
+            )
             self.progress.note(
-                f"the machine was disturbed: {reason}; {cell.cell} computed for {conditions['cpu_s']:.2g} of the "
-                f"{wall_s:.2g} s of block {block}, and decodes it again"
+                f"the machine was disturbed: {reason}; {cell.cell} decodes block {block} again{computed}"
             )
 
     def _write(
