@@ -1,8 +1,6 @@
 """A gate in the formats of other tools. Every function takes the record and returns the content of a file.
 
 bencher             Bencher Metric Format (bencher.dev/docs/reference/bencher-metric-format)
-benchmark_smaller,  custom benchmarks of github-action-benchmark; the direction holds for a whole file
-benchmark_bigger
 junit               JUnit XML, as CI systems read it (github.com/testmoapp/junitxml)
 step_summary        Markdown for $GITHUB_STEP_SUMMARY
 workflow_commands   annotations of GitHub Actions (docs.github.com, "Workflow commands for GitHub Actions")
@@ -10,16 +8,15 @@ workflow_commands   annotations of GitHub Actions (docs.github.com, "Workflow co
 
 import re
 from collections.abc import Iterable, Sequence
-from statistics import stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from mtbench.errors import printable
 from mtbench.gate import tables
 from mtbench.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Word
-from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, Status, findings_of, geometric_mean_s
+from mtbench.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, findings_of, geometric_mean_s
 from mtbench.records import cleaned
-from mtbench.report.formatting import NONE, counted, listed
+from mtbench.report.formatting import NONE, listed
 from mtbench.report.markdown import plain
 
 NANOSECONDS = 1e9  # unit of Bencher's own measure `latency`
@@ -28,7 +25,6 @@ COMMANDS = {"fail": "error", "inconclusive": "warning"}
 MOST_SUMMARISED = 50  # findings of a step summary: GitHub refuses one of over 1 MiB
 
 Metric = dict[str, float]
-Entry = dict[str, Any]
 
 
 def bencher(gate: Gate) -> dict[str, dict[str, Metric]]:
@@ -70,64 +66,6 @@ def _metric(name: str, value: float | None, low: float | None = None, high: floa
         return {}
     bounds = {"lower_value": low, "upper_value": high}
     return {name: {"value": value, **{bound: at for bound, at in bounds.items() if at is not None}}}
-
-
-def benchmark_smaller(gate: Gate) -> list[Entry]:
-    """Return the entries of which a smaller one is better. There is always one: the action refuses an empty file."""
-    gate = cleaned(gate)
-    failing = [finding for finding in gate.findings if finding.level == "fail"]
-    entries = [_entry("failing findings", "findings", len(failing), extra=tables.headline(gate))]
-    if gate.all_cells is not None:
-        entries += _ratio(ALL_CELLS, gate.all_cells, tables.mean_status(gate, gate.all_cells), gate)
-    for cell in gate.timed:
-        entries += _ratio(cell.cell, cell.test, tables.timed_status(gate, cell, cell.cell), gate)
-        latency_s = geometric_mean_s(cell.head_s)
-        if latency_s is not None:
-            spread = stdev(cell.head_s) if len(cell.head_s) > 1 else None
-            extra = f"head, mean of {counted(len(cell.head_s), 'pair')}"
-            entries.append(_entry(f"{cell.cell}: time", "s", latency_s, spread, extra))
-    return entries
-
-
-def benchmark_bigger(gate: Gate) -> list[Entry]:
-    """Return the entries of which a bigger one is better. There is always one: the action refuses an empty file."""
-    gate = cleaned(gate)
-    sound = [row for row in tables.rows(gate) if "FAIL" not in (row.exact.word, row.timed.word)]
-    entries = [_entry("cells that do not fail", "cells", len(sound), extra=tables.headline(gate))]
-    for cell in gate.timed:
-        if cell.head_over_reference is not None:
-            name, value = f"{cell.cell}: speedup over the reference arm", cell.head_over_reference
-            extra = None if cell.base_over_reference is None else f"base {cell.base_over_reference:.4g}"
-            entries.append(_entry(name, "x", value, extra=extra))
-    for changed in gate.changed_cells:
-        if changed.tokens_per_forward_ratio is not None:
-            low, high = changed.tokens_per_forward_ci_low, changed.tokens_per_forward_ci_high
-            entries.append(
-                _entry(
-                    f"{changed.cell}: tokens per forward over base",
-                    "ratio",
-                    changed.tokens_per_forward_ratio,
-                    None if low is None or high is None else (high - low) / 2,
-                )
-            )
-    return entries
-
-
-def _ratio(name: str, test: TimeTest, status: Status, gate: Gate) -> list[Entry]:
-    """Return head's time over base's; its range is half of the 95 % interval."""
-    if test.ratio is None:
-        return []
-    reach = None if test.ci_low is None or test.ci_high is None else (test.ci_high - test.ci_low) / 2
-    extra = f"{status.text}, {tables.changed_by(test)}, head {gate.head.label}, base {gate.base.label}"
-    return [_entry(f"{name}: time over base", "ratio", test.ratio, reach, extra)]
-
-
-def _entry(name: str, unit: str, value: float, reach: float | None = None, extra: str | None = None) -> Entry:
-    """Return a result of the action. It reads a `range` of the form `± NUMBER`."""
-    entry: Entry = {"name": name, "unit": unit, "value": float(f"{value:.6g}")}
-    if reach is not None:
-        entry["range"] = f"± {reach:.3g}"
-    return entry if extra is None else entry | {"extra": extra}
 
 
 class _Case(NamedTuple):

@@ -64,12 +64,7 @@ def write(directory: Path, gate: Gate) -> Path:
     files.write_text(directory / "gate.md", _markdown(gate))
     files.write_text(directory / PAGE, _page(gate))
     files.write_text(directory / "gate.junit.xml", exports.junit(gate))
-    for name, content in (
-        ("bencher.json", exports.bencher(gate)),
-        ("benchmark-smaller.json", exports.benchmark_smaller(gate)),
-        ("benchmark-bigger.json", exports.benchmark_bigger(gate)),
-    ):
-        files.write_json(directory / name, content)
+    files.write_json(directory / "bencher.json", exports.bencher(gate))
     return directory / PAGE
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 from jsonschema import Draft7Validator
@@ -81,9 +80,6 @@ def test_what_has_no_value_is_left_out() -> None:
     found = exports.bencher(made)
     assert found[one.cell]["time-ratio"] == {"value": 1.001}
     assert none.cell not in found
-    entries = {entry["name"]: entry for entry in exports.benchmark_smaller(made)}
-    assert "range" not in entries[f"{one.cell}: time over base"]
-    assert not any(name.startswith(none.cell) for name in entries)
 
 
 def test_bencher_gets_what_changed_by_permission() -> None:
@@ -93,34 +89,6 @@ def test_bencher_gets_what_changed_by_permission() -> None:
     assert first["accuracy-difference"] == {"value": -0.0156, "lower_value": -0.061, "upper_value": 0.024}
     assert first["tokens-per-forward-ratio"]["value"] == 1.021
     assert "accuracy-difference" not in second
-
-
-@EVERY
-@pytest.mark.parametrize("make", [exports.benchmark_smaller, exports.benchmark_bigger])
-def test_the_benchmark_action_takes_every_gate(make: Any, made: Gate) -> None:
-    """The fields of its schema (src/extract.ts), a range that it can scale, names once; it refuses an empty file."""
-    entries = json.loads(json.dumps(make(made), allow_nan=False))
-    assert entries
-    names = [entry["name"] for entry in entries]
-    assert len(set(names)) == len(names)
-    for entry in entries:
-        assert entry.keys() <= {"name", "unit", "value", "range", "extra"}
-        assert isinstance(entry["value"], int | float)
-        assert all(isinstance(entry[key], str) for key in entry if key != "value")
-        if "range" in entry:
-            assert float(entry["range"].removeprefix("± ")) >= 0
-        assert (entry["name"] + entry.get("extra", "")).isprintable()
-
-
-def test_the_benchmark_action_sees_the_direction() -> None:
-    """A slower head is bigger where smaller is better, and smaller where bigger is better."""
-    smaller = {entry["name"]: entry["value"] for entry in exports.benchmark_smaller(slower())}
-    slow = slower().timed[1].cell
-    assert smaller[f"{slow}: time over base"] == pytest.approx(1.034)
-    assert smaller["failing findings"] == 1
-    bigger = {entry["name"]: entry["value"] for entry in exports.benchmark_bigger(slower())}
-    assert bigger["cells that do not fail"] == 3
-    assert bigger[f"{slow}: speedup over the reference arm"] == 2.271
 
 
 @EVERY

@@ -43,8 +43,6 @@ FILES = {
     "gate.html",
     "gate.junit.xml",
     "bencher.json",
-    "benchmark-smaller.json",
-    "benchmark-bigger.json",
 }
 
 
