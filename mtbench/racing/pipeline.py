@@ -51,21 +51,30 @@ def planned(request: RaceRequest) -> tuple[Candidates, Plan, Race]:
     if not found.arms:
         raise UserError("there is nothing to race beside plain decoding; see `mtbench ls arms`.")
     plan = plan_race(asked, found, max_loss, opened)
+    if request.dtype == "auto" and resolve_device(request.device) == "cpu" and _ungraded(plan):
+        plan = plan.changed(request=plan.request.changed(dtype="float32"))
     return found, plan, race_of(plan, found, objective, max_loss, slo_s)
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Return what is known beforehand to end without a verdict or a grade."""
-    said, dtype = plan.warnings(), with_dtype(plan).request.dtype
-    for suite in plan.suites if dtype not in EXACT_EPSILON else ():
-        tokens = len(suite.items) * suite.max_new_tokens
-        if tokens < EPSILON_POSITIONS_NEEDED:
-            said.append(
-                f"{suite.suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed "
-                f"to tell other tokens from rounding in {dtype}; raise `--limit` or `--max-new-tokens`, or give "
-                "`--dtype float32`"
-            )
+    """Return what is known beforehand to end without a verdict or a grade, and what was chosen for a grade."""
+    said, chosen = plan.warnings(), plan.request.dtype
+    remedy = "raise `--limit` or `--max-new-tokens`, or give `--dtype float32`"
+    for suite, tokens, dtype in _ungraded(plan):
+        said.append(
+            f"{suite}: at most {tokens:,} tokens of plain decoding; {EPSILON_POSITIONS_NEEDED:,} are needed to tell "
+            f"other tokens from rounding in {dtype}; {f'so it runs in {chosen}' if chosen in EXACT_EPSILON else remedy}"
+        )
     return said
+
+
+def _ungraded(plan: Plan) -> list[tuple[str, int, str]]:
+    """Return the suites with too few tokens for a grade in the fastest dtype, with these tokens and this dtype."""
+    fastest = plan.request.changed(dtype="auto") if plan.request.dtype in EXACT_EPSILON else plan.request
+    dtype = with_dtype(plan.changed(request=fastest)).request.dtype
+    tokens = {suite.suite: len(suite.items) * suite.max_new_tokens for suite in plan.suites}
+    few = {suite: most for suite, most in tokens.items() if most < EPSILON_POSITIONS_NEEDED}
+    return [] if dtype in EXACT_EPSILON else [(suite, most, dtype) for suite, most in few.items()]
 
 
 def begin(

@@ -37,7 +37,7 @@ from mtbench.report.terminal import decision_lines, note_lines
 from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Left, Results
-from mtbench.runs import lifecycle
+from mtbench.runs import lifecycle, model_pool
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import LeftLine, Race
@@ -224,6 +224,15 @@ def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
     assert any("at most 768 tokens of plain decoding; 2,000 are needed" in w for w in warnings_of(request))
     assert not any("rounding" in w for w in warnings_of(request.changed(limit=40)))
     assert not any("rounding" in w for w in warnings_of(request.changed(dtype="float32")))
+
+
+def test_a_race_with_too_few_tokens_for_a_grade_runs_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU whose fastest type is bfloat16, unless a type is named: there other tokens rule out an arm."""
+    monkeypatch.setattr(model_pool, "fastest_dtype", lambda *_: "bfloat16")
+    request = RaceRequest(batch_size=(2,), limit=12, max_new_tokens=64, device="cpu")
+    few, enough, named = (request, request.changed(limit=40), request.changed(dtype="bfloat16"))
+    assert [choosing.planned(r)[1].request.dtype for r in (few, enough, named)] == ["float32", "auto", "bfloat16"]
+    assert any("so it runs in float32" in warning for warning in warnings_of(few))
 
 
 def warnings_of(request: RaceRequest) -> list[str]:
