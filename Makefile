@@ -18,7 +18,7 @@ PARALLEL := -n $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)
 .PHONY: run real test tests oldest unit lint slow faults mutants docs dist clean
 
 run: $(INSTALLED)  ## the embedded demonstration; prints the path of its page
-	$(BIN)/mtbench run --batch-size 8 --rounds 3 --method ar:on=mars --method mars-selfspec --method 'mars:tau=0.95|0.8' \
+	$(BIN)/mtbench run --limit 128 --batch-size 1 --method ar:on=mars --method mars-selfspec --method 'mars:tau=0.95|0.8' \
 	    --method speculative:on=mars,draft=draft_mars,per_forward=4 --method prompt-lookup:on=mars
 
 real: $(INSTALLED)  ## a real chat model (SmolLM2-135M, a download of 93 MB) in minutes; prints the path of its page
