@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mtbench import statistics
-from mtbench.racing.race import looks, replay
-from mtbench.racing.runner import Racing
-from mtbench.racing.standing import CLOSE, Block, Entrant
+from mtbench.experiments.choose.race import looks, replay
+from mtbench.experiments.choose.runner import Racing
+from mtbench.experiments.choose.standing import CLOSE, Block, Entrant
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan

@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 from statistics import stdev
 
-from mtbench.gate import decision, timing
-from mtbench.gate.pairs import read_pairs
+from mtbench.experiments.gate import decision, timing
+from mtbench.experiments.gate.pairs import read_pairs
 from mtbench.statistics import wilson
 
 

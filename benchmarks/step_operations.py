@@ -23,13 +23,13 @@ from torch._inductor import compile_fx, config
 from torch._inductor.graph import GraphLowering
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mtbench import sampling
 from mtbench.decoding import fused_ops
 from mtbench.decoding.cuda_graph import PLAIN_STEPS, Captured
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import ModelRunners, TargetOutput
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request, Workload
-from mtbench.models import sampling
 from mtbench.models.families import EMBEDDED, locate
 from mtbench.models.loading import load
 from mtbench.runs.simulation import Scripted

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
-from mtbench.models import sampling
 from mtbench.options import option
 
 OPEN = -1  # no token yet

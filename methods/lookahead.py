@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import longest, products, tree
-from mtbench.models import sampling
 from mtbench.options import option
 
 POOL = 512  # n-grams per text, without duplicates, the latest first

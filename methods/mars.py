@@ -18,10 +18,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.options import AUTO, option
 
 

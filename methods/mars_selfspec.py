@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
-from mtbench.models import sampling
 from mtbench.options import AUTO, option
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.draft_model import draft, forwards, refuse_draft
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.trees import mask_groups, tree
-from mtbench.models import sampling
 from mtbench.models.loading import Inspected
 from mtbench.options import option
 

@@ -23,9 +23,9 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+from mtbench.clients.openai_client import Reply, Server, ServerError
+from mtbench.clients.openai_wire import body_of, ids_of, plain_body_of
 from mtbench.decoding.external import Answers, Outside, Speculation, target_of
-from mtbench.decoding.openai_client import Reply, Server, ServerError
-from mtbench.decoding.openai_wire import body_of, ids_of, plain_body_of
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request

@@ -21,12 +21,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, llama_cpp_ngram, vllm
 from mtbench.decoding.suffix_matches import suffix_matches
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.options import option
 
 

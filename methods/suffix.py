@@ -27,11 +27,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.serving_engines import ALWAYS_WIDE, Setting, vllm
 from mtbench.decoding.suffix_matches import suffix_matches
-from mtbench.models import sampling
 from mtbench.options import option
 
 

@@ -7,6 +7,8 @@ A name is imported when it is used, so that `import mtbench` is quick.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mtbench.version import __version__
+
 if TYPE_CHECKING:
     from mtbench.api import Chosen, Results, choose, load, run
     from mtbench.decoding.method import (
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from mtbench.evaluation.registry import SUITES
     from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
     from mtbench.options import AUTO, option
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "mtbench.api": ("Chosen", "Results", "choose", "load", "run"),

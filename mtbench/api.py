@@ -18,8 +18,8 @@ import pandas as pd
 
 from mtbench import plugins, records
 from mtbench.errors import UserError, unknown
-from mtbench.racing import pipeline as race
-from mtbench.racing.request import RACE_DEFAULTS, RaceRequest
+from mtbench.experiments.choose import pipeline as race
+from mtbench.experiments.choose.request import RACE_DEFAULTS, RaceRequest
 from mtbench.report import pipeline
 from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress

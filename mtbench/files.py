@@ -145,3 +145,8 @@ def read_lines(file: BinaryIO, longest: int = LONGEST_LINE) -> Iterator[bytes]:
         if len(line) > longest:
             raise ValueError(f"the line has over {longest:,} bytes")
         yield line
+
+
+def cache_home() -> Path:
+    """Return `$XDG_CACHE_HOME/mtbench`, by default `~/.cache/mtbench`: files that mtbench can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mtbench"

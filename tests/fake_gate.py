@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtbench.gate.builds import resolve
-from mtbench.gate.format import GateRequest
-from mtbench.gate.stages import GateRun
+from mtbench.experiments.gate.builds import resolve
+from mtbench.experiments.gate.format import GateRequest
+from mtbench.experiments.gate.stages import GateRun
 
 AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
 ARGUMENTS = ["--method", "ar", "--method", "mars"]

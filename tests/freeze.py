@@ -25,22 +25,22 @@ import pytest
 import whole
 
 import mtbench
-from mtbench.gate import page as gate_page
-from mtbench.gate.pairs import PairRunner
-from mtbench.gate.plans import Planned
-from mtbench.gate.stages import UNFINISHED, conclude, read_gate
-from mtbench.gate.timed import TimedStage
+from mtbench.experiments.choose import pipeline as racing
+from mtbench.experiments.gate import page as gate_page
+from mtbench.experiments.gate.pairs import PairRunner
+from mtbench.experiments.gate.plans import Planned
+from mtbench.experiments.gate.stages import UNFINISHED, conclude, read_gate
+from mtbench.experiments.gate.timed import TimedStage
+from mtbench.experiments.load import page as load_page
+from mtbench.experiments.load.format import LoadPlan
+from mtbench.experiments.load.registry import CLIENTS
+from mtbench.experiments.load.runner import PLAN
+from mtbench.experiments.load.summary import summarise
+from mtbench.experiments.reproduce import page as reproduce_page
+from mtbench.experiments.reproduce import rerun
+from mtbench.experiments.reproduce.compare import compare
 from mtbench.hardware import machine
-from mtbench.loadtest import page as load_page
-from mtbench.loadtest.format import LoadPlan
-from mtbench.loadtest.registry import CLIENTS
-from mtbench.loadtest.runner import PLAN
-from mtbench.loadtest.summary import summarise
-from mtbench.racing import pipeline as racing
 from mtbench.report import pipeline
-from mtbench.reproduce import page as reproduce_page
-from mtbench.reproduce import rerun
-from mtbench.reproduce.compare import compare
 from mtbench.results import aggregate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest

@@ -1,4 +1,4 @@
-"""Checks of the operations over few positions (`mtbench.models.kernels.Operations`) against their formulas in float64.
+"""Checks of the operations over few positions (`mtbench.kernels.Operations`) against their formulas in float64.
 
 A check takes operations and a type and raises AssertionError. Tests run it with the plain definitions and, in Triton's
 interpreter, with the kernels; tests/planted_kernels.py runs it with faults in the kernels.
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn.functional import silu
 from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
+from mtbench.kernels import PLAIN, Operations
+from mtbench.kernels.norms import Norm, NormInput
 from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder
-from mtbench.models.kernels import PLAIN, Operations
-from mtbench.models.norms import Norm, NormInput
 from mtbench.models.runner import ModelRunner
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from mtbench.gate.format import (
+from mtbench.experiments.gate.format import (
     Attribution,
     BuildRecord,
     CellFloor,

@@ -11,10 +11,10 @@ from typing import Any
 
 import load_client
 
-from mtbench.loadtest import aiperf, planning
-from mtbench.loadtest.clients import Client, Sending, write_lines
-from mtbench.loadtest.format import LoadPlan, LoadRequest, PointLine, RequestLine
-from mtbench.loadtest.runner import PLAN, LoadRun
+from mtbench.experiments.load import aiperf, planning
+from mtbench.experiments.load.clients import Client, Sending, write_lines
+from mtbench.experiments.load.format import LoadPlan, LoadRequest, PointLine, RequestLine
+from mtbench.experiments.load.runner import PLAN, LoadRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 

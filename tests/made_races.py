@@ -8,8 +8,8 @@ import numpy as np
 from made_records import result_cell
 
 from mtbench import statistics
-from mtbench.racing.race import Outcome, looks, replay
-from mtbench.racing.standing import Block, Entrant
+from mtbench.experiments.choose.race import Outcome, looks, replay
+from mtbench.experiments.choose.standing import Block, Entrant
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup

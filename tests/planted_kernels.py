@@ -9,7 +9,7 @@ from typing import NamedTuple
 import kernel_checks
 import torch
 
-from mtbench.models import kernels
+from mtbench import kernels
 from mtbench.models.fused_decoder import Decoder
 
 MODELS = Path(kernels.__file__).parent
@@ -149,7 +149,7 @@ def finds(fault: Fault, folder: Path) -> bool:
 
 def planted_operations(fault: Fault, folder: Path) -> kernels.Operations:
     """Return the kernels with the fault."""
-    from mtbench.models import triton_kernels
+    from mtbench.kernels import triton_kernels
 
     module = _planted(fault, folder)
     return kernels.Operations(

@@ -245,7 +245,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mtbench import METHODS, Commit, Method, Window
+from mtbench import Commit, METHODS, Method, Window
 
 
 @METHODS.register("mine")
@@ -263,7 +263,7 @@ class Mine(Method):
         return Commit(output.choice, count=torch.ones_like(rows.known), kept=torch.zeros_like(rows.known))
 """
 SUITE_FILE = """
-from mtbench import SUITES, Prompt, Suite
+from mtbench import Prompt, SUITES, Suite
 
 
 @SUITES.register("echoed")

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.errors import UserError
+from mtbench.experiments.reproduce.format import Published
 from mtbench.records import Record, Sparse, dump, parse, read_json, read_lines, validate
-from mtbench.reproduce.format import Published
 from mtbench.results.format import Accuracy, Results, Speedup
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import (

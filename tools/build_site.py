@@ -23,11 +23,11 @@ from mtbench.cli.schemas import SCHEMAS, schema
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.lm_eval import HarnessSuite
 from mtbench.evaluation.registry import SUITES
+from mtbench.experiments.reproduce import rerun
 from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import options_of, roles_of, show
 from mtbench.plugins import Registry
-from mtbench.reproduce import rerun
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "docs"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from gpu_parts.bench import REFILL, SMALL, Bench
+from mtbench import kernels
 from mtbench.hardware import probe
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models import kernels
 from mtbench.models.loading import DTYPES
 from mtbench.runs import lossless_check
 from mtbench.runs.directory import JsonObject
@@ -80,7 +80,7 @@ def attention(checks: Operations, rows: int, width: int) -> None:
     expected = kernels.attend_plain(query.double(), key, value, bias, size**-0.5)
     attends: dict[str, Callable[..., Tensor]] = {"plain": kernels.attend}
     if not checks.cpu:
-        from mtbench.models import triton_kernels
+        from mtbench.kernels import triton_kernels
 
         attends = {name: partial(triton_kernels.attend, split=name == "split") for name in ("split", "walked")}
     for name, attend in attends.items():

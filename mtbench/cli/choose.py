@@ -20,8 +20,8 @@ from mtbench.cli.request_options import (
     with_options,
 )
 from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, say
+from mtbench.experiments.choose.request import RACE_DEFAULTS, RACE_OPTIONS
 from mtbench.files import refuse_existing
-from mtbench.racing.request import RACE_DEFAULTS, RACE_OPTIONS
 from mtbench.runs.run_request import OPTIONS, RACED_BLOCKS, Execution, seconds
 
 app = typer.Typer()

@@ -11,11 +11,11 @@ from mtbench.cli import session
 from mtbench.cli.request_options import fields_of, number_or_all
 from mtbench.cli.session import beside_json, err, out, say, warn, write_json
 from mtbench.cli.stages import show_estimate
-from mtbench.racing import pipeline
-from mtbench.racing.candidates import Candidates
-from mtbench.racing.pipeline import resume as resume
-from mtbench.racing.request import RACE_OPTIONS, RaceRequest
-from mtbench.racing.terminal import candidate_tables, decision_tables
+from mtbench.experiments.choose import pipeline
+from mtbench.experiments.choose.candidates import Candidates
+from mtbench.experiments.choose.pipeline import resume as resume
+from mtbench.experiments.choose.request import RACE_OPTIONS, RaceRequest
+from mtbench.experiments.choose.terminal import candidate_tables, decision_tables
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.progress import RunProgress
 from mtbench.report.race import deploy_parts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mtbench.cli.session import beside_json, refuse_twice, show, write_json
 from mtbench.errors import UserError
-from mtbench.gate import floor
-from mtbench.gate.format import Floor
+from mtbench.experiments.gate import floor
+from mtbench.experiments.gate.format import Floor
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_blocks
 from mtbench.results.across_runs import compare_runs

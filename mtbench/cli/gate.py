@@ -118,8 +118,8 @@ def gate(
         _refuse_options_before(ctx)
         return
     from mtbench.cli import gating
-    from mtbench.gate import page
-    from mtbench.gate.format import EXIT_CODES
+    from mtbench.experiments.gate import page
+    from mtbench.experiments.gate.format import EXIT_CODES
 
     if base is None and not base_plugin and not resume:
         raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")

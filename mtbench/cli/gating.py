@@ -15,11 +15,11 @@ from rich.table import Table
 from mtbench import files, plugins, records
 from mtbench.cli import session
 from mtbench.errors import UserError
-from mtbench.gate import exports, floor, page
-from mtbench.gate.builds import Build, resolve
-from mtbench.gate.calibrate import Calibration
-from mtbench.gate.format import Floor, Gate, GateRequest
-from mtbench.gate.stages import FILE, GateRun
+from mtbench.experiments.gate import exports, floor, page
+from mtbench.experiments.gate.builds import Build, resolve
+from mtbench.experiments.gate.calibrate import Calibration
+from mtbench.experiments.gate.format import Floor, Gate, GateRequest
+from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 

@@ -138,7 +138,7 @@ def _load(
     dry_run: bool,
 ) -> None:
     from mtbench.cli import loading
-    from mtbench.loadtest import page
+    from mtbench.experiments.load import page
 
     if resume:
         opened: Any = loading.reopen(resumed(ctx, directory, "load", PER_SESSION))

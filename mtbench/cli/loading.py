@@ -16,13 +16,13 @@ from mtbench.cli import session
 from mtbench.cli.request_options import absolute, checkpoints
 from mtbench.cli.session import warn
 from mtbench.errors import UserError, unknown
+from mtbench.experiments.load import arms, page, planning
+from mtbench.experiments.load.format import CLIENTS as CLIENT_NAMES
+from mtbench.experiments.load.format import Load, LoadPlan, LoadRequest, Slo
+from mtbench.experiments.load.registry import CLIENTS
+from mtbench.experiments.load.runner import PLAN, LoadRun
+from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
-from mtbench.loadtest import arms, page, planning
-from mtbench.loadtest.format import CLIENTS as CLIENT_NAMES
-from mtbench.loadtest.format import Load, LoadPlan, LoadRequest, Slo
-from mtbench.loadtest.registry import CLIENTS
-from mtbench.loadtest.runner import PLAN, LoadRun
-from mtbench.loadtest.summary import summarise
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.run_request import latency_limits

@@ -69,8 +69,8 @@ def ls(
 
 
 def _list_arms(family: str | None, model: str | None, checkpoint: Sequence[str], *, offline: bool) -> None:
-    from mtbench.racing.candidates import candidates
-    from mtbench.racing.terminal import candidate_tables
+    from mtbench.experiments.choose.candidates import candidates
+    from mtbench.experiments.choose.terminal import candidate_tables
     from mtbench.runs.run_request import RunRequest
 
     roles = checkpoints(checkpoint)

@@ -13,10 +13,11 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from mtbench import __version__, plugins
+from mtbench import plugins
 from mtbench.cli import session
 from mtbench.cli.session import INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
+from mtbench.version import __version__
 
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)

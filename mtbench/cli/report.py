@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mtbench.cli.session import FAILED, INCOMPLETE, beside_json, err, say, write_json
 from mtbench.errors import UserError, unknown
-from mtbench.racing import pipeline as racing
+from mtbench.experiments.choose import pipeline as racing
 from mtbench.records import HIGHEST_PRICE
 from mtbench.report import pipeline
 from mtbench.report.decided import read_decision

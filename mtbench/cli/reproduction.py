@@ -13,13 +13,13 @@ from mtbench.cli.request_options import absolute, checkpoints, whole_numbers
 from mtbench.cli.session import err, out, say, warn
 from mtbench.cli.stages import show_estimate
 from mtbench.errors import UserError
+from mtbench.experiments.reproduce import page, rerun
+from mtbench.experiments.reproduce.compare import compare
+from mtbench.experiments.reproduce.format import Asked, Published
+from mtbench.experiments.reproduce.rerun import Part
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import plan_table
-from mtbench.reproduce import page, rerun
-from mtbench.reproduce.compare import compare
-from mtbench.reproduce.format import Asked, Published
-from mtbench.reproduce.rerun import Part
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
 from mtbench.runs.lifecycle import changed, check
 from mtbench.runs.run_request import Execution

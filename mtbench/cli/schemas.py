@@ -8,12 +8,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from mtbench.cli.session import say
+from mtbench.experiments.gate.format import FloorFile, Gate
+from mtbench.experiments.load.format import Load, LoadPlan, PointLine
+from mtbench.experiments.reproduce.format import Published, Reproduction
 from mtbench.files import write_json
-from mtbench.gate.format import FloorFile, Gate
 from mtbench.imports.format import Imported
-from mtbench.loadtest.format import Load, LoadPlan, PointLine
 from mtbench.records import Record
-from mtbench.reproduce.format import Published, Reproduction
 from mtbench.results.comparison_format import Comparison
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Results

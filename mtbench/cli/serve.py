@@ -76,7 +76,7 @@ def serve(
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise UserError(f"`mtbench serve` needs {', '.join(missing)}; run `pip install {' '.join(missing)}`.")
-    from mtbench.models import kernels
+    from mtbench import kernels
     from mtbench.serving import served, server
     from mtbench.serving.adaptive import parse_span
     from mtbench.serving.app import Limits

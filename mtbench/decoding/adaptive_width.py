@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.method import Window
-from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
 
 RECENT = 8  # time constant of the moving average, in forwards

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.feature_drafting import draft_runner, new_entries, refuse_other_drafts
 from mtbench.decoding.method import ModelRunners, Rows
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts.dflash import BlockDraft, BlockDraftConfig
 from mtbench.models.loading import Inspected

@@ -15,11 +15,11 @@ states what runs the layers, and why our kernels did not run.
 from collections.abc import Callable
 from typing import Any
 
+from mtbench import kernels
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.errors import UserError
-from mtbench.models import kernels
 from mtbench.models.fused_decoder import Decoder, UnsupportedArchitecture, build, check_modules
 from mtbench.models.loading import Checkpoint
 from mtbench.models.runner import ModelRunner

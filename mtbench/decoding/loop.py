@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.batch_clock import BatchClock, Clock
 from mtbench.decoding.commit_log import CommitLog
@@ -35,7 +36,6 @@ from mtbench.decoding.prefill import prefill
 from mtbench.decoding.request import Request, Setting, Workload, refuse_unknown_ids
 from mtbench.decoding.run_state import Reads, RunState, WorkloadRun
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options import per_request
 

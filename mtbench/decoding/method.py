@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mtbench import kernels, sampling
 from mtbench.decoding.serving_engines import Setting
-from mtbench.models import kernels, sampling
 from mtbench.models.attention import causal
 from mtbench.models.loading import Inspected
 from mtbench.models.runner import ModelRunner

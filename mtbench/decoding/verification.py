@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding import trees
 from mtbench.decoding.method import NONE, Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput
-from mtbench.models import sampling
 
 Verify = Literal["match", "rejection"]
 VERIFY = "accept the target's choice, or use rejection sampling"  # help of the option

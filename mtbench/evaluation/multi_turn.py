@@ -23,10 +23,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from jinja2 import TemplateError
 
 from mtbench import files, network
-from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.dataset_files import ROW_UNIT, RowError, read_rows
 from mtbench.evaluation.suite import Messages, Prompt, Source, Suite, Template
+from mtbench.files import cache_home
 
 TIMEOUT_S = 60
 ANSWER = "<<answer-placeholder>>"  # stands for the answer when a template renders the turn after it

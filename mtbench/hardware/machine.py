@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import mtbench
+from mtbench.version import __version__
 
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
 
@@ -28,7 +29,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "mtbench": mtbench.__version__,
+        "mtbench": __version__,
         "git": git_commit(Path(mtbench.__file__).parent),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},

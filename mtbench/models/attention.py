@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from mtbench.models import kernels
+from mtbench import kernels
 
 ATTENTION = "mtbench"
 ALIGNED = 16  # slots of a row and in view are a multiple of it: kernels then read the mask in whole words

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from mtbench import kernels
 from mtbench.errors import first_line
-from mtbench.models import kernels
+from mtbench.kernels.norms import Norm, NormInput
 from mtbench.models.attention import ATTENTION, KERNEL_POSITIONS, AttentionMetadata
 from mtbench.models.kv_cache import KVCache
-from mtbench.models.norms import Norm, NormInput
 from mtbench.models.self_check import Check, modules_logits
 
 CHECK_TOKENS = 24

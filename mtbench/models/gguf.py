@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mtbench import files
-from mtbench.cache import cache_home
 from mtbench.errors import UserError, first_line
+from mtbench.files import cache_home
 
 ENDING, PACKAGE = ".gguf", "package:"
 RECORD = "mtbench_gguf.json"  # in the folder: which file it was made from

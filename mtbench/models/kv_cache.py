@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtbench.models import kernels
+from mtbench import kernels
 from mtbench.models.attention import AttentionMetadata
 
 

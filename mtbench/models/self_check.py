@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mtbench import kernels
 from mtbench.errors import UserError, first_line, loses_device
-from mtbench.models import kernels
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.kv_cache import KVCache
 

@@ -1,6 +1,6 @@
 """What to use, as records: a recommendation for each suite, batch size and way of batching; decision.json of a race.
 
-mtbench/results/decision.py makes recommendations from the cells of results.json, mtbench/racing/decide.py the decision.
+mtbench/results/decision.py makes recommendations from the cells of results.json, experiments/choose the decision.
 """
 
 from typing import Literal

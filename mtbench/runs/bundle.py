@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from mtbench import __version__, network
-from mtbench.cache import cache_home
+from mtbench import network
 from mtbench.errors import UserError, first_line
 from mtbench.evaluation.suite import Suite, suite_errors
-from mtbench.files import flush, open_plain, refuse_existing, write_errors, write_json
+from mtbench.files import cache_home, flush, open_plain, refuse_existing, write_errors, write_json
 from mtbench.models.checkpoint_files import CHECKPOINT_FILES
 from mtbench.models.drafts.loading import draft_config
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM, RECORD, Family, split_part
 from mtbench.models.loading import inspect
+from mtbench.version import __version__
 
 SCHEMA_VERSION = 1
 MANIFEST = "bundle.json"

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.errors import first_line
-from mtbench.models import sampling
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.directory import RunDirectory

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mtbench import kernels
 from mtbench.decoding.engines import ENGINES, Engine
 from mtbench.decoding.external import Outside, run_outside
 from mtbench.decoding.loop import decode
@@ -18,7 +19,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError
 from mtbench.hardware.stopwatch import Stopwatch
-from mtbench.models import gguf, kernels
+from mtbench.models import gguf
 from mtbench.models.drafts.loading import draft_config, load_draft
 from mtbench.models.families import locate
 from mtbench.models.feature_draft import DraftRunner

@@ -35,11 +35,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.method import Claims, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
-from mtbench.models import sampling
 from mtbench.models.families import RANDOM
 from mtbench.options import show
 from mtbench.runs.directory import JsonObject, RunDirectory

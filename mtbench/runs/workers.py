@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from mtbench import plugins
+from mtbench.clients.openai_client import ServerError
 from mtbench.decoding.adaptive_width import set_even
 from mtbench.decoding.loop import NoProgressError
 from mtbench.decoding.method_checks import MethodContractError, whereabouts
-from mtbench.decoding.openai_client import ServerError
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request

@@ -19,8 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3Config
 
+from mtbench import kernels
 from mtbench.errors import UserError
-from mtbench.models import kernels
 from mtbench.models.drafts import mtp
 from mtbench.models.drafts.loading import recognised
 from mtbench.models.feature_draft import DraftConfig, FeatureDraft

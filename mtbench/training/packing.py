@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from mtbench.models import kernels
+from mtbench import kernels
 
 PADDING = -1  # the document of padding tokens
 

@@ -25,7 +25,7 @@ from mtbench.errors import UserError, unknown
 from mtbench.models.checkpoint_files import weights_sha256
 from mtbench.models.families import RECORD
 from mtbench.options import options_of, show
-from mtbench.processes import last_line
+from mtbench.programs.processes import last_line
 from mtbench.report.progress import clock
 from mtbench.training.checkpoint import read_record
 from mtbench.training.recipes import Stage

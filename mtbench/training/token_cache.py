@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mtbench import files
-from mtbench.cache import cache_home
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Messages
+from mtbench.files import cache_home
 from mtbench.training.packing import Example
 
 FORMAT = 1  # of the stored tokens; a new number invalidates all files

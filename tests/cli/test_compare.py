@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from mtbench.cli import main
 from mtbench.cli.session import err, out
 from mtbench.errors import UserError
-from mtbench.gate.floor import FILE as FLOOR
-from mtbench.gate.floor import TIME
+from mtbench.experiments.gate.floor import FILE as FLOOR
+from mtbench.experiments.gate.floor import TIME
 
 ANSWERS = [answer("a" * (n + 2), 2, float(n % 3 > 0)) for n in range(14)]
 OTHERS = [answer("b" * (n + 2), 1, 1.0) for n in range(14)]

@@ -20,8 +20,8 @@ from whole import forget_plugin_files, plan_of
 from mtbench import plugins
 from mtbench.cli import gating, main
 from mtbench.errors import UserError
-from mtbench.gate import floor
-from mtbench.gate.builds import resolve
+from mtbench.experiments.gate import floor
+from mtbench.experiments.gate.builds import resolve
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.planner import begin_run
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from mtbench.cli import loading, main
 from mtbench.errors import UserError
-from mtbench.loadtest import registry
+from mtbench.experiments.load import registry
 from mtbench.runs.run_request import latency_limits
 
 URL = ["--url", "one=http://127.0.0.1:9/v1"]

@@ -28,11 +28,11 @@ from thinned import one_in
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 from whole import plan_of
 
+from mtbench import sampling
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
 from mtbench.decoding.method import Method
 from mtbench.decoding.registry import METHODS
-from mtbench.models import sampling
 from mtbench.models.families import family
 from mtbench.models.loading import load
 from mtbench.models.runner import ModelRunner

@@ -15,6 +15,7 @@ from small import END, MASK, save_small
 from thinned import one_in
 from torch import Tensor
 
+from mtbench import sampling
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.cuda_graph import Captured
 from mtbench.decoding.engines import ENGINES
@@ -24,7 +25,6 @@ from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Workload
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.runner import ModelRunner
 from mtbench.options import build
 from mtbench.runs.plan import RunRequest

@@ -13,9 +13,9 @@ from rich.console import Console
 from service import Answer, Service, serving
 from small import save_small
 
+from mtbench.clients.openai_client import ServerError, events
 from mtbench.decoding.arms import engine_baselines, parse_arms
 from mtbench.decoding.method import ModelRunners
-from mtbench.decoding.openai_client import ServerError, events
 from mtbench.decoding.output import Generation, Timing
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line

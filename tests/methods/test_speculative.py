@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies
 from small import END, MASK, VOCABULARY, save_small, small_checkpoint, small_config, small_tokenizer
 from thinned import one_in
 
+from mtbench import sampling
 from mtbench.decoding.adaptive_width import Widths
 from mtbench.decoding.arms import parse_arms
 from mtbench.decoding.engines import ENGINES
@@ -28,7 +29,6 @@ from mtbench.decoding.method import Method, ModelRunners, Window
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
-from mtbench.models import sampling
 from mtbench.models.loading import prepare
 from mtbench.models.runner import ModelRunner
 from mtbench.runs.plan import RunRequest

@@ -11,8 +11,8 @@ import torch
 from decoding_cases import ar, run
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from mtbench.cache import cache_home
 from mtbench.errors import UserError
+from mtbench.files import cache_home
 from mtbench.models import families, gguf
 from mtbench.models.loading import inspect, load
 from mtbench.models.runner import ModelRunner

@@ -17,9 +17,10 @@ from small import small_checkpoint, small_config
 from torch import Tensor
 from transformers import Qwen3Config
 
+from mtbench import kernels
 from mtbench.decoding.engines import ENGINES
 from mtbench.errors import UserError
-from mtbench.models import fused_decoder, kernels
+from mtbench.models import fused_decoder
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.fused_decoder import Decoder, _attention_arguments, build
 from mtbench.models.loading import Checkpoint
@@ -84,7 +85,7 @@ def small_check(monkeypatch: pytest.MonkeyPatch) -> CheckOf:
 
 @of_kernels
 def test_the_kernels_pass(small_check: CheckOf) -> None:
-    from mtbench.models import triton_kernels, triton_products
+    from mtbench.kernels import triton_kernels, triton_products
 
     run = kernels.Operations(*(getattr(triton_kernels, name) for name in kernels.Operations._fields))
     assert small_check(run) is None

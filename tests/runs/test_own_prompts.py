@@ -10,8 +10,8 @@ from small import save_small
 from whole import finish, start
 
 from mtbench.errors import UserError
-from mtbench.racing.pipeline import planned
-from mtbench.racing.request import RaceRequest
+from mtbench.experiments.choose.pipeline import planned
+from mtbench.experiments.choose.request import RaceRequest
 from mtbench.runs import planner
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mtbench import METHODS, NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window, option
-from mtbench.models import sampling
+from mtbench import METHODS, NONE, Commit, Method, ModelRunners, Rows, State, TargetOutput, Window, option, sampling
 
 
 @METHODS.register("bigram")

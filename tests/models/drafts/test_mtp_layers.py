@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from mtbench.errors import UserError
+from mtbench.experiments.reproduce import rerun
 from mtbench.hardware import probe
 from mtbench.models.attention import AttentionMetadata
 from mtbench.models.drafts.loading import load_draft
@@ -31,7 +32,6 @@ from mtbench.models.drafts.mtp import LAYOUTS, MtpConfig, MtpLayer, recognise
 from mtbench.models.families import locate, split_part
 from mtbench.models.kv_cache import KVCache
 from mtbench.models.loading import Calls, Checkpoint, load
-from mtbench.reproduce import rerun
 from mtbench.runs import time_estimate
 from mtbench.runs.bundle import open_bundle, write_bundle
 from mtbench.runs.model_pool import ModelPool

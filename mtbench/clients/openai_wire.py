@@ -1,0 +1,59 @@
+"""Bodies of completion requests to a server with OpenAI's protocol, and the token ids of its answers."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from mtbench.clients.openai_client import Reply, ServerError
+from mtbench.decoding.request import Request
+from mtbench.models.loading import Inspected
+
+GREEDY = {"temperature": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+REPLY = {
+    "stream_options": {"include_usage": True},
+    "return_token_ids": True,
+    "return_spec_tokens_details": True,  # by SGLang
+    "include_stop_str_in_output": True,  # by vLLM; by SGLang:
+    "no_stop_trim": True,
+}
+
+
+def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, Any]:
+    """Return the body of a completion request."""
+    body: dict[str, Any] = {"model": model, "ignore_eos": fixed_length, **GREEDY, **REPLY}
+    body |= {"cache_salt": uuid4().hex, "cache_prompt": False}  # vLLM's and SGLang's name; llama.cpp's
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return body | {"prompt": list(request.prompt_ids), "max_tokens": request.max_new_tokens}
+
+
+def plain_body_of(request: Request, model: str, checkpoint: Inspected) -> dict[str, Any]:
+    """Return the body with OpenAI's own fields only, and the prompt as text. Raises ServerError if text will not do."""
+    body: dict[str, Any] = {"model": model, "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+    if request.stop:
+        body["stop"] = list(request.stop)
+    body |= {"prompt": text_for(request.prompt_ids, checkpoint), "max_tokens": request.max_new_tokens}
+    return body | {"stream_options": {"include_usage": True}}
+
+
+def text_for(ids: Sequence[int], checkpoint: Inspected) -> str:
+    """Return a text of which the tokenizer, as a server calls it, makes these tokens. Raises ServerError if none."""
+    tokenizer = checkpoint.tokenizer
+    text = str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    for candidate in (text, text.removeprefix(tokenizer.bos_token or "")):  # the server adds the first token again
+        if tokenizer(candidate)["input_ids"] == list(ids):
+            return candidate
+    raise ServerError("the server takes prompts as text only, and no text has the tokens of this prompt")
+
+
+def ids_of(reply: Reply, checkpoint: Inspected, stop: Sequence[str]) -> list[int]:
+    """Return an answer's tokens: the server's own, else those of its text and of the stop that ended it."""
+    if reply.token_ids:
+        return reply.token_ids
+    ended_by, text = reply.stopped_by, reply.text
+    if isinstance(ended_by, str) and ended_by not in text:
+        text += ended_by
+    ids: list[int] = checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if reply.finish != "stop" or isinstance(ended_by, str) or any(s in text for s in stop):
+        return ids
+    return [*ids, ended_by] if isinstance(ended_by, int) else [*ids, *checkpoint.end_ids[:1]]

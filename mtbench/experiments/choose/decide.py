@@ -1,0 +1,200 @@
+"""The decision of a race: decision.json, from the results of its run and the looks that were made."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from mtbench import statistics
+from mtbench.experiments.choose.deploy import deployment
+from mtbench.experiments.choose.limits import over_limits
+from mtbench.experiments.choose.runner import BY_TIME, Racing
+from mtbench.experiments.choose.standing import CLOSE
+from mtbench.records import dump
+from mtbench.results.aggregate import Stored, read_stored
+from mtbench.results.decision import headline, recommend
+from mtbench.results.decision_format import (
+    FILE,
+    SCHEMA_VERSION,
+    Decision,
+    Gone,
+    Least,
+    Levels,
+    Looks,
+    Recommendation,
+    Spent,
+)
+from mtbench.results.decision_text import on_demonstration
+from mtbench.results.format import ResultCell, Results
+from mtbench.runs.formats import LeftLine
+from mtbench.runs.plan import Group
+
+UNITS = {"energy": "J per token", "memory": "MiB"}
+MIB = 1 << 20
+
+
+def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -> Decision:
+    """Return what a race decides, and write decision.json. looks: those made, if known; else all answers are scored."""
+    stored = read_stored(racing.run)
+    race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
+    pairs = _Pairs(stored)
+    found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
+    least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
+    serving = deployment(found, results.cells, racing.plan.cells)
+    decision = Decision(
+        schema_version=SCHEMA_VERSION,
+        run_id=results.run_id,
+        headline=" ".join(part.text for part in least) or headline(found),
+        complete=not any(cell.status == "partial" for cell in results.cells),
+        objective=race.objective,
+        max_loss=race.max_loss,
+        slo_s={str(name): limit for name, limit in race.slo_s.items()},
+        over_slo=over_slo,
+        recommendations=found,
+        least=least,
+        levels=Levels(
+            between_arms=statistics.WORD_LEVELS["faster"],
+            accuracy_worse=statistics.WORD_LEVELS["worse than margin"],
+            accuracy_not_worse=statistics.WORD_LEVELS["not worse"],
+            close=CLOSE,
+        ),
+        looks=[_looks(racing, group) for group in racing.plan.groups] if looks is None else looks,
+        left=_gone(racing),
+        refused=race.refused,
+        spent=spent_on(stored),
+        command=[Path(part).name if place == 0 else part for place, part in enumerate(results.command)],
+        serving={arm: {engine: text for engine, (text, _) in of.items()} for arm, of in serving.items()},
+        serving_notes={arm: {engine: note for engine, (_, note) in of.items() if note} for arm, of in serving.items()},
+    )
+    racing.run.write_json(FILE, dump(decision))
+    return decision
+
+
+class _Pairs:
+    """What the times of two cells show on the blocks that both have, however often the race has looked."""
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+
+    def faster(self, cell: ResultCell, other: ResultCell) -> bool:
+        """Return whether a cell is surely faster than another, at the level that the race gives to two arms."""
+        low = self._ratio(cell, other, among=len(self._group(cell).cells) - 1).ci_low
+        return low is not None and low > 1
+
+    def bounds(self, cell: ResultCell, other: ResultCell, *, tested: bool = False) -> statistics.Bounds:
+        """Return the speed of a cell over another at the level that is shared by the looks.
+
+        tested: all arms share the level, too, and both sides have the reach of the longer one, as in a verdict.
+        """
+        among = self._compared(cell, other) if tested else 1
+        level = 1 - 2 * statistics.WORD_LEVELS["faster"] / (self.stored.looks(self._group(cell)) * among)
+        value, low, high, *_ = self._ratio(cell, other, among=among)
+        if tested and value and low and high:
+            reach = max(high / value, value / low)
+            low, high = value / reach, value * reach
+        return statistics.Bounds(low, high, level)
+
+    def _compared(self, cell: ResultCell, other: ResultCell) -> int:
+        """Return how many arms have a verdict over the other."""
+        base = self.stored.cells[other.cell]
+        group = (self.stored.cells[name] for name in self._group(cell).cells)
+        of_base = (data for data in group if other.arm in data.cell.baselines and not data.error)
+        return sum(data.on_blocks_of(base) is not None for data in of_base)
+
+    def _ratio(self, cell: ResultCell, other: ResultCell, *, among: int) -> statistics.Ratio:
+        """Return the time of the other over that of the cell. among: claims that share the level beside the looks."""
+        ours, theirs = self.stored.cells[cell.cell], self.stored.cells[other.cell]
+        shared, base = ours.on_blocks_of(theirs), theirs.on_blocks_of(ours)
+        share = partial(statistics.shared_ratio, looks=self.stored.looks(self._group(cell)), among=among)
+        if shared is None or base is None or not shared.samples:
+            return share((), ())
+        return share(base.by_block("wall_s"), shared.by_block("wall_s"))
+
+    def _group(self, cell: ResultCell) -> Group:
+        return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
+
+
+def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> Least:
+    """Return the allowed arm with the least energy or memory at one batch size; plain decoding if none has 2 % less."""
+    place = (rec.suite, rec.batch_size, rec.batching)
+    of_group = {c.arm: c for c in cells if (c.suite, c.batch_size, c.batching) == place}
+    values = {arm: c.j_per_token if objective == "energy" else c.peak_memory_bytes for arm, c in of_group.items()}
+    usable = [arm for arm in [rec.baseline, *rec.allowed] if arm is not None and values.get(arm) is not None]
+    where = f"At batch size {rec.batch_size}"
+    if not usable:
+        reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
+        told = reason if objective == "energy" else "it was not measured"
+        text = f"{where}: no conclusion on {objective}: {told}."
+        return Least(
+            suite=place[0],
+            batch_size=place[1],
+            batching=place[2],
+            arm=None,
+            value=None,
+            baseline=None,
+            text=on_demonstration(text) if rec.demonstration else text,
+        )
+    best = min(usable, key=lambda arm: values[arm] or 0.0)
+    if rec.baseline in usable and (values[best] or 0.0) > (1 - CLOSE) * (values[rec.baseline] or 0.0):
+        best = str(rec.baseline)
+    shown = _amount(values[best], objective)
+    beside = "" if rec.baseline is None else f"; plain decoding: {_amount(values.get(rec.baseline), objective)}"
+    what = f"use {best}, which has the least {objective}, {shown}{beside}"
+    if best == rec.baseline:
+        what = f"no arm that can be used has {CLOSE:.0%} less {objective} than plain decoding, {shown}"
+    text = f"{where}: {what} (one measurement, no interval)."
+    return Least(
+        suite=place[0],
+        batch_size=place[1],
+        batching=place[2],
+        arm=best,
+        value=values[best],
+        baseline=None if rec.baseline is None else values.get(rec.baseline),
+        text=on_demonstration(text) if rec.demonstration else text,
+    )
+
+
+def _amount(value: float | None, objective: str) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value / MIB if objective == 'memory' else value:,.4g} {UNITS[objective]}"
+
+
+def _looks(racing: Racing, group: Group) -> Looks:
+    made = racing.outcome(group).made
+    return Looks(suite=group.suite, batch_size=group.batch_size, planned=racing.looks(group), made=made)
+
+
+def _gone(racing: Racing) -> list[Gone]:
+    found = []
+    for line in racing.run.read_lines("left.jsonl", LeftLine):
+        cell = racing.plan.cell(line.cell)
+        found.append(
+            Gone(
+                suite=cell.suite,
+                batch_size=cell.batch_size,
+                arm=cell.arm,
+                block=line.block,
+                lost=line.lost,
+                reason=line.reason,
+            )
+        )
+    return found
+
+
+def spent_on(stored: Stored) -> Spent:
+    """Return forwards and seconds of the decoded blocks, and those of every cell on every block of its group.
+
+    A cell that did not start counts with the mean of its group.
+    """
+    used, full = [0.0, 0.0], [0.0, 0.0]
+    for group in stored.plan.groups:
+        timings = [stored.cells[name].timings for name in group.cells]
+        of_cells = [(sum(t.batch_forwards or 0 for t in lines), sum(t.wall_s for t in lines)) for lines in timings]
+        blocks = sum(map(len, timings))
+        for place in (0, 1):
+            total = sum(of_cell[place] for of_cell in of_cells)
+            used[place] += total
+            mean = total / blocks if blocks else 0.0
+            for lines, of_cell in zip(timings, of_cells, strict=True):
+                full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
+    return Spent(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])

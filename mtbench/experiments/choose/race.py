@@ -1,0 +1,191 @@
+"""The rule of a race: which arms leave after a look, and why. A pure function of what the blocks have shown.
+
+A **look** is made when every arm that is still there has ended the first N blocks, and uses these blocks only. So a
+race that was killed decides the same from its stored lines. There are two contests:
+
+    same tokens   the arms with the tokens of plain decoding, and plain decoding itself
+    all allowed   these, and the arms that are shown to lose no more accuracy than accepted (`not worse`)
+
+An arm leaves as soon as it has lost its contest: it loses too much accuracy, or an arm of the same contest that is
+known to be allowed is surely faster. So a fast lossy arm never hides what is fastest with the same tokens. A contest
+ends when no arm can be more than 2 % faster than its leader, and the leader's own gain has a word. Arms whose accuracy
+is open go on beside plain decoding. A leader with other tokens goes on until it can be told whether rounding explains
+them. When nothing is open, all arms leave. An arm over a limit of its latency beats no other arm, and leaves after 24
+blocks.
+
+Errors. The time of an arm over that of another has a one-sided bound at level 2.5 % / (looks · other arms), from
+`statistics.shared_ratio` on the blocks of both. The best allowed arm b leaves wrongly, or an arm more than 2 %
+slower than b wrongly counts as close to it, only if such a bound between b and another arm fails at some look. By the
+union bound over looks and arms this has probability 2.5 % at most. A bound between an arm and plain decoding is shared
+by the looks only: b is one arm, and of these bounds only its own can be wrong to its harm. That is 2.5 % more.
+Simulated bounds keep these levels for uneven blocks, too (docs/statistics.md). But no bound knows of a kind of block
+that has not run yet. The words on accuracy are those of `statistics.accuracy_verdicts`: adjusted for all arms (Holm)
+and shared by the looks. `worse than margin` is wrong with probability 2.5 % at most, `not worse` 5 %. The end of a run
+is one more look, since it can come at any block.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from mtbench.experiments.choose.standing import CLOSE, Entrant, View
+
+NO_FASTER, DONE = f"not more than {CLOSE:.0%} faster than", "its speed needs no further blocks"  # reasons
+FIRST_LOOKS, GROWTH = (6, 8, 11, 16, 24), 1.5
+
+
+def looks(blocks: int) -> list[int]:
+    """Return the numbers of blocks after which arms may leave: 6, 8, 11, 16, 24, then half as many again, and the last.
+
+    >>> looks(100)
+    [6, 8, 11, 16, 24, 36, 54, 81, 100]
+    """
+    found = [look for look in FIRST_LOOKS if look < blocks]
+    while len(found) >= len(FIRST_LOOKS) and found[-1] * GROWTH < blocks:
+        found.append(int(found[-1] * GROWTH))
+    return [*found, blocks]
+
+
+class Departure(NamedTuple):
+    """An arm that leaves. lost: it is surely not the one to choose. rival: the arm with whose name the reason ends."""
+
+    name: str
+    block: int
+    lost: bool
+    reason: str
+    rival: str | None = None
+
+
+class Outcome(NamedTuple):
+    """What the looks so far have decided."""
+
+    left: list[Departure]
+    made: list[int]  # looks
+    over: bool  # no arm is there any more
+
+
+def replay(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, *, by_time: bool = True) -> Outcome:
+    """Make every look of `at` for which there are enough blocks.
+
+    by_time: arms leave for their speed; False: another objective decides, and they leave for their accuracy only, or
+    after the blocks of `FIRST_LOOKS` if it is decided.
+    """
+    left: list[Departure] = []
+    made: list[int] = []
+    if any(e.reference and e.failed for e in entrants):
+        return Outcome([], [], False)
+    for block in (0, *at):
+        there = [
+            e for e in entrants if e.name not in {d.name for d in left} and not (e.failed and len(e.blocks) < block)
+        ]
+        if not there or any(len(e.blocks) < block for e in there):
+            break
+        view = View(entrants, _counted(entrants, left, block), at, max_loss)
+        left += _leaving(view, there, block, by_time=by_time) if block else _before(view, there)
+        made += [block] if block else []
+    return Outcome(left, made, len(left) == sum(not e.failed for e in entrants))
+
+
+def words(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, str]:
+    """Return the word on the accuracy of every arm with other tokens at the last look that was made."""
+    last = max(outcome.made, default=0)
+    return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
+
+
+def _counted(entrants: Sequence[Entrant], left: Sequence[Departure], block: int) -> dict[str, int]:
+    """Return how many leading blocks of each arm count at a look."""
+    until = {departure.name: departure.block for departure in left}
+    return {e.name: min(block, until.get(e.name, block), len(e.blocks)) for e in entrants}
+
+
+def _before(view: View, there: Sequence[Entrant]) -> list[Departure]:
+    """Return the arms that need not start, since their accuracy is known from a larger batch size."""
+    known = [e for e in there if e.accuracy is not None and not e.promises]
+    return [
+        Departure(e.name, 0, view.worse(e), f"at a larger batch size its accuracy is: {e.accuracy}")
+        for e in known
+        if not view.accurate(e)
+    ]
+
+
+def _leaving(view: View, there: Sequence[Entrant], block: int, *, by_time: bool) -> list[Departure]:
+    """Return the arms that leave at a look."""
+    look = _Look(view, there, block)
+    look.let_worse_leave()
+    if block >= FIRST_LOOKS[-1]:
+        look.let_late_leave()
+    if by_time:
+        look.let_slower_leave()
+        look.end_contests()
+    elif block >= FIRST_LOOKS[-1]:
+        for arm in look.still():
+            if not arm.reference and not view.open(arm) and view.graded(arm):
+                look.leave(arm, DONE, lost=False)
+    if not any(not arm.reference for arm in look.still()):
+        for arm in look.still():
+            look.leave(arm, "no arm is left beside it", lost=False)
+    return list(look.out.values())
+
+
+class _Look:
+    """The arms that leave at a look, one reason after the other."""
+
+    def __init__(self, view: View, there: Sequence[Entrant], block: int) -> None:
+        self.view, self.there, self.block = view, there, block
+        self.out: dict[str, Departure] = {}
+
+    def leave(self, arm: Entrant, reason: str, *, lost: bool, rival: Entrant | None = None) -> None:
+        self.out[arm.name] = Departure(arm.name, self.block, lost, reason, rival.name if rival else None)
+
+    def still(self, *, same: bool | None = None) -> list[Entrant]:
+        """Return the arms that are still there; with `same` only those with, or without, plain decoding's tokens."""
+        there = [arm for arm in self.there if arm.name not in self.out]
+        return there if same is None else [arm for arm in there if self.view.same(arm) == same]
+
+    def let_worse_leave(self) -> None:
+        for arm in self.still():
+            if self.view.worse(arm):
+                self.leave(arm, "loses more accuracy than accepted", lost=True)
+
+    def let_late_leave(self) -> None:
+        for arm in self.still():
+            if self.view.too_late(arm):
+                self.leave(arm, "over a limit of its latency", lost=True)
+
+    def let_slower_leave(self) -> None:
+        """Compare every arm with the allowed arms of its contest, also with those that leave at this look."""
+        allowed = [arm for arm in self.still() if self.view.allowed(arm)]
+        for arm in [arm for arm in self.still() if not arm.reference]:
+            rivals = [e for e in allowed if e is not arm and (self.view.same(e) or not self.view.same(arm))]
+            quicker = next((e for e in rivals if self.view.faster(e, arm)), None)
+            if quicker is not None:
+                self.leave(arm, "surely slower than", lost=True, rival=quicker)
+
+    def end_contests(self) -> None:
+        """Let the arms leave that cannot be more than 2 % faster than the leader, and leaders without a rival."""
+        view, kept = self.view, self.still(same=True)
+        leader = view.quickest([arm for arm in kept if view.allowed(arm)])
+        assert leader is not None, "plain decoding stays to the end"
+        for arm in self.still(same=False):
+            if view.close(leader, arm):
+                self.leave(arm, NO_FASTER, lost=True, rival=leader)
+        if self._ended(leader, kept):
+            self._let_others_leave(leader, kept)
+            rivals = self.still(same=False)
+            if not leader.reference and view.graded(leader) and all(view.faster(arm, leader) for arm in rivals):
+                self.leave(leader, DONE, lost=False)
+        allowed = [arm for arm in self.still(same=False) if view.allowed(arm)]
+        first = view.quickest(allowed)
+        if first is not None and self._ended(first, allowed):
+            self._let_others_leave(first, self.still(same=False))
+            alone = not any(arm is not first and not arm.reference for arm in self.still())
+            if alone:
+                self.leave(first, DONE, lost=False)
+
+    def _ended(self, leader: Entrant, arms: Sequence[Entrant]) -> bool:
+        """Return whether no arm can be more than 2 % faster than the leader, whose own gain has a word."""
+        return all(self.view.close(leader, arm) for arm in arms) and self.view.decided(leader)
+
+    def _let_others_leave(self, leader: Entrant, arms: Sequence[Entrant]) -> None:
+        for arm in arms:
+            if arm is not leader and not arm.reference and self.view.close(leader, arm):
+                self.leave(arm, NO_FASTER, lost=True, rival=leader)

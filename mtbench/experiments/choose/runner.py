@@ -1,0 +1,229 @@
+"""A race over a run directory: plan it, let arms leave while it decodes, and hand its results to the decision.
+
+The rule (race.py) sees stored lines only. Answers are scored at each look; scores.json is written at the end.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mtbench.decoding.arms import Arm
+from mtbench.decoding.registry import METHODS
+from mtbench.evaluation.suite import Suite
+from mtbench.experiments.choose.candidates import Candidates
+from mtbench.experiments.choose.limits import too_late
+from mtbench.experiments.choose.race import Departure, Outcome, looks, replay, words
+from mtbench.experiments.choose.standing import Block, Entrant
+from mtbench.options import decoding_options
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory, refuse_used
+from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
+from mtbench.runs.plan import Cell, Group, Plan
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.prompts import open_suite
+from mtbench.runs.run_request import Execution, RunRequest
+from mtbench.runs.score import scores_of
+from mtbench.runs.stored_lines import read_answers, read_timings
+from mtbench.statistics import EPSILON_POSITIONS_NEEDED, EXACT_EPSILON
+
+BY_TIME: tuple[Objective, ...] = ("speed", "latency")
+
+
+def plan_race(
+    request: RunRequest, found: Candidates, max_loss: float, opened: Mapping[str, Suite] | None = None
+) -> Plan:
+    """Return the plan: every candidate beside plain decoding, one round, the largest batch size first.
+
+    The largest has all items, so the accuracies are known when the smaller sizes start.
+    """
+    arms = [_spec(arm) for arm in (found.plain, *found.arms)]
+    plan = make_plan(request.changed(method=arms, rounds=1, accuracy_margin=max_loss), opened)
+    groups = sorted(plan.groups, key=lambda group: -group.batch_size)
+    return plan.changed(groups=groups, cells=[plan.cell(name) for group in groups for name in group.cells])
+
+
+def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float, slo_s: Slo) -> Race:
+    """Return when the groups of a plan are looked at, and by what they are judged."""
+    at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
+    return Race(objective=objective, max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
+
+
+def begin(directory: Path, plan: Plan, race: Race, command: Sequence[str]) -> RunDirectory:
+    """Create the run directory of a race. Raises UserError if it holds something."""
+    refuse_used(directory, "choose")
+    return begin_run(directory, plan, command, race)
+
+
+def _spec(arm: Arm) -> str:
+    """Return an arm as `--method` takes it."""
+    options = ",".join(f"{name}={value}" for name, value in [*arm.changed, ("on", arm.on)])
+    return f"{arm.method}:{options}"
+
+
+@dataclass
+class Racing:
+    """The race of a run: what its stored lines say now. As the hook of an execution it lets cells leave."""
+
+    run: RunDirectory
+    plan: Plan
+    race: Race
+    execution: Execution
+    expect: Callable[[int], None] | None = None  # is told how many batches are left at most when cells leave
+    _suites: dict[str, Suite] = field(default_factory=dict)
+    _scores: dict[str, dict[str, float]] = field(default_factory=dict)  # by cell and item
+    _made: dict[tuple[str, int], int] = field(default_factory=dict)  # last look of a group; -1: none
+
+    def executing(self) -> Execution:
+        """Return the execution with the race as its hook."""
+        return replace(self.execution, leave=self, peak_memory=self.execution.peak_memory or self._needs_memory)
+
+    def __call__(self, cells: Sequence[str]) -> list[LeftLine]:
+        """Return the cells that leave now. Looks are made as soon as all their blocks are stored."""
+        group = next(group for group in self.plan.groups if list(cells) == group.cells)
+        key = (group.suite, group.batch_size)
+        plain = next((name for name in group.cells if is_plain(self.plan.cell(name))), None)
+        ended = 0 if plain is None else len(self.run.lines(f"timings/{plain}.jsonl"))
+        last = self._made.get(key, -1)
+        if plain is None or (last >= 0 and not any(last < look <= ended for look in self.looks(group))):
+            return []
+        outcome = self.outcome(group)
+        self._made[key] = max(outcome.made, default=0)
+        known = {line.cell for line in self.run.read_lines("left.jsonl", LeftLine)}
+        leaving = [
+            LeftLine(cell=gone.name, block=gone.block, lost=gone.lost, reason=self._by_arm(gone), rival=gone.rival)
+            for gone in outcome.left
+            if gone.name not in known
+        ]
+        if self.expect is not None and leaving:
+            self.expect(self._batches(known | {line.cell for line in leaving}))
+        return leaving
+
+    def restore_left(self) -> None:
+        """Make the looks at the stored blocks again: without a line in left.jsonl, the blocks of its group are lost."""
+        for group in self.plan.groups:
+            begun = any(self.run.lines(f"timings/{name}.jsonl") for name in group.cells)
+            if begun and (leaving := self(group.cells)):
+                self.run.append("left.jsonl", [dump(line) for line in leaving])
+
+    def _batches(self, gone: Collection[str]) -> int:
+        """Return the batches that are left to decode if no further cell leaves."""
+        left = 0
+        for group in self.plan.groups:
+            live = [name for name in group.cells if name not in gone]
+            left += sum(len(group.blocks) - len(self.run.lines(f"timings/{name}.jsonl")) for name in live)
+        return left
+
+    def looks(self, group: Group) -> list[int]:
+        return self.race.looks_at(group.suite, group.batch_size)
+
+    def outcome(self, group: Group) -> Outcome:
+        """Return what the looks at a group have decided."""
+        by_time = self.race.objective in BY_TIME
+        return replay(self.entrants(group), self.looks(group), self.race.max_loss, by_time=by_time)
+
+    def entrants(self, group: Group) -> list[Entrant]:
+        """Return the cells of a group with their leading blocks."""
+        plain = next(cell for cell in map(self.plan.cell, group.cells) if is_plain(cell))
+        sessions = self.run.read("environment.json", Environment).sessions
+        failures = self.run.read_lines("failures.jsonl", FailureLine)
+        failed = {failure.cell for failure in failures if failure.stage is None}
+        suite = self.plan.suite(group.suite)
+        answers = {name: read_answers(self.run, group, suite, name) for name in group.cells}
+        base = {line.item: line.token_ids for line in answers[plain.cell]}
+        known = self._known(group)
+        inexact = bool(sessions) and sessions[0].dtype not in EXACT_EPSILON
+        graded_after = self._graded_after(group, answers[plain.cell], plain) if inexact else 0
+        found = []
+        for cell in map(self.plan.cell, group.cells):
+            timings = sorted(read_timings(self.run, group, cell.cell, sessions), key=lambda timing: timing.block)
+            clean = {t.block: None if t.dropped else t.wall_s for t in timings}
+            leading = next((block for block in range(len(group.blocks)) if block not in clean), len(group.blocks))
+            lines: list[list[GenerationLine]] = [[] for _ in range(len(group.blocks))]
+            for line in answers[cell.cell]:
+                lines[line.block].append(line)
+            scores = self._score(group, cell, answers[cell.cell])
+            blocks = [
+                Block(
+                    wall_s=clean[block],
+                    scores={line.item: scores[line.item] for line in lines[block] if line.item in scores},
+                    same=all(line.token_ids == base.get(line.item) for line in lines[block]),
+                )
+                for block in range(leading)
+            ]
+            here = cell.checkpoints[cell.on] == plain.checkpoints[plain.on]
+            distribution = cell.claims == "distribution" and here
+            entrant = Entrant(
+                name=cell.cell,
+                blocks=blocks,
+                reference=cell is plain,
+                promises=cell.claims == "lossless" or distribution,
+                firm=distribution or (here and inexact),
+                graded_after=graded_after if here and not distribution else 0,
+                too_late=too_late(timings[:leading], lines, self.race.slo_s),
+                accuracy=None if cell is plain else known.get(cell.arm),
+                failed=cell.cell in failed,
+            )
+            found.append(entrant)
+        return found
+
+    def _graded_after(self, group: Group, lines: Sequence[GenerationLine], plain: Cell) -> int:
+        """Return after how many blocks plain decoding has the tokens that a grade needs, here or in a group before.
+
+        Groups that run later do not count: a race that is replayed decides as it did.
+        """
+        for before in itertools.takewhile(lambda other: other != group, self.plan.groups):
+            same = [c for c in map(self.plan.cell, before.cells) if (c.suite, c.arm) == (plain.suite, plain.arm)]
+            stored = [line for c in same for line in self.run.lines(f"generations/{c.cell}.jsonl")]
+            if sum(len(line["token_ids"]) for line in stored) >= EPSILON_POSITIONS_NEEDED:
+                return 0
+        tokens = [0] * len(group.blocks)
+        for line in lines:
+            tokens[line.block] += len(line.token_ids)
+        enough = (n for n, total in enumerate(itertools.accumulate(tokens), 1) if total >= EPSILON_POSITIONS_NEEDED)
+        return next(enough, len(tokens))
+
+    def _by_arm(self, gone: Departure) -> str:
+        """Return why a cell leaves, with the rival's arm."""
+        return gone.reason if gone.rival is None else f"{gone.reason} {self.plan.cell(gone.rival).arm}"
+
+    @property
+    def _needs_memory(self) -> bool:
+        return self.race.objective == "memory"
+
+    def _known(self, group: Group) -> dict[str, str]:
+        """Return by arm the word on its accuracy from the largest batch size; empty for that size itself."""
+        largest = max((g for g in self.plan.groups if g.suite == group.suite), key=lambda g: g.batch_size)
+        if largest.batch_size == group.batch_size:
+            return {}
+        entrants, at = self.entrants(largest), self.looks(largest)
+        found = words(entrants, at, self.race.max_loss, self.outcome(largest))
+        return {self.plan.cell(name).arm: word for name, word in found.items()}
+
+    def _score(self, group: Group, cell: Cell, lines: Sequence[GenerationLine]) -> Mapping[str, float]:
+        """Return the scores of a cell's answers by item; each answer is scored once. Empty if they cannot be scored."""
+        suite = self.plan.suite(group.suite)
+        if suite.metric is None or cell.length != "natural":
+            return {}
+        scores = self._scores.setdefault(cell.cell, {})
+        new = [line for line in lines if line.item not in scores]
+        if new:
+            try:
+                scores |= scores_of(self._suite(group.suite), suite, new)
+            except Exception:  # a suite may raise anything; the scoring at the end says what
+                return {}
+        return scores
+
+    def _suite(self, name: str) -> Suite:
+        if name not in self._suites:
+            data_dir = self.execution.data_dir or self.plan.request.data_dir
+            unsandboxed = self.execution.allow_unsandboxed_code
+            request = self.plan.request.changed(data_dir=data_dir, allow_unsandboxed_code=unsandboxed)
+            self._suites[name] = open_suite(name, request)
+        return self._suites[name]
+
+
+def is_plain(cell: Cell) -> bool:
+    """Return whether the cell is plain decoding: the reference that a race has beside its arms."""
+    method = METHODS[cell.method]
+    return method.reference and not method.outside and not decoding_options(method, cell.options)

@@ -1,0 +1,312 @@
+"""Builds: turn `--base ENV` and `--head ENV` into environments whose mtbench runs as processes.
+
+    PATH             a virtual environment or a Python executable
+    git:REV          a commit of the repository in the current directory, with the versions of its constraints.txt
+    pip:REQUIREMENT  a release, with this environment's version of torch
+    url:ADDRESS      a server of an external engine; this environment sends the requests
+
+Environments of `git:` and `pip:` are made once, in the cache directory. Each has its own copy of every package. A
+marker file is written last, so that an interrupted installation is made again.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from mtbench.errors import UserError
+from mtbench.experiments.gate import build_probe
+from mtbench.experiments.gate.format import BuildRecord
+from mtbench.files import cache_home
+from mtbench.hardware import machine
+from mtbench.plugins import read_file
+from mtbench.programs import environments
+from mtbench.programs.environments import MARKER, Note, Pip, installed
+from mtbench.records import Record
+
+ANSWER_S = 60.0  # time in which an environment must say what is installed
+CHOICES = "give a virtual environment, a Python executable, git:REV, pip:REQUIREMENT or url:ADDRESS"
+SHORT = 7  # digits of a commit in a label
+ABBREVIATED = 12  # digits of a commit in a record, as in environment.json
+PINNED = re.compile(r"[A-Za-z0-9._-]+(\[[A-Za-z0-9._,-]*\])?==[A-Za-z0-9.!+_-]+")
+
+
+@dataclass(frozen=True)
+class Build:
+    """An environment with mtbench installed. Start every process of it with `environment_of`."""
+
+    env: str  # as asked for
+    label: str
+    python: Path
+    url: str | None = None  # of a server
+    plugins: tuple[str, ...] = ()  # files of `--plugin`
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line of `mtbench ARGUMENTS` in this build, which imports its plugin files."""
+        named = (word for file in self.plugins for word in ("--plugin", file))
+        return [str(self.python), "-m", "mtbench", *arguments, *named]
+
+    def importing(self, plugins: Sequence[str]) -> "Build":
+        """Return the build with these plugin files. Raises UserError for one that cannot be read."""
+        names = [f"{Path(file).name} {read_file(file).sha256[:SHORT]}" for file in plugins]
+        return replace(self, plugins=tuple(plugins), label=" with ".join([self.label, *names]))
+
+
+class Answer(Record):
+    """What `build_probe.py` prints."""
+
+    mtbench: str
+    folder: str  # of the package
+    prefix: str  # of the environment
+    commit: str | None
+    packages: dict[str, str | None]
+    parts: dict[str, str] = Field(default_factory=dict)  # folder of mtbench, of its methods and of its suites
+    code: str | None = None  # hash of their Python files, and of those of plugins
+
+
+def resolve(env: str | None, note: Note) -> Build:
+    """Return the build that `env` names; None: this environment. Install it first if it is a `git:` or `pip:` build.
+
+    Raises UserError if there is no such build or if mtbench cannot be imported in it.
+    """
+    if env is None:
+        build = Build(sys.executable, "this environment", Path(sys.executable))
+        record = describe(build)
+        return replace(build, label=f"this environment ({', '.join(filter(None, (record.mtbench, _short(record))))})")
+    kind, _, rest = env.partition(":")
+    make = {"git": _from_git, "pip": _from_pip, "url": _from_url}.get(kind)
+    build = make(env, rest, note) if make and rest else _from_path(env)
+    describe(build)
+    return build
+
+
+def describe(build: Build) -> BuildRecord:
+    """Return the versions in a build, as a process of the build tells them.
+
+    Raises UserError if mtbench is not installed, cannot be imported, or does not answer within 60 s.
+    """
+    command = [str(build.python), build_probe.__file__, *machine.PACKAGES]
+    try:
+        done = environments.run(command, environment_of(build), timeout_s=ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{build.env!r} did not say within {ANSWER_S:g} s what is installed; try `{build.python} -m mtbench "
+            "--version`."
+        ) from None
+    except OSError as error:
+        raise UserError(f"{build.env!r} cannot be run: {build.python}: {error.strerror or error}.") from None
+    if done.returncode != 0:
+        raise _no_answer(build, done)
+    try:
+        answer = Answer.model_validate_json(done.stdout.strip().rpartition("\n")[2])  # plugins may print before it
+        commit = _commit(answer)
+    except (OSError, ValueError):  # another answer, or one with paths that cannot be
+        raise UserError(f"{build.env!r} did not say what is installed; is {build.python} a Python?") from None
+    _refuse_two_trees(build, answer)
+    return BuildRecord(
+        env=build.env,
+        label=build.label,
+        python=str(build.python),
+        mtbench=answer.mtbench,
+        git=commit,
+        packages=answer.packages,
+        code_sha256=answer.code,
+        plugins={file: read_file(file).sha256 for file in build.plugins},
+    )
+
+
+def _refuse_two_trees(build: Build, answer: Answer) -> None:
+    """Raise UserError if methods or suites of a build lie neither in its mtbench (a wheel) nor beside it (a checkout).
+
+    An environment that borrows from another can import the core from one tree and the methods from the other.
+    """
+    core = Path(answer.folder)
+    for name, folder in answer.parts.items():
+        if core not in (Path(folder), Path(folder).parent) and Path(folder).parent != core.parent:
+            raise UserError(
+                f"{build.env!r} takes mtbench from {core} and {name} from {folder}; install it anew with "
+                f"`{build.python} -m pip install`."
+            )
+
+
+def environment_of(build: Build) -> dict[str, str]:
+    """Return the environment variables for a process of a build."""
+    return environments.variables(build.python)
+
+
+def refuse_dirty(record: BuildRecord) -> None:
+    """Raise UserError if the build has changes that are in no commit."""
+    if record.git is not None and record.git.endswith("-dirty"):
+        raise UserError(
+            f"{record.label} has changes that are in no commit ({record.git}), so nobody could repeat the result; "
+            "commit them, or add `--allow-dirty`."
+        )
+
+
+def same_build(a: BuildRecord, b: BuildRecord) -> bool:
+    """Return whether two builds run the same code: one environment or equal files and packages; not two servers."""
+    if sorted(a.plugins.values()) != sorted(b.plugins.values()):
+        return False
+    same_files = a.code_sha256 is not None and (a.code_sha256, a.packages) == (b.code_sha256, b.packages)
+    return _server(a) == _server(b) and (same_files or _environment(a.python) == _environment(b.python))
+
+
+def _server(record: BuildRecord) -> str | None:
+    return record.env if record.env.startswith("url:") else None
+
+
+def _environment(python: str) -> tuple[Path, Path]:
+    """Return what two names of one environment's Python share: `bin/python` and `bin/python3` differ in name only."""
+    return Path(python).parent.resolve(), Path(python).resolve()
+
+
+# --- The kinds of ENV ---------------------------------------------------------------------------------------------
+
+
+def _from_path(env: str) -> Build:
+    path = Path(env).expanduser().absolute()  # links stay: a virtual environment's python is one
+    if not path.exists():
+        raise UserError(f"{env!r} does not exist; {CHOICES}.")
+    if path.is_file():
+        if not os.access(path, os.X_OK):
+            raise UserError(f"{env!r} is not executable; {CHOICES}.")
+        folder = path.parent.parent
+        return Build(env, _folder_name(folder) if (folder / "pyvenv.cfg").is_file() else env, path)
+    for name in ("python", "python3"):
+        if os.access(python := path / "bin" / name, os.X_OK):
+            return Build(env, _folder_name(path), python)
+    raise UserError(f"{env!r} has no bin/python, so it is no virtual environment; {CHOICES}.")
+
+
+def _folder_name(folder: Path) -> str:
+    """Return a folder's name, with its parent's if the name is a usual one: `base/.venv`."""
+    return "/".join(folder.parts[-2:]) if folder.name in {".venv", "venv", "env", ".env"} else folder.name
+
+
+def _from_url(env: str, address: str, note: Note) -> Build:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UserError(f"{env!r} is no server; write url:http://HOST:PORT/v1.")
+    if "@" in parts.netloc:
+        raise UserError("url: takes no user and no password, because gate.json would show them.")
+    return Build(env, parts.netloc, Path(sys.executable), address)
+
+
+def _from_git(env: str, revision: str, note: Note) -> Build:
+    top = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel", error=f"{env!r} needs a git repository here"))
+    commit = _git(
+        top,
+        "rev-parse",
+        "--verify",
+        "--end-of-options",
+        f"{revision}^{{commit}}",
+        error=f"{env!r}: the repository in {top} has no commit {revision!r}; `git fetch` may bring it",
+    )
+    _refuse_other_project(env, top, commit)
+    constraints = _git(
+        top,
+        "show",
+        f"{commit}:constraints.txt",
+        error=f"{env!r} has no constraints.txt, so its versions are not known; install it yourself and give the path",
+    )
+    label = f"git:{commit[:SHORT]}"
+
+    def install(pip: Pip) -> None:
+        with tempfile.TemporaryDirectory(prefix="mtbench-") as folder:
+            source, pins = Path(folder, "source.tar"), Path(folder, "constraints.txt")
+            pins.write_text(constraints)
+            _git(top, "archive", "--prefix=source/", f"--output={source}", commit, error=f"{env!r} cannot be read")
+            pip("install", "--constraint", str(pins), "torch")
+            pip("install", "--constraint", str(pins), str(source))
+
+    folder = _builds() / f"{commit}-{sys.implementation.cache_tag}"
+    return Build(env, label, installed(folder, label, commit[:ABBREVIATED], install, note))
+
+
+def _refuse_other_project(env: str, top: Path, commit: str) -> None:
+    error = f"{env!r} is not a commit of {build_probe.DISTRIBUTION}; run the command in a clone of its repository"
+    try:
+        name = tomllib.loads(_git(top, "show", f"{commit}:pyproject.toml", error=error))["project"]["name"]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        name = None
+    if name != build_probe.DISTRIBUTION:
+        raise UserError(f"{error}.")
+
+
+def _from_pip(env: str, requirement: str, note: Note) -> Build:
+    if not PINNED.fullmatch(requirement):
+        requirement = _newest(env, requirement)
+    torch = f"torch=={version('torch')}"
+    key = hashlib.sha256(f"{requirement} {torch}".encode()).hexdigest()[:8]
+    label = f"pip:{requirement.rpartition('==')[2]}"
+    folder = _builds() / f"{label.replace(':', '-')}-{key}-{sys.implementation.cache_tag}"
+
+    def install(pip: Pip) -> None:
+        pip("install", torch)
+        pip("install", torch, requirement)
+
+    return Build(env, label, installed(folder, label, "", install, note))
+
+
+def _newest(env: str, requirement: str) -> str:
+    """Return the release that pip would install now, as NAME==VERSION: an environment in the cache never changes."""
+    pip = Pip(Path(sys.executable), env)
+    report = json.loads(
+        pip("install", "--dry-run", "--ignore-installed", "--no-deps", "--report", "-", "--", requirement)
+    )
+    (found,) = report["install"]
+    if found["is_direct"]:
+        raise UserError(
+            f"{env!r} is no release; install it in a new environment and give the path of that environment."
+        )
+    extras = f"[{','.join(found['requested_extras'])}]" if found.get("requested_extras") else ""
+    return f"{found['metadata']['name']}{extras}=={found['metadata']['version']}"
+
+
+def _builds() -> Path:
+    return cache_home() / "builds"
+
+
+def _git(folder: Path, *arguments: str, error: str) -> str:
+    """Run git and return what it prints. Raises UserError with `error` if it fails."""
+    try:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, errors="replace")
+    except OSError:
+        raise UserError(f"{error}: git is not installed.") from None
+    if done.returncode != 0:
+        raise UserError(f"{error} ({(done.stderr.strip().splitlines() or ['git gave no reason'])[0]}).")
+    return done.stdout.strip()
+
+
+def _no_answer(build: Build, done: subprocess.CompletedProcess[str]) -> UserError:
+    said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1].rstrip(".")
+    if said.endswith("No module named 'mtbench'"):
+        return UserError(f"{build.env!r} has no mtbench; `{build.python} -m pip install {build_probe.DISTRIBUTION}`.")
+    return UserError(f"{build.env!r}: mtbench cannot be imported: {said}. Try `{build.python} -m mtbench --version`.")
+
+
+def _commit(answer: Answer) -> str | None:
+    """Return the commit of an environment that we made, of a repository's address, or of a checkout; else None."""
+    marker = Path(answer.prefix, MARKER)
+    if marker.is_file():
+        return marker.read_text() or None
+    return answer.commit[:ABBREVIATED] if answer.commit else machine.git_commit(Path(answer.folder))
+
+
+def _short(record: BuildRecord) -> str | None:
+    """Return the commit with fewer digits, with `-dirty` if it has that."""
+    return None if record.git is None else re.sub(r"^([0-9a-f]{7})[0-9a-f]*", r"\1", record.git)

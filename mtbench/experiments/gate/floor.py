@@ -1,0 +1,82 @@
+"""floor.json: how much two processes of one build differ on a machine, kept beside the gates' directories.
+
+A floor holds for one machine, one torch and one plan, for 30 days. It sets how many pairs the gate takes and which
+slowdown it can find. It is never part of the test itself.
+"""
+
+import calendar
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mtbench import files, records
+from mtbench.errors import UserError
+from mtbench.experiments.gate.format import SCHEMA_VERSION, Floor, FloorFile, Key
+from mtbench.records import dump
+
+FILE = "floor.json"
+HOLDS_S = 30 * 24 * 3600.0
+EXAMPLE = "2026-11-22T10:00:00Z"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+ADVICE = "delete it and calibrate again with `mtbench gate calibrate`."
+
+
+def read(folder: Path) -> list[Floor]:
+    """Return the floors in a folder; none without a floor.json. Raises UserError if it is malformed."""
+    file = folder / FILE
+    floors = records.read_json(file, FloorFile, ADVICE).floors if file.is_file() else []
+    for floor in floors:
+        try:
+            is_recent(floor)
+        except (ValueError, OverflowError):
+            raise UserError(f"{file}: measured is {floor.measured!r}: no time such as {EXAMPLE}; {ADVICE}") from None
+    return floors
+
+
+def find(floors: list[Floor], key: Key, *, live: bool) -> tuple[Floor | None, str | None]:
+    """Return the floor of this machine and plan, and why the nearest one does not hold if there is none."""
+    of_kind = [floor for floor in floors if floor.live == live]
+    for floor in of_kind:
+        if floor.key == key:
+            return (floor, None) if is_recent(floor) else (None, f"the floor of {floor.measured} is too old")
+    if not of_kind:
+        return None, None
+    nearest = min(of_kind, key=lambda floor: len(_changes(floor.key, key)))
+    return None, f"the floor of {nearest.measured} does not hold: {', '.join(_changes(nearest.key, key))}"
+
+
+def add(folder: Path, floor: Floor) -> Path:
+    """Write a floor beside the others of the folder; it replaces the one of its key. Return the file's path."""
+    file = folder / FILE
+    with _alone(folder):
+        others = [f for f in read(folder) if (f.key, f.live) != (floor.key, floor.live)]
+        files.write_json(file, dump(FloorFile(schema_version=SCHEMA_VERSION, floors=[*others, floor])))
+    return file
+
+
+def is_recent(floor: Floor) -> bool:
+    """Return whether a floor was measured within the last 30 days."""
+    return time.time() - calendar.timegm(time.strptime(floor.measured, TIME)) <= HOLDS_S
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other command changes the floors of the folder."""
+    with files.write_errors(folder):
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)  # a folder can be locked: no file is left beside
+    try:
+        with files.write_errors(folder):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _changes(before: Key, now: Key) -> list[str]:
+    a, b = dump(before), dump(now)
+    return [
+        "another plan" if name == "plan_sha256" else f"{name} {a[name]} → {b[name]}" for name in a if a[name] != b[name]
+    ]

@@ -1,0 +1,235 @@
+"""The plan that both builds run. Each build makes its own from the same options; the two must ask for the same work.
+
+A build reads and writes plan.json in its own way, so a process gets the plan that its own build wrote, cut to what the
+process is to run. The cuts are made on the JSON object: fields that this mtbench does not know stay.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, RootModel
+
+from mtbench.decoding.external import Outside
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.experiments.gate.builds import Build
+from mtbench.experiments.gate.format import Finding
+from mtbench.records import NonNegative, dump
+from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.formats import GenerationLine
+from mtbench.runs.plan import Cell, Plan, Script, SuitePlan
+
+CELL_WORK = ("method", "options", "on", "engine", "checkpoints", "batch_size", "length", "batching")
+GROUP_WORK = ("blocks", "rounds")
+
+
+LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class AnyObject(RootModel[dict[str, Any]]):
+    """A JSON object of any kind."""
+
+
+class Gpu(BaseModel):
+    """What a floor holds for of the GPU in environment.json."""
+
+    model_config = LOOSE
+
+    uuid: str | None = None
+    driver: str | None = None
+    power_cap_w: NonNegative | None = None
+
+
+class Machine(BaseModel):
+    """What a floor holds for of environment.json, whose other keys differ between versions."""
+
+    model_config = LOOSE
+
+    processor: str
+    platform: str
+    gpu: Gpu | None = None
+    packages: dict[str, str | None] | None = None
+
+
+class Planned(NamedTuple):
+    """A plan as one build wrote it."""
+
+    plan: Plan
+    stored: JsonObject  # plan.json
+    environment: JsonObject  # environment.json: versions and machine of the build
+
+    @classmethod
+    def read(cls, directory: Path) -> "Planned":
+        """Read the plan in a run directory. Raises UserError if it cannot be read."""
+        run = RunDirectory(directory)
+        plan = run.read("plan.json", Plan)
+        stored, environment = (run.read(name, AnyObject).root for name in ("plan.json", "environment.json"))
+        run.read("environment.json", Machine)
+        if not plan.cells:
+            raise UserError("it has no cell; name arms by `--method` that the suite can run.")
+        return cls(plan, stored, environment)
+
+    def asking(self, build: Build) -> "Planned":
+        """Return the plan with the address of the build's server in the cells that ask one."""
+        if build.url is None:
+            return self
+        stored = json.loads(json.dumps(self.stored))
+        asking = [cell for cell in stored["cells"] if _asks(cell["method"])]
+        if not asking:
+            known = ", ".join(name for name in METHODS if _asks(name))
+            raise UserError(f"{build.env!r} is a server, and no arm asks one; add `--method` with one of: {known}.")
+        for cell in asking:
+            cell["options"]["url"] = build.url
+        return self._replace(plan=Plan.model_validate(stored), stored=stored)
+
+
+def _asks(method: str) -> bool:
+    known = METHODS[method] if method in list(METHODS) else object
+    return issubclass(known, Outside) and "url" in known.__annotations__
+
+
+def compare(base: Planned, head: Planned) -> list[Finding]:
+    """Return the cells that only one of the plans has. Raise UserError if the plans ask for other work."""
+    findings = []
+    cells = {cell.cell: cell for cell in head.plan.cells}
+    for cell in base.plan.cells:
+        if cell.cell not in cells:
+            text = f"head plans no cell {cell.cell}: its arm {cell.arm} is gone"
+            findings.append(Finding(stage="exact", kind="vanished", level="fail", cell=cell.cell, text=text))
+            continue
+        findings += _compare_work(cell, cells.pop(cell.cell))
+    findings += [
+        Finding(stage="exact", kind="new", level="note", cell=name, text=f"base plans no cell {name}") for name in cells
+    ]
+    suites = {suite.suite: suite for suite in head.plan.suites}
+    for suite in base.plan.suites:
+        other = suites.get(suite.suite)
+        if other is not None and _prompts(suite) != _prompts(other):
+            raise _other_work(f"the prompts of {suite.suite} differ")
+    groups = {(g.suite, g.batch_size, g.batching): g for g in head.plan.groups}
+    for group in base.plan.groups:
+        other_group = groups.get((group.suite, group.batch_size, group.batching))
+        if other_group is not None and any(getattr(group, f) != getattr(other_group, f) for f in GROUP_WORK):
+            raise _other_work(f"the blocks of {group.suite} at batch size {group.batch_size} differ")
+    return findings
+
+
+def _prompts(suite: SuitePlan) -> tuple[str, int]:
+    """Return what is asked of a suite. The prompts of a private one are in no plan, only their hash is."""
+    return suite.withheld or suite.digest(), suite.max_new_tokens
+
+
+def items_of(plan: Plan, cell: Cell) -> set[str]:
+    """Return the items that a cell decodes. Raises UserError if the plan contradicts itself."""
+    try:
+        items = plan.suite(cell.suite).items
+        return {items[i].item for group in plan.groups if cell.cell in group.cells for b in group.blocks for i in b}
+    except (IndexError, StopIteration):
+        raise UserError(f"plan.json contradicts itself: {cell.cell} asks for items that no suite has.") from None
+
+
+def _compare_work(base: Cell, head: Cell) -> list[Finding]:
+    """Return a remark for every option that only one build knows: what it changes, the stage `exact` finds.
+
+    Raises UserError for the first other part of a cell's work that differs. Two servers have two addresses.
+    """
+    a, b = _work(base), _work(head)
+    findings = []
+    for name in {**a, **b}:
+        if name.startswith("options.") and (name not in a or name not in b):
+            side, value = ("head", b[name]) if name in b else ("base", a[name])
+            text = f"{name} is known in {side} only, where it is {value!r}"
+            findings.append(Finding(stage="comparable", kind="new", level="note", cell=base.cell, text=text))
+        elif name != "options.url" and a.get(name) != b.get(name):
+            raise _other_work(f"{name} of {base.cell} is {a.get(name)!r} in base and {b.get(name)!r} in head")
+    return findings
+
+
+def _work(cell: Cell) -> dict[str, Any]:
+    """Return the work of a cell by name; of options and checkpoints each by its own name, such as `options.tau`."""
+    work: dict[str, Any] = {}
+    for field in CELL_WORK:
+        value = getattr(cell, field)
+        work |= {f"{field}.{key}": v for key, v in value.items()} if isinstance(value, Mapping) else {field: value}
+    return work
+
+
+def _other_work(finding: str) -> UserError:
+    return UserError(
+        f"the builds plan other work, so they cannot be compared: {finding}; give the options that differ."
+    )
+
+
+def sha256(stored: JsonObject) -> str:
+    """Return the SHA-256 of the work that a plan asks for: prompts, cells, blocks, rounds."""
+    plan = Plan.model_validate(stored)
+    work = {
+        "suites": [[suite.suite, *_prompts(suite)] for suite in plan.suites],
+        "cells": [[cell.cell, *(dump(cell)[field] for field in CELL_WORK)] for cell in plan.cells],
+        "groups": [
+            [g.suite, g.batch_size, g.batching, *(getattr(g, field) for field in GROUP_WORK)] for g in plan.groups
+        ],
+    }
+    return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+
+
+def only(stored: JsonObject, cells: Collection[str], *, blocks: int | None = None, rounds: int = 1) -> JsonObject:
+    """Return plan.json with these cells only, the first `blocks` of every group (None: all) and so many rounds."""
+    chosen = [cell for cell in stored["cells"] if cell["cell"] in cells]
+    arms: dict[tuple[Any, ...], list[str]] = {}  # a cell is compared with arms of its own group
+    for cell in chosen:
+        arms.setdefault(_group(cell), []).append(cell["arm"])
+    kept = []
+    for cell in chosen:
+        here = {
+            name: [arm for arm in cell[name] if arm in arms[_group(cell)]] for name in ("baselines", "engine_baselines")
+        }
+        kept.append({**cell, **here, "held_to": None})
+    groups = []
+    for group in stored["groups"]:
+        if names := [name for name in group["cells"] if name in cells]:
+            first = group["blocks"][:blocks]
+            groups.append({**group, "cells": names, "blocks": first, "rounds": [len(first)] * rounds})
+    return {**stored, "cells": kept, "groups": groups}
+
+
+def _group(cell: JsonObject) -> tuple[Any, ...]:
+    return cell["suite"], cell["batch_size"], cell["batching"]
+
+
+def scripted(stored: JsonObject, runs: Mapping[str, RunDirectory], plan: Plan) -> JsonObject:
+    """Return plan.json in which these cells repeat the commits of a run: both builds then do the same forward passes.
+
+    `runs`: cell -> the run that has its answers.
+    """
+    suites = {suite.suite: suite for suite in plan.suites}
+    cells = []
+    for cell in stored["cells"]:
+        run = runs.get(cell["cell"])
+        if run is None:
+            cells.append(cell)
+            continue
+        lines = {line.item: line for line in run.read_lines(f"generations/{cell['cell']}.jsonl", GenerationLine)}
+        answers = [lines.get(item.item) for item in suites[cell["suite"]].items]
+        commits_of = [[1] if line is None or line.commits is None else line.commits for line in answers]
+        several = any(max(commits, default=1) > 1 for commits in commits_of)
+        script = Script(
+            source=str(run.path),
+            lengths=[max(1, sum(commits)) for commits in commits_of],
+            seed=0,
+            scripts=commits_of if several else None,
+            probabilities=None,
+        )
+        cells.append({**cell, "accept": dump(script)})
+    return {**stored, "cells": cells}
+
+
+def write(directory: Path, planned: Planned, stored: Mapping[str, Any]) -> RunDirectory:
+    """Write a run directory with this plan."""
+    run = RunDirectory.create(directory)
+    run.write_json("environment.json", planned.environment)
+    run.write_json("plan.json", stored, indent=None)
+    return run

@@ -1,0 +1,258 @@
+"""Stage `timed`: pairs of processes until the times are decided, and what they say.
+
+What is decided depends on the complete pairs alone (decision.py), so a stage that was killed goes on where
+it stopped and says the same.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean, stdev
+
+from mtbench.decoding.registry import METHODS
+from mtbench.experiments.gate import decision, timing
+from mtbench.experiments.gate.decision import Decision
+from mtbench.experiments.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
+from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
+from mtbench.experiments.gate.processes import BuildFailed
+from mtbench.experiments.gate.tables import changed_by
+from mtbench.report.formatting import counted
+from mtbench.results.aggregate import PROCESSOR_SHARE
+from mtbench.runs.model_pool import method_of
+from mtbench.runs.plan import Cell
+
+NOISIER = 1.3  # times the floor's upper bound: today's noise is then said to be larger
+SPARE_PAIRS = 1.25  # times the last look, for pairs in which a cell has no valid time
+VOID_SHARE = 0.2  # of the pairs
+MOST_ADVISED = 400  # pairs; nobody waits for more
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStage:
+    """The pairs of one gate, in the folders `pairs` and `fresh` of its directory."""
+
+    directory: Path
+    runner: PairRunner
+    at: Sequence[int]  # looks
+    deadline: float  # time.monotonic; no pair begins later
+
+    def run(self, gate: Gate, cells: Sequence[Cell]) -> Gate:
+        """Run pairs until a look decides; return the gate with the times and their findings."""
+        timed = [cell for cell in cells if cell.cell not in self.runner.replayed or is_replayable(cell)]
+        findings = [
+            _finding("not timed", "note", "other tokens, and its commits cannot be replayed", cell.cell)
+            for cell in cells
+            if cell not in timed
+        ]
+        names = [cell.cell for cell in timed]
+        decided, fresh = decision.decide(differences([], names), self.at, gate.request.margin), list[PairTimes]()
+        try:
+            decided = self._until_decided(names, gate.request.margin)
+            if decided.word == "FAIL":
+                failed = [cell for cell, word in decided.cells.items() if word == "FAIL"]
+                fresh = self._fresh_pairs(failed or names, decision.confirmation_pairs(decided, self.at))
+        except BuildFailed as failure:
+            findings.append(_finding("failed", "fail", f"{failure}", None))
+        pairs = read_pairs(self.directory / "pairs")
+        values = differences(pairs, names)
+        results = [self._result(cell, timed, pairs, values[cell.cell], decided, gate.request.margin) for cell in timed]
+        findings += [*_void(pairs, names), *_noisier(gate.floor, values)]
+        here = [cell.cell for cell in timed if not _asks_a_server(cell)]
+        findings += _shared_processor(pairs, here) if gate.key.gpu_uuid is None else []
+        if decided.word == "FAIL":
+            findings += self._of_failure(results, decided, fresh)
+        else:
+            findings += undecided(results, decided.noisy, self._hidden(decided, values) if decided.noisy else "")
+        return gate.changed(
+            pairs=len(pairs),
+            confirmation_pairs=len(fresh),
+            findings=[*gate.findings, *findings],
+            timed=results,
+            all_cells=self._mean(pairs, names, decided, gate.request.margin) if len(names) > 1 else None,
+        )
+
+    def _until_decided(self, cells: Sequence[str], margin: float) -> Decision:
+        """Run pairs until a look decides, the last look is made, or the time is over."""
+        folder, most = self.directory / "pairs", round(SPARE_PAIRS * self.at[-1])
+        took = ""
+        while True:
+            pairs = read_pairs(folder)
+            values, means = differences(pairs, cells), mean_differences(pairs, cells)
+            give_up = self.runner.request.pairs is None
+            decided = decision.decide(values, self.at, margin, means, give_up=give_up)
+            if decided.noisy and decided.tested == len(pairs):
+                self.runner.note(f"stage timed: {self._hidden(decided, values)}")
+            if decided.next_look is None or len(pairs) >= most or time.monotonic() > self.deadline:
+                return decided
+            here = f"pair {len(pairs) + 1} of at most {self.at[-1]}, tested after {decided.next_look}"
+            self.runner.note(f"stage timed: {here}; {counted(len(decided.open), 'cell')}{took}")
+            begun = time.monotonic()
+            self.runner.run(folder, len(pairs) + 1, decided.open)
+            pair_s = time.monotonic() - begun
+            left_s = pair_s * max(0, self.at[-1] - len(pairs) - 1)
+            took = f"; the last pair took {pair_s:.0f} s, so all take {left_s / 60:.0f} min more at most"
+
+    def _hidden(self, decided: Decision, values: Mapping[str, Sequence[float]]) -> str:
+        """Return that the noise hides a slowdown of the margin, and which options would show one."""
+        request, sd = self.runner.request, max(stdev(values[cell]) for cell in decided.noisy)
+        more = decision.looks(sd, request.margin)[-1]
+        found = math.ceil(100 * decision.smallest_detectable(sd)) / 100
+        ways = ["" if request.live else "add --live", "end other processes"]
+        ways += [
+            f"give --margin {found:g}" if found < 1 else "",
+            f"give --pairs {more}" if more <= MOST_ADVISED else "",
+        ]
+        return (
+            f"pairs differ by {sd:.1%} (standard deviation), so {self.at[-1]} pairs cannot show {request.margin:.1%}: "
+            f"{', or '.join(filter(None, ways))}"
+        )
+
+    def _fresh_pairs(self, cells: Sequence[str], wanted: int) -> list[PairTimes]:
+        """Run the pairs that test a FAIL once more, until so many have valid times of every cell."""
+        folder, most = self.directory / "fresh", round(SPARE_PAIRS * wanted)
+        while True:
+            pairs = read_pairs(folder)
+            complete = len(mean_differences(pairs, cells)) >= wanted
+            if complete or len(pairs) >= most or time.monotonic() > self.deadline:
+                return pairs
+            self.runner.note(f"stage timed: fresh pair {len(pairs) + 1} of {wanted}, to test the FAIL once more")
+            self.runner.run(folder, len(pairs) + 1, cells)
+
+    def _result(
+        self,
+        cell: Cell,
+        cells: Sequence[Cell],
+        pairs: Sequence[PairTimes],
+        values: Sequence[float],
+        decided: Decision,
+        margin: float,
+    ) -> TimedCell:
+        own = [pair.cells[cell.cell] for pair in pairs if cell.cell in pair.cells]
+        base_over, head_over = _over_reference(cell, cells, pairs)
+        return TimedCell(
+            cell=cell.cell,
+            suite=cell.suite,
+            arm=cell.arm,
+            batch_size=cell.batch_size,
+            base_s=[pair.base_s for pair in own],
+            head_s=[pair.head_s for pair in own],
+            test=decision.time_test(values, self.at, margin, decided.cells[cell.cell], len(cells)),
+            attribution=timing.mean_attribution(own),
+            base_over_reference=base_over,
+            head_over_reference=head_over,
+        )
+
+    def _mean(self, pairs: Sequence[PairTimes], cells: Sequence[str], decided: Decision, margin: float) -> TimeTest:
+        return decision.time_test(mean_differences(pairs, cells), self.at, margin, decided.all_cells, len(cells))
+
+    def _of_failure(
+        self, results: Sequence[TimedCell], decided: Decision, fresh: Sequence[PairTimes]
+    ) -> Iterator[Finding]:
+        """Yield the findings of a FAIL: fresh pairs confirm it, do not, or are missing."""
+        slowest = sorted(results, key=lambda cell: -(cell.test.ratio or 0.0))
+        failed = [cell for cell in slowest if cell.test.word == "FAIL"]
+        wanted = decision.confirmation_pairs(decided, self.at)
+        values, means = differences(fresh, [cell.cell for cell in failed]), mean_differences(fresh, list(decided.cells))
+        timed = min(map(len, values.values()), default=len(means))
+        confirmed = []
+        if timed >= wanted:
+            fresh_d = {cell: d[:wanted] for cell, d in values.items()}
+            confirmed = decision.confirmed(decided, fresh_d, means[:wanted])
+        for cell in failed:
+            level, said = _confirmation(cell.cell in confirmed, timed, wanted)
+            yield _finding("slower", level, f"slower by {changed_by(cell.test)}; {said}", cell.cell)
+        if not failed:
+            level, said = _confirmation(None in confirmed, timed, wanted)
+            most = f"most of all {slowest[0].cell} by {changed_by(slowest[0].test)}"
+            yield _finding("slower", level, f"the mean over all cells is slower, {most}; {said}", None)
+
+
+def _confirmation(confirmed: bool, timed: int, wanted: int) -> tuple[Level, str]:
+    """Return the level of a FAIL and what fresh pairs say of it."""
+    if confirmed:
+        return "fail", f"{counted(wanted, 'fresh pair')} confirm it"
+    if timed >= wanted:
+        return "inconclusive", f"{counted(wanted, 'fresh pair')} do not confirm it"
+    return "inconclusive", f"only {timed} of {counted(wanted, 'fresh pair')} tested it once more"
+
+
+def is_replayable(cell: Cell) -> bool:
+    """Return whether both builds can be made to repeat given commits in a cell."""
+    known = cell.method in list(METHODS) and not METHODS[cell.method].outside
+    return known and method_of(cell).variants[-1].block == 1
+
+
+def _over_reference(cell: Cell, cells: Sequence[Cell], pairs: Sequence[PairTimes]) -> tuple[float | None, float | None]:
+    """Return the speedup over the reference arm in base and in head: geometric means over the pairs that have both."""
+    group = (cell.suite, cell.batch_size, cell.batching)
+    named = {c.arm: c.cell for c in cells if (c.suite, c.batch_size, c.batching) == group}
+    reference = named.get(cell.baselines[0], "") if cell.baselines else ""
+    both = [(p.cells[reference], p.cells[cell.cell]) for p in pairs if reference in p.cells and cell.cell in p.cells]
+    if not both:
+        return None, None
+    return (
+        geometric_mean(plain.base_s / own.base_s for plain, own in both),
+        geometric_mean(plain.head_s / own.head_s for plain, own in both),
+    )
+
+
+def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
+    """Yield the cells that have no valid time in some of the pairs in which they ran; up to a fifth is a note."""
+    for cell in cells:
+        faults = [pair.void[cell] for pair in pairs if cell in pair.void]
+        ran = len(faults) + sum(cell in pair.cells for pair in pairs)
+        of_head = [head for base, head in faults if head and not base]
+        if of_head:
+            level: Level = "fail" if len(of_head) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in head only, in {len(of_head)} of {ran} pairs: {of_head[0]}", cell)
+        elif faults:
+            why = next(fault for fault in faults[0] if fault)
+            level = "inconclusive" if len(faults) > VOID_SHARE * ran else "note"
+            yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
+
+
+def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
+    """Yield the cells whose pairs scatter more than when the machine was calibrated."""
+    bounds = {cell.cell: cell.pair_sd_high for cell in floor.cells} if floor else {}
+    for cell, d in values.items():
+        if cell in bounds and len(d) > 2 and stdev(d) > NOISIER * bounds[cell]:
+            text = f"its pairs scatter by {stdev(d):.2%} today, and by at most {bounds[cell]:.2%} when calibrated"
+            yield _finding("environment", "note", text, cell)
+
+
+def _asks_a_server(cell: Cell) -> bool:
+    """Return whether a cell's tokens are computed by another process."""
+    return cell.method in list(METHODS) and METHODS[cell.method].weightless
+
+
+def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]:
+    """Yield that the processes computed in these cells for too small a part of the time: others had the processor."""
+    processes = [process for pair in pairs for cell in cells for process in pair.processes.get(cell, ())]
+    known = [(process.cpu_s, process.wall_s) for process in processes if process.cpu_s is not None]
+    wall_s = sum(wall_s for _, wall_s in known)
+    share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
+    if share < PROCESSOR_SHARE:
+        waited = f"shared processor: the builds waited for it in {1 - share:.0%} of their time"
+        text = f"{waited}; end other work, or use --live"
+        yield _finding("environment", "note", text, None)
+
+
+def undecided(results: Sequence[TimedCell], noisy: Sequence[str], hidden: str) -> Iterator[Finding]:
+    """Yield the cells that are neither slower nor shown to be as fast; first the one that may be slowest.
+
+    `hidden`: why the noise of the cells in `noisy` hides the answer; they stand first, and the first one tells it.
+    """
+    for cell in sorted(results, key=lambda cell: (cell.cell not in noisy, -(cell.test.ci_high or math.inf))):
+        if cell.test.word != "INCONCLUSIVE":
+            continue
+        needed = f"; about {cell.test.pairs_needed} pairs would decide it" if cell.test.pairs_needed else ""
+        shown = f"{changed_by(cell.test)} after {counted(len(cell.base_s), 'pair')}"
+        shown += f"; {hidden}" if hidden else needed
+        yield _finding("undecided", "inconclusive", shown if cell.base_s else "no pair was timed", cell.cell)
+        hidden = ""
+
+
+def _finding(kind: Kind, level: Level, text: str, cell: str | None) -> Finding:
+    return Finding(stage="timed", kind=kind, level=level, cell=cell, text=text)

@@ -1,0 +1,199 @@
+"""The clients: programs of others that send the requests, each in an environment of its own.
+
+    aiperf 0.13.0     ai-dynamo/aiperf; needs no torch
+    guidellm 0.8.1    vllm-project/guidellm; needs torch, and gets the version of this environment
+
+The environment is made once in the cache folder, or `--client-python` names one. Versions are pinned, because their
+exports and formulas change.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mtbench import files
+from mtbench.errors import UserError
+from mtbench.experiments.load.format import ClientFacts, ClientName, RequestLine
+from mtbench.files import cache_home
+from mtbench.programs import environments, processes
+from mtbench.programs.environments import Note, Pip, installed
+
+ANSWER_S = 60.0  # time in which a Python must say which version it has
+BEYOND_S = 300.0  # time that a client may take beyond the requests: to start, to end, to write
+KEY = "<key>"  # stands for the server's key in a command
+# The key is put in after the start: other users of the machine see the command line of a process.
+WITH_KEY = f"""
+import os, runpy, sys
+variable, module, *arguments = sys.argv[1:]
+sys.argv = [module, *(argument.replace({KEY!r}, os.environ[variable]) for argument in arguments)]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+ASK = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
+
+
+class Sending(NamedTuple):
+    """What a client is asked to send: the prompts of a point, in order."""
+
+    url: str  # of the server, ending in /v1
+    model: str
+    prompts: Sequence[str]
+    items: Sequence[str]
+    rate: float | None  # requests per second; None: `concurrency` requests at a time
+    concurrency: int | None
+    poisson: bool
+    seed: int
+    max_new_tokens: int
+    stop: Sequence[str]
+    timeout_s: float
+    tokenizer: Path
+    key_env: str | None = None  # environment variable with the server's key
+
+    @property
+    def duration_s(self) -> float:
+        """The planned time of sending; 0 with a concurrency."""
+        return len(self.prompts) / self.rate if self.rate else 0.0
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What every request asks for."""
+        stop = {"stop": list(self.stop)} if self.stop else {}
+        return {"temperature": 0, "max_tokens": self.max_new_tokens, **stop}
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program that sends requests. `command` writes its input into a folder; `read` reads its export there."""
+
+    name: ClientName
+    version: str
+    needs_torch: bool
+    formulas: Mapping[str, str]
+    command: Callable[[Path, Sending, Path], list[str]]  # its Python, what to send, folder
+    read: Callable[[Sending, Path], list[RequestLine]]
+    variables: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """Its name and version."""
+        return f"{self.name} {self.version}"
+
+    @property
+    def facts(self) -> ClientFacts:
+        """What load.json says about it."""
+        return ClientFacts(name=self.name, version=self.version, formulas=dict(self.formulas))
+
+    def python(self, given: Path | None, note: Note, *, offline: bool = False) -> Path:
+        """Return a Python that has the client. Install it in the cache folder if none is given.
+
+        Raises UserError if the given Python has another version of it, or if it cannot be installed.
+        """
+        if given is not None:
+            self._check(given)
+            return given
+        folder = cache_home() / "clients" / f"{self.name}-{self.version}-{sys.implementation.cache_tag}"
+        python, marker = folder / "bin" / "python", folder / environments.MARKER
+        if marker.is_file() and python.exists():
+            return python
+        if offline:
+            raise UserError(
+                f"{self.label} is not installed and --offline forbids to download it; name a Python that has it with "
+                "`--client-python`."
+            )
+        try:
+            return installed(folder, self.label, "", self._install, note)
+        except UserError as error:
+            raise UserError(f"{str(error).rstrip('.')}; name a Python that has it with `--client-python`.") from None
+
+    def _install(self, pip: Pip) -> None:
+        if self.needs_torch:
+            pip("install", f"torch=={version('torch')}")
+        pip("install", f"{self.name}=={self.version}")
+
+    def _check(self, python: Path) -> None:
+        command = [str(python), "-c", ASK, self.name]
+        try:
+            done = environments.run(command, environments.variables(python), timeout_s=ANSWER_S)
+            found = done.stdout.strip() if done.returncode == 0 else None
+        except Exception:  # no program, or one that does not answer
+            raise UserError(f"--client-python {str(python)!r} cannot be run; give the path of a Python.") from None
+        if found != self.version:
+            has = f"has {self.name} {found}" if found else f"has no {self.name}"
+            raise UserError(
+                f"--client-python {str(python)!r} {has}, and {self.version} is needed: `{python} -m pip install "
+                f"{self.name}=={self.version}`."
+            )
+
+    def send(self, python: Path, sending: Sending, folder: Path) -> list[RequestLine]:
+        """Run the client to its end in a folder of its own; return its requests in the order of the prompts.
+
+        Raises UserError if it fails, or takes much longer than the requests may.
+        """
+        with files.write_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        log = folder / "client.log"
+        command = self.command(python, sending, folder)
+        if sending.key_env is not None:
+            command = with_key(command, sending.key_env)
+        variables = environments.variables(python) | dict(self.variables)
+        limit_s = sending.duration_s + sending.timeout_s * (1 + len(sending.prompts) / 8) + BEYOND_S
+        with processes.started(command, variables, log, folder, grace_s=5.0) as process:
+            over = not processes.has_ended(process, limit_s)
+        said = processes.last_line(log)
+        if over:
+            raise UserError(f"{self.label} did not end within {limit_s:,.0f} s: {said}. See {log}.")
+        try:
+            return self.read(sending, folder)
+        except UserError as error:
+            code = process.returncode
+            reason = f"ended with exit code {code}: {said}" if code else f"{error}".rstrip(".")
+            raise UserError(f"{self.label} {reason}. See {log}.") from None
+
+
+def with_key(command: Sequence[str], variable: str) -> list[str]:
+    """Return a command `python -m MODULE …` in which the process itself puts a variable's value in place of KEY."""
+    python, _, module, *arguments = command
+    return [python, "-c", WITH_KEY, variable, module, *arguments]
+
+
+def outcome_of(code: Any, message: str | None) -> str:
+    """Return `rejected` for an error of a full server, else `failed`."""
+    full = code in (429, 503) or (code is None and any(word in (message or "") for word in ("'503 ", "'429 ")))
+    return "rejected" if full else "failed"
+
+
+def server_metrics(metrics: Any) -> dict[str, Any]:
+    """Return what a server of mtbench says about a request, as fields of RequestLine; nothing of another server."""
+    ours = metrics.get("mtbench") if isinstance(metrics, dict) else None
+    if not isinstance(ours, dict):
+        return {"forwards": None, "queued_s": None, "options": []}
+    segments = [entry for entry in ours.get("options") or [] if isinstance(entry, dict)]
+    return {
+        "forwards": _whole(ours.get("forwards")),
+        "queued_s": _quantity(ours.get("queued_s")),
+        "options": [
+            {"tokens": _whole(s.get("tokens")) or 0, "options": {k: float(v) for k, v in s.items() if _is_option(k, v)}}
+            for s in segments
+        ],
+    }
+
+
+def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write a JSONL file."""
+    files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _is_option(name: str, value: Any) -> bool:
+    return name != "tokens" and isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _quantity(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return float(value) if known else None

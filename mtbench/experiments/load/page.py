@@ -1,0 +1,333 @@
+"""Write what a load found: load.json and load.html, one self-contained file; and show it in the terminal."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mtbench.experiments.load.figures import draw
+from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
+from mtbench.records import cleaned, dump
+from mtbench.report.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
+from mtbench.report.table import Entry
+from mtbench.report.write import inline, template
+from mtbench.runs.directory import RunDirectory
+
+PAGE, RESULTS = "load.html", "load.json"
+COLUMNS = [
+    ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
+    ("achieved", "answered requests per second"),
+    ("goodput", "requests per second that were answered within all limits"),
+    ("correct goodput", "of these, those that were answered correctly"),
+    ("accuracy", "mean score of the answered items, in percent; an item that came again counts with its first answer"),
+    ("TTFT p50 / p95 / p99", "time to the first token"),
+    ("ITL p50 / p95 / p99", "time per later token, by the client's formula"),
+    ("whole p50 / p95 / p99", "time from a request's start to its last token"),
+    ("tokens per s", "tokens of all answers per second"),
+    ("tokens per forward", "tokens over the forward passes of their rows, as the server counts them"),
+    ("in use", "mean over tokens of the options that the server may change by request"),
+    ("J per token", "energy of the GPU over tokens, idle time included"),
+]
+COMPARED = [
+    ("time", "the other's time to the last token over the arm's, on the requests that both answered; over 1 is faster"),
+    ("goodput", "the arm's goodput over the other's"),
+    ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
+]
+
+
+class Row(NamedTuple):
+    """A row of a table: one arm."""
+
+    number: int
+    arm: str
+    entries: list[Entry]
+    flags: list[str]
+
+
+class Section(NamedTuple):
+    """The tables of one level."""
+
+    anchor: str
+    title: str
+    rows: list[Row]
+    compared: list[tuple[str, str, list[Entry]]]  # arm, baseline, entries
+
+
+def write(run: RunDirectory, load: Load) -> None:
+    """Write load.json and load.html."""
+    run.write_json(RESULTS, dump(load))
+    run.write_text(PAGE, _page(cleaned(load)))
+
+
+def terminal(load: Load) -> list[RenderableType]:
+    """Return what the terminal shows: a table per level, and the verdicts against the first arm."""
+    load = cleaned(load)
+    shown: list[RenderableType] = [Text(subject(load))]
+    for level in _levels(load):
+        table = Table(title=escape(_level(load, level)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("arm", overflow="fold", min_width=13)
+        scored = any(cell.correct_goodput for cell in _cells(load, level))
+        goodput = "goodput/s\n(correct)" if scored else "goodput/s"
+        for heading in ("ok", goodput, "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for cell in _cells(load, level):
+            correct = f" ({_number(cell.correct_goodput)})" if cell.correct_goodput else ""
+            table.add_row(
+                escape(cell.arm),
+                f"{cell.ok / cell.sent:.0%}",
+                f"{_number(cell.goodput)}{correct}",
+                _number(cell.accuracy, 100, 1),
+                seconds(cell.ttft.p95.value),
+                seconds(cell.itl.p95.value),
+                seconds(cell.e2e.p95.value),
+                _in_use(cell),
+            )
+        shown.append(table)
+        shown += [Text(f"  {line}") for line in _verdicts(load, level)]
+    if not load.complete:
+        shown.append(Text("Points are missing; go on with --resume.", "bold yellow"))
+    return shown
+
+
+def plan_tables(planned: LoadPlan) -> list[RenderableType]:
+    """Return what a dry run shows: the arms, and the points of a round."""
+    request = planned.request
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("arm", "server"):
+        table.add_column(heading, overflow="fold")
+    for arm in planned.arms:
+        table.add_row(escape(arm.name), escape(arm.url or "mtbench serve, started by this command"))
+    of_round = [point for point in planned.points if point.round == 1 and point.arm == planned.arms[0].name]
+    sent = {point.level: len(point.items) for point in of_round}
+    kind = "per second" if request.rates else "at a time"
+    each = listed(f"{level:g} {kind}: {counted(sent[level], 'request')}" for level in sorted(sent))
+    every = sum(sent.values()) * len(planned.arms) * request.rounds
+    sending_s = sum(size / level for level, size in sent.items()) * len(planned.arms) * request.rounds
+    time = f" Sending alone takes {seconds(sending_s)}." if request.rates else ""
+    return [
+        table,
+        Text(f"{counted(len(planned.points), 'point')} in {counted(request.rounds, 'round')}. {each}."),
+        Text(f"{counted(every, 'request')} over {counted(len(planned.items), 'item')} of {request.suite}.{time}"),
+    ]
+
+
+def subject(load: Load) -> str:
+    """Return what was done, as a sentence."""
+    arrivals = "Poisson arrivals" if load.request.poisson else "constant gaps"
+    how = f"request rates with {arrivals}" if load.request.rates else "fixed concurrency"
+    return (
+        f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
+        f"{load.client.version}. {_limits(load.request.slo)}"
+    )
+
+
+def _page(load: Load) -> str:
+    entries = [_entries(cell) for cell in load.cells]
+    empty = {place for place in range(len(COLUMNS)) if all(row[place].value == NONE for row in entries)}
+    return template("load.html.j2").render(
+        title=f"Quality and speed under load: {load.request.suite}",
+        subject=subject(load),
+        lead=_lead(load),
+        drawn=[(drawing, inline(drawing, drawing.name)) for drawing in draw(load)],
+        sections=_without(empty, [_section(load, level) for level in _levels(load)]),
+        columns=[column for place, column in enumerate(COLUMNS) if place not in empty],
+        compared_columns=COMPARED,
+        arms=[(arm.name, _served(arm.command, arm.url), arm.model) for arm in load.arms],
+        machine=_machine(load),
+        reading=reading(load),
+        complete=load.complete,
+    )
+
+
+def _without(empty: Collection[int], sections: Sequence[Section]) -> list[Section]:
+    """Return the sections without the columns in which nothing was measured."""
+
+    def kept(row: Row) -> Row:
+        return row._replace(entries=[entry for place, entry in enumerate(row.entries) if place not in empty])
+
+    return [section._replace(rows=[kept(row) for row in section.rows]) for section in sections]
+
+
+def _lead(load: Load) -> str:
+    """Return the arm with the most correct goodput at the highest level, by its estimate."""
+    levels = _levels(load)
+    if not levels:
+        return "No point has ended yet."
+    cells = _cells(load, levels[-1])
+    scored = [(cell, cell.correct_goodput or cell.goodput) for cell in cells]
+    best, most = max(scored, key=lambda entry: entry[1].value or 0.0)
+    what = "answered correctly within all limits" if best.correct_goodput else "answered within all limits"
+    rate = f"{_with_interval(most)} requests per second {what}"
+    told = f"At {_level(load, levels[-1])}, {best.arm} has the highest estimate: {rate}."
+    return told if load.complete else f"Points are missing. {told}"
+
+
+def _section(load: Load, level: float) -> Section:
+    numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
+    rows = [Row(numbers[cell.arm], cell.arm, _entries(cell), cell.flags) for cell in _cells(load, level)]
+    return Section(
+        f"level-{level:g}".replace(".", "-"),
+        _level(load, level),
+        rows,
+        [(c.arm, c.baseline, _compared(c)) for c in load.comparisons if c.level == level],
+    )
+
+
+def _entries(cell: LoadCell) -> list[Entry]:
+    refused = listed(f"{n} {word}" for n, word in ((cell.rejected, "rejected"), (cell.failed, "failed")) if n)
+    return [
+        Entry(f"{count(cell.ok)} of {count(cell.sent)}", refused or None),
+        _entry(cell.achieved_rate),
+        _entry(cell.goodput),
+        _entry(cell.correct_goodput),
+        _entry(cell.accuracy, 100, 1),
+        _percentiles(cell.ttft),
+        _percentiles(cell.itl),
+        _percentiles(cell.e2e),
+        _entry(cell.tokens_per_s),
+        _entry(cell.tokens_per_forward),
+        Entry(_in_use(cell)),
+        _entry(cell.j_per_token),
+    ]
+
+
+def _compared(comparison: Comparison) -> list[Entry]:
+    difference = _entry(comparison.accuracy_difference, 100, 1)
+    return [
+        replace(_entry(comparison.speedup), verdict=comparison.speed_verdict),
+        replace(_entry(comparison.goodput_ratio), verdict=comparison.goodput_verdict),
+        replace(difference, verdict=comparison.accuracy_verdict),
+    ]
+
+
+def _entry(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> Entry:
+    if estimate is None:
+        return Entry()
+    return Entry(_number(estimate, scale, digits), interval(bounds(estimate), scale, digits))
+
+
+def _number(estimate: Estimate | None, scale: float = 1.0, digits: int | None = None) -> str:
+    return NONE if estimate is None or estimate.value is None else number(estimate.value * scale, digits)
+
+
+def _with_interval(estimate: Estimate) -> str:
+    return " ".join(filter(None, (_number(estimate), interval(bounds(estimate)))))
+
+
+def _percentiles(latency: Latency) -> Entry:
+    values = " / ".join(seconds(estimate.value) for estimate in (latency.p50, latency.p95, latency.p99))
+    limits = bounds(latency.p95)
+    return Entry(values, None if limits is None else f"p95 [{seconds(limits[0])}, {seconds(limits[1])}]")
+
+
+def _in_use(cell: LoadCell) -> str:
+    return listed(f"{name} {_number(value, digits=3)}" for name, value in cell.options.items()) or NONE
+
+
+def _verdicts(load: Load, level: float) -> list[str]:
+    """Return the verdicts against the first arm in words."""
+    lines = []
+    for c in load.comparisons:
+        if c.level == level and c.baseline == load.arms[0].name:
+            accuracy = f"; accuracy: {c.accuracy_verdict}" if c.accuracy_verdict else ""
+            lines.append(f"{c.arm} against {c.baseline}: {c.speed_verdict}; goodput: {c.goodput_verdict}{accuracy}")
+    return lines
+
+
+def _cells(load: Load, level: float) -> list[LoadCell]:
+    return [cell for cell in load.cells if cell.level == level]
+
+
+def _levels(load: Load) -> list[float]:
+    return sorted({cell.level for cell in load.cells})
+
+
+def _level(load: Load, level: float) -> str:
+    noun = "request" if level == 1 else "requests"
+    return f"{level:g} {noun} per second" if load.request.rates else f"{level:g} {noun} at a time"
+
+
+def _limits(slo: Slo) -> str:
+    named = {"first token": slo.ttft_s, "later token": slo.itl_s, "whole request": slo.e2e_s}
+    limits = [f"{name} {seconds(limit)}" for name, limit in named.items() if limit is not None]
+    return f"Limits: {listed(limits)}." if limits else "No limits are set: every answer is good."
+
+
+def _served(command: Sequence[str] | None, url: str | None) -> str:
+    if command is None:
+        return url or NONE
+    kept = list(command)
+    for name in ("--ready-file", "--port"):
+        if name in kept:
+            place = kept.index(name)
+            del kept[place : place + 2]
+    return " ".join(["mtbench", *kept])
+
+
+def _machine(load: Load) -> list[tuple[str, str]]:
+    found = load.environment
+    gpu = found.gpu.name if found.gpu is not None else "none"
+    return [
+        ("Processor", f"{found.processor}, {found.cores} cores"),
+        ("GPU", gpu or NONE),
+        ("System", found.platform or NONE),
+        ("mtbench", " ".join(filter(None, (found.mtbench, found.git)))),
+        ("torch", (found.packages or {}).get("torch") or NONE),
+        ("Client", f"{load.client.name} {load.client.version}, on the same machine"),
+        ("Rows", f"{load.request.rows}; at most {load.request.max_queue} requests wait"),
+        ("Tokens of an answer", f"at most {load.max_new_tokens}"),
+        ("Rounds", count(load.request.rounds)),
+        ("Seed", str(load.request.seed)),
+        ("Started", load.started),
+    ]
+
+
+def reading(load: Load) -> list[tuple[str, str]]:
+    """Return how the figures are defined."""
+    formulas: Mapping[str, str] = load.client.formulas
+    return [
+        (
+            "Round",
+            "Every arm runs at every level once in a round, and gets a server of its own for it. The order of arms "
+            "and levels is drawn in each round. In a round all arms get the same requests at a level.",
+        ),
+        (
+            "Rates",
+            "Amounts over the time from the first request to the last answer, or over the planned time of sending "
+            "where that is longer. Intervals are t intervals over rounds; they need 5 rounds.",
+        ),
+        (
+            "Goodput",
+            f"Requests that were answered within all limits. {_limits(load.request.slo)} An answer of one token "
+            "has no time per later token. Correct goodput counts those of them with a score of at least 0.5.",
+        ),
+        ("Time to the first token", f"{load.client.name}: {formulas['ttft']}."),
+        ("Time per later token", f"{load.client.name}: {formulas['itl']}."),
+        ("Whole request", f"{load.client.name}: {formulas['e2e']}."),
+        (
+            "Percentiles",
+            "The mean over rounds of the round's percentile, over answered requests. Where requests were "
+            "rejected, the times are those of the others.",
+        ),
+        (
+            "Accuracy",
+            "The mean score of the items that were answered, each with its first answer; Wilson interval over "
+            "items. Rejected requests are no wrong answers; goodput lacks them.",
+        ),
+        (
+            "Words",
+            "A speed is faster or slower if its interval lies beyond 2%, the same if it lies inside, else "
+            "inconclusive. Accuracy is not worse if it lies above the margin of "
+            f"{100 * load.request.accuracy_margin:g} points. Words are adjusted for the number of arms at a level.",
+        ),
+        (
+            "What they hold for",
+            "This machine, these servers, this client. Client and servers share the processor, so a "
+            "client that needs it slows the servers down.",
+        ),
+    ]

@@ -1,0 +1,160 @@
+"""Plan a load: prompts, arms, and points in rounds.
+
+The items have one seeded order. In round r a point of N requests sends the r-th N items of it, so every arm gets the
+same requests at a level, and an item comes again only when all have been sent. Every round runs every arm once, in a
+seeded order; during its turn an arm's levels come in a seeded order, too.
+"""
+
+import random
+from collections.abc import Sequence
+
+from mtbench.decoding.arms import safe
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import Suite
+from mtbench.experiments.load import arms
+from mtbench.experiments.load.format import SCHEMA_VERSION, ArmPlan, LoadItem, LoadPlan, LoadRequest, PointPlan
+from mtbench.models.loading import inspect
+from mtbench.runs.plan import RunRequest, SuitePlan
+from mtbench.runs.planner import make_plan
+from mtbench.runs.prompts import open_suite, prompt_texts
+
+MOST_REQUESTS = 100_000  # of a point
+
+
+def plan(request: LoadRequest) -> LoadPlan:
+    """Return the plan of a load. Raises UserError for anything that is known to fail."""
+    chosen = [*arms.parse(request.arm, request.engine)]
+    chosen += [
+        ArmPlan(name=name, method=None, adaptive=None, url=url, key_env=request.key_env.get(name))
+        for name, url in request.url.items()
+    ]
+    if not chosen:
+        raise UserError("no arm is given; add `--arm METHOD`, such as `--arm mars:tau=0.95`, or `--url NAME=URL`.")
+    arms.refuse_twins([arm.name for arm in chosen])
+    _refuse_levels(request)
+    sizes = {level: requests_at(request, level) for level in levels(request)}
+    needed = request.rounds * max(sizes.values())
+    run_request = _run_request(request, chosen, min(needed, request.limit or needed))
+    planned = make_plan(run_request)
+    [suite_plan], source = planned.suites, next(iter(planned.cells[0].checkpoints.values()))
+    suite = open_suite(request.suite, run_request)
+    _refuse_suite(suite, suite_plan)
+    checkpoint = inspect(source, offline=request.offline, needs_mask=False)
+    texts = {prompt.item: prompt.text for prompt in prompt_texts(suite, request.suite, checkpoint, run_request)}
+    stops = {tuple(item.stop) for item in suite_plan.items}
+    return LoadPlan(
+        schema_version=SCHEMA_VERSION,
+        request=request,
+        family=suite_plan.family,
+        tokenizer=source,
+        task=suite_plan.task,
+        metric=suite_plan.metric,
+        max_new_tokens=suite_plan.max_new_tokens,
+        room=suite_plan.room,
+        stop=list(next(iter(stops))) if len(stops) == 1 else [],
+        arms=chosen,
+        items=[
+            LoadItem(item=i.item, prompt=texts[i.item], prompt_tokens=len(i.prompt_ids), cut=i.stop, scored=i.scored)
+            for i in suite_plan.items
+        ],
+        points=_points(request, chosen, sizes, len(suite_plan.items)),
+        plugins=planned.plugins,
+    )
+
+
+def levels(request: LoadRequest) -> list[float]:
+    """Return the rates, or the concurrency levels."""
+    return list(request.rates or map(float, request.concurrency))
+
+
+def requests_at(request: LoadRequest, level: float) -> int:
+    """Return the requests of a point: as asked, or as many as a rate sends in the duration."""
+    return request.requests or max(1, round(level * request.duration_s))
+
+
+def run_request(planned: LoadPlan) -> RunRequest:
+    """Return the options of a run that open the same suite, to score with it."""
+    return _run_request(planned.request, planned.arms, None)
+
+
+def _run_request(request: LoadRequest, chosen: Sequence[ArmPlan], limit: int | None) -> RunRequest:
+    served = [arm.method for arm in chosen if arm.method is not None]
+    return RunRequest(
+        suite=[request.suite],
+        family=request.family,
+        model=request.model,
+        checkpoint=request.checkpoint,
+        method=served or [_reference()],
+        batch_size=[1],
+        rounds=1,
+        limit=limit,
+        max_new_tokens=request.max_new_tokens,
+        dtype=request.dtype,
+        device=request.device,
+        seed=request.seed,
+        data_dir=request.data_dir,
+        offline=request.offline,
+        allow_unsandboxed_code=request.allow_unsandboxed_code,
+    )
+
+
+def _reference() -> str:
+    """Return the method whose checkpoint has the tokenizer and the template if only URLs are given."""
+    return next(name for name in METHODS if METHODS[name].reference and not METHODS[name].outside)
+
+
+def _refuse_levels(request: LoadRequest) -> None:
+    if bool(request.rates) == bool(request.concurrency):
+        raise UserError("give the load as either --rates 1,2,4 (requests per second) or --concurrency 1,4,16.")
+    for name, given in (("--rates", request.rates), ("--concurrency", request.concurrency)):
+        for level in given:
+            if given.count(level) > 1:
+                raise UserError(f"{name} has {level:g} twice; give each level once.")
+    if request.concurrency and request.poisson:
+        raise UserError("--poisson belongs to --rates: with --concurrency the next request starts when one has ended.")
+    if request.concurrency and request.requests is None:
+        raise UserError("--concurrency needs --requests N: how many requests a point sends.")
+    for level in levels(request):
+        if requests_at(request, level) > MOST_REQUESTS:
+            raise UserError(
+                f"a point of {requests_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
+                "Lower --rates, --duration-s or --requests."
+            )
+
+
+def _refuse_suite(suite: Suite, planned: SuitePlan) -> None:
+    if suite.private:
+        raise UserError(
+            f"suite {planned.suite!r} is private: its prompts may not be stored, and a load stores them for its "
+            "client; use another suite."
+        )
+    if any(item.follows is not None for item in planned.items):
+        raise UserError(
+            f"suite {planned.suite!r} has conversations of several turns, and a load sends single prompts; use "
+            "another suite. See `mtbench ls suites`."
+        )
+
+
+def _points(request: LoadRequest, chosen: Sequence[ArmPlan], sizes: dict[float, int], items: int) -> list[PointPlan]:
+    """Return the points in the order in which they are run."""
+    order = list(range(items))
+    random.Random(f"{request.seed}/items").shuffle(order)
+    points = []
+    for number in range(1, request.rounds + 1):
+        rng = random.Random(f"{request.seed}/round {number}")
+        for arm in rng.sample(list(chosen), len(chosen)):
+            for level in rng.sample(list(sizes), len(sizes)):
+                size = sizes[level]
+                sent = [order[place % items] for place in range((number - 1) * size, number * size)]
+                points.append(
+                    PointPlan(
+                        point=f"{number:02}.{safe(arm.name)}.{level:g}",
+                        round=number,
+                        arm=arm.name,
+                        level=level,
+                        seed=random.Random(f"{request.seed}/{number}/{level:g}").randrange(1 << 31),
+                        items=sent,
+                    )
+                )
+    return points

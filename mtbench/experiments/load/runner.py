@@ -1,0 +1,225 @@
+"""Run the points of a load in its directory.
+
+    environment.json, plan.json   written first
+    tokenizer/                    of the checkpoint, for the client
+    servers.json                  what answered for each arm
+    points.jsonl                  a line per point, appended as the point ends
+    work/                         logs; input and exports of the client until they are read
+    scores.json                   point -> scores of its answers, null without an answer
+
+Points run one at a time. In every round each arm gets a server of its own, so that what differs between two starts of
+a server is in the intervals. A killed load goes on behind its last line.
+"""
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import RootModel
+
+from mtbench.errors import UserError
+from mtbench.evaluation.suite import suite_errors
+from mtbench.experiments.load import servers
+from mtbench.experiments.load.clients import Client, Sending
+from mtbench.experiments.load.format import LoadPlan, PointLine, PointPlan, RequestLine, ServerFacts
+from mtbench.experiments.load.planning import run_request
+from mtbench.experiments.load.servers import Server
+from mtbench.hardware import machine
+from mtbench.models.loading import inspect
+from mtbench.programs.processes import utc_now
+from mtbench.records import dump
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.prompts import open_suite
+from mtbench.runs.score import before
+
+PLAN, POINTS, SERVERS, SCORES = "plan.json", "points.jsonl", "servers.json", "scores.json"
+TOKENIZER, WORK = "tokenizer", "work"
+Note = Callable[[str], None]
+Scores = dict[str, list[float | None]]  # point -> score of each request
+
+
+class StoredServers(RootModel[dict[str, ServerFacts]]):
+    """servers.json."""
+
+
+class StoredScores(RootModel[Scores]):
+    """scores.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """A load in its directory, with the client that sends its requests."""
+
+    run: RunDirectory
+    planned: LoadPlan
+    client: Client
+    note: Note
+
+    def missing(self) -> list[PointPlan]:
+        """Return the points that have not ended, in their order."""
+        done = {line.point for line in read_points(self.run, self.planned)}
+        return [point for point in self.planned.points if point.point not in done]
+
+    def send(self, python: Path, deadline: float = float("inf")) -> None:
+        """Run the points that are missing, with the client's `python`. None begins after `deadline` (time.monotonic).
+
+        Raises UserError if a server or the client fails; the points before are kept.
+        """
+        missing = self.missing()
+        done = len(self.planned.points) - len(missing)
+        self._write_tokenizer()
+        for (_, arm), turn in itertools.groupby(missing, key=lambda point: (point.round, point.arm)):
+            if time.monotonic() > deadline:
+                return
+            with self._served(arm) as server:
+                for point in turn:
+                    if time.monotonic() > deadline:
+                        return
+                    line = self._point(point, server, python)
+                    self.run.append(POINTS, [dump(line)])
+                    done += 1
+                    self.note(f"{done} of {len(self.planned.points)}: round {line.round}, {_told(line)}")
+        shutil.rmtree(self.run.path / WORK, ignore_errors=True)
+
+    @contextmanager
+    def _served(self, arm: str) -> Iterator[Server]:
+        request, items = self.planned.request, self.planned.items
+        with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as server:
+            self._write_server(arm, server)
+            body = {"temperature": 0, "max_tokens": self.planned.max_new_tokens}
+            prompts = [items[place % len(items)].prompt for place in range(request.rows)]
+            servers.warm_up(server, prompts, body, request.request_timeout_s)
+            yield server
+
+    def _point(self, point: PointPlan, server: Server, python: Path) -> PointLine:
+        """Run a point and return its line."""
+        request, items = self.planned.request, [self.planned.items[place] for place in point.items]
+        sending = Sending(
+            url=server.url,
+            model=server.model,
+            prompts=[item.prompt for item in items],
+            items=[item.item for item in items],
+            rate=point.level if request.rates else None,
+            concurrency=None if request.rates else int(point.level),
+            poisson=request.poisson,
+            seed=point.seed,
+            max_new_tokens=self.planned.max_new_tokens,
+            stop=self.planned.stop,
+            timeout_s=request.request_timeout_s,
+            tokenizer=self.run.path / TOKENIZER,
+            key_env=server.key_env,
+        )
+        folder = self.run.path / WORK / point.point
+        shutil.rmtree(folder, ignore_errors=True)
+        started, gpu = utc_now(), machine.gpu() if server.command is not None else None
+        before_j = None if gpu is None else gpu.energy_j()
+        requests = self.client.send(python, sending, folder)
+        after_j = None if gpu is None else gpu.energy_j()
+        shutil.rmtree(folder, ignore_errors=True)
+        return PointLine(
+            point=point.point,
+            round=point.round,
+            arm=point.arm,
+            level=point.level,
+            started=started,
+            window_s=window_s(requests, sending.duration_s),
+            energy_j=None if before_j is None or after_j is None else after_j - before_j,
+            requests=requests,
+        )
+
+    def _write_tokenizer(self) -> None:
+        """Store the tokenizer for the client, which may not find it by the checkpoint's name."""
+        folder = self.run.path / TOKENIZER
+        if not folder.is_dir():
+            partial = folder.with_name(f"{TOKENIZER}.partial")
+            checkpoint = inspect(self.planned.tokenizer, offline=self.planned.request.offline, needs_mask=False)
+            checkpoint.tokenizer.save_pretrained(partial)
+            partial.rename(folder)
+
+    def _write_server(self, arm: str, server: Server) -> None:
+        known = read_servers(self.run)
+        url = server.url if server.command is None else None
+        facts = ServerFacts(name=arm, model=server.model, command=server.command, url=url)
+        if known.get(arm) is None:
+            self.run.write_json(SERVERS, {name: dump(entry) for name, entry in {**known, arm: facts}.items()})
+        elif known[arm].model != server.model:
+            raise UserError(
+                f"{arm!r} served the model {known[arm].model!r} before and serves {server.model!r} now; start another "
+                "load with another `-o DIR`."
+            )
+
+    def score(self) -> None:
+        """Write scores.json: the score of every answer, as the suite gives it; nothing for a suite without a metric."""
+        if self.planned.metric is None:
+            return
+        spec = self.planned.request.suite
+        suite = open_suite(spec, run_request(self.planned))
+        cuts = {item.item: item.cut for item in self.planned.items}
+        scored = {item.item for item in self.planned.items if item.scored}
+        points = read_points(self.run, self.planned)
+        answers = {point.point: [_answer(line, cuts[line.item]) for line in point.requests] for point in points}
+        known: dict[tuple[str, str], float] = {}  # by item and text
+        told = (answer for point in answers.values() for answer in point if answer is not None)
+        for texts in passes(answer for answer in told if answer[0] in scored):
+            with suite_errors(spec):
+                found = suite.score(texts)
+            known |= {(item, text): float(found[item]) for item, text in texts.items()}
+        scores = {
+            point: [None if answer is None else known.get(answer) for answer in given]
+            for point, given in answers.items()
+        }
+        self.run.write_json(SCORES, scores, indent=None)
+
+
+def passes(answers: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return dictionaries item -> text that together hold every pair once: a suite scores one text per item at a time.
+
+    >>> passes([("a", "1"), ("b", "1"), ("a", "2"), ("a", "1")])
+    [{'a': '1', 'b': '1'}, {'a': '2'}]
+    """
+    texts: dict[str, list[str]] = {}
+    for item, text in dict.fromkeys(answers):
+        texts.setdefault(item, []).append(text)
+    most = max(map(len, texts.values()), default=0)
+    return [{item: given[n] for item, given in texts.items() if n < len(given)} for n in range(most)]
+
+
+def _answer(line: RequestLine, cut: Sequence[str]) -> tuple[str, str] | None:
+    return None if line.text is None else (line.item, before(line.text, cut))
+
+
+def window_s(requests: Sequence[RequestLine], planned_s: float) -> float:
+    """Return the time that a point's rates are over: to its last answer, but at least the planned time of sending."""
+    ends = [line.start_s + (line.e2e_s or 0.0) for line in requests]
+    return max([planned_s, *ends])
+
+
+def read_points(run: RunDirectory, planned: LoadPlan) -> list[PointLine]:
+    """Return the points that have ended. Raises UserError for a line that does not belong to the plan."""
+    known = {point.point: point for point in planned.points}
+    lines = run.read_lines(POINTS, PointLine)
+    for line in lines:
+        point = known.get(line.point)
+        items = [] if point is None else [planned.items[place].item for place in point.items]
+        if point is None or items != [request.item for request in line.requests]:
+            raise UserError(f"{run.path / POINTS} has a point {line.point!r} that is not planned; start another load.")
+    return lines
+
+
+def read_servers(run: RunDirectory) -> dict[str, ServerFacts]:
+    """Return what answered for each arm so far."""
+    return run.read(SERVERS, StoredServers).root if run.has(SERVERS) else {}
+
+
+def read_scores(run: RunDirectory) -> Scores:
+    """Return the scores by point; none for a suite without a metric."""
+    return run.read(SCORES, StoredScores).root if run.has(SCORES) else {}
+
+
+def _told(line: PointLine) -> str:
+    ok = sum(request.outcome == "ok" for request in line.requests)
+    return f"{line.arm} at {line.level:g}: {ok} of {len(line.requests)} answered in {line.window_s:.1f} s"

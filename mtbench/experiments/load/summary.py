@@ -1,0 +1,317 @@
+"""From points and scores to load.json: figures with intervals, and comparisons of arms.
+
+The unit of times and rates is the round: t intervals over rounds (`statistics.ratio_of_totals`). A percentile is the
+mean over rounds of the round's percentile. The unit of accuracy is the item; an item that was answered again counts
+with its first answer.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mtbench import statistics
+from mtbench.experiments.load.clients import Client
+from mtbench.experiments.load.format import (
+    SCHEMA_VERSION,
+    Comparison,
+    Estimate,
+    Latency,
+    Load,
+    LoadCell,
+    LoadPlan,
+    PointLine,
+    RequestLine,
+    Slo,
+)
+from mtbench.experiments.load.runner import Scores, read_points, read_scores, read_servers
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Environment
+
+CORRECT = 0.5  # least score of an answer that counts as correct
+REJECTED_SHARE = 0.01  # more rejected or failed requests than this share are flagged
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The points of an arm at a level, in the order of the rounds, with their scores."""
+
+    arm: str
+    level: float
+    points: Sequence[PointLine]
+    scores: Scores
+    slo: Slo
+
+    @cached_property
+    def requests(self) -> list[RequestLine]:
+        """All requests."""
+        return [line for point in self.points for line in point.requests]
+
+    @property
+    def windows_s(self) -> list[float]:
+        """The time of each round."""
+        return [point.window_s for point in self.points]
+
+    @cached_property
+    def is_scored(self) -> bool:
+        """Whether the answers have scores."""
+        return bool(self.points) and all(point.point in self.scores for point in self.points)
+
+    def by_round(self, value: Callable[[PointLine], float]) -> list[float]:
+        """Return a value of every round."""
+        return [value(point) for point in self.points]
+
+    def good(self, point: PointLine) -> list[bool]:
+        """Return for each request of a round whether it was answered within all limits."""
+        return [is_good(line, self.slo) for line in point.requests]
+
+    def good_and_correct(self, point: PointLine) -> int:
+        """Return how many requests of a round were answered within all limits and correctly."""
+        scores = self.scores[point.point]
+        return sum(
+            good and score is not None and score >= CORRECT
+            for good, score in zip(self.good(point), scores, strict=True)
+        )
+
+    @cached_property
+    def first_scores(self) -> dict[str, float]:
+        """The score of the first answer to each item."""
+        found: dict[str, float] = {}
+        for point in self.points:
+            for line, score in zip(point.requests, self.scores.get(point.point, ()), strict=False):
+                if score is not None:
+                    found.setdefault(line.item, score)
+        return found
+
+
+def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
+    """Return the results of the points that have ended. Raises UserError for a malformed file."""
+    points, scores = read_points(run, planned), read_scores(run)
+    environment = run.read("environment.json", Environment)
+    cells: dict[float, list[Sent]] = {}
+    for level in sorted(planned.levels):
+        for arm in planned.arms:
+            of_cell = sorted((p for p in points if (p.arm, p.level) == (arm.name, level)), key=lambda p: p.round)
+            if of_cell:
+                sent = Sent(arm.name, level, of_cell, scores, planned.request.slo)
+                cells.setdefault(level, []).append(sent)
+    known = read_servers(run)
+    return Load(
+        schema_version=SCHEMA_VERSION,
+        started=environment.started or "",
+        complete=len(points) == len(planned.points),
+        environment=environment,
+        request=planned.request,
+        metric=planned.metric,
+        max_new_tokens=planned.max_new_tokens,
+        client=client.facts,
+        arms=[known[arm.name] for arm in planned.arms if arm.name in known],
+        cells=[cell(sent) for at_level in cells.values() for sent in at_level],
+        comparisons=[
+            comparison
+            for at_level in cells.values()
+            for place, baseline in enumerate(at_level)
+            for comparison in compare(baseline, at_level[place + 1 :], planned.request.accuracy_margin)
+        ],
+    )
+
+
+def is_good(line: RequestLine, slo: Slo) -> bool:
+    """Return whether a request was answered within all limits. An answer of one token has no time per later token."""
+    measured = ((line.ttft_s, slo.ttft_s), (line.itl_s, slo.itl_s), (line.e2e_s, slo.e2e_s))
+    return line.outcome == "ok" and all(limit is None or value is None or value <= limit for value, limit in measured)
+
+
+def cell(sent: Sent) -> LoadCell:
+    """Return the figures of an arm at a level."""
+    outcomes = Counter(line.outcome for line in sent.requests)
+    sizes = {"ok": outcomes["ok"], "rejected": outcomes["rejected"], "failed": outcomes["failed"]}
+    scored = sent.is_scored
+    correct = sum(sent.good_and_correct(point) for point in sent.points) if scored else None
+    items = {line.item for line in sent.requests if line.outcome == "ok"}
+    return LoadCell(
+        arm=sent.arm,
+        level=sent.level,
+        rounds=len(sent.points),
+        sent=len(sent.requests),
+        **sizes,
+        good=sum(sum(sent.good(point)) for point in sent.points),
+        good_and_correct=correct,
+        achieved_rate=_rate(sent, lambda point: sum(line.outcome == "ok" for line in point.requests)),
+        goodput=_rate(sent, lambda point: sum(sent.good(point))),
+        correct_goodput=_rate(sent, sent.good_and_correct) if scored else None,
+        tokens_per_s=_rate(sent, lambda point: sum(line.tokens or 0 for line in point.requests)),
+        ttft=_latency(sent, lambda line: line.ttft_s),
+        itl=_latency(sent, lambda line: line.itl_s),
+        e2e=_latency(sent, lambda line: line.e2e_s),
+        queued_s=_mean_over_rounds(sent, lambda line: line.queued_s),
+        accuracy=_accuracy(sent) if scored else None,
+        items=len(items),
+        tokens_per_forward=_tokens_per_forward(sent),
+        options={name: _option(sent, name) for name in _option_names(sent.requests)},
+        j_per_token=_energy(sent),
+        flags=_flags(sent, sizes),
+    )
+
+
+def compare(baseline: Sent, others: Sequence[Sent], margin: float) -> list[Comparison]:
+    """Return how arms compare with an earlier one at the same level. Verdicts are adjusted for their number."""
+    speedups, goodputs, differences, doubts = [], [], [], []
+    for arm in others:
+        shared = _shared_rounds(baseline, arm)
+        speedups.append(_speedup(shared))
+        goodputs.append(_goodput_ratio(baseline, arm, shared))
+        changes = statistics.gains_and_losses(arm.first_scores, baseline.first_scores)
+        differences.append(statistics.paired_difference(*changes))
+        doubts.append(None if shared else "no common round")
+    by_speed, by_goodput = (statistics.speed_verdicts(ratios, doubts) for ratios in (speedups, goodputs))
+    by_accuracy = statistics.accuracy_verdicts(differences, margin)
+    compared = zip(others, speedups, by_speed, goodputs, by_goodput, differences, by_accuracy, strict=True)
+    return [
+        Comparison(
+            level=arm.level,
+            baseline=baseline.arm,
+            arm=arm.arm,
+            speedup=_estimate(speedup),
+            speed_verdict=str(faster),
+            goodput_ratio=_estimate(goodput),
+            goodput_verdict=str(more),
+            accuracy_difference=None
+            if not difference.n
+            else Estimate(value=difference.difference, ci_low=difference.ci_low, ci_high=difference.ci_high),
+            accuracy_verdict=str(better.verdict) if difference.n else None,
+            items=difference.n,
+        )
+        for arm, speedup, faster, goodput, more, difference, better in compared
+    ]
+
+
+Pair = tuple[PointLine, PointLine]
+
+
+def _shared_rounds(baseline: Sent, arm: Sent) -> list[Pair]:
+    """Return the rounds that both have."""
+    by_round = {point.round: point for point in baseline.points}
+    return [(by_round[point.round], point) for point in arm.points if point.round in by_round]
+
+
+def _speedup(shared: Sequence[Pair]) -> statistics.Ratio:
+    """Return the baseline's time over the arm's, on the requests that both answered."""
+    sums: list[tuple[float, float]] = []
+    for pair in shared:
+        times = [
+            (a.e2e_s, b.e2e_s)
+            for a, b in zip(*(point.requests for point in pair), strict=True)
+            if a.e2e_s is not None and b.e2e_s is not None
+        ]
+        if times:
+            sums.append((sum(a for a, _ in times), sum(b for _, b in times)))
+    return statistics.ratio_of_totals([[a for a, _ in sums]], [[b for _, b in sums]], unit="round")
+
+
+def _goodput_ratio(baseline: Sent, arm: Sent, shared: Sequence[Pair]) -> statistics.Ratio:
+    """Return the arm's goodput over the baseline's."""
+    good = [[sum(sent.good(pair[side])) for pair in shared] for side, sent in enumerate((baseline, arm))]
+    windows = [[pair[side].window_s for pair in shared] for side in (0, 1)]
+    return statistics.ratio_of_totals([good[1], windows[0]], [good[0], windows[1]], unit="round")
+
+
+def _rate(sent: Sent, amount: Callable[[PointLine], float]) -> Estimate:
+    """Return an amount per second, with the rounds as the unit."""
+    return _ratio(sent.by_round(amount), sent.windows_s)
+
+
+def _ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """Return a ratio of totals over rounds. Of nothing it is 0, without an interval."""
+    if sum(below) > 0 and sum(above) == 0:
+        return Estimate(value=0.0, ci_low=None, ci_high=None)
+    return _estimate(statistics.ratio_of_totals([above], [below], unit="round"))
+
+
+def _estimate(ratio: statistics.Ratio) -> Estimate:
+    return Estimate(value=ratio.value, ci_low=ratio.ci_low, ci_high=ratio.ci_high)
+
+
+def _latency(sent: Sent, value: Callable[[RequestLine], float | None]) -> Latency:
+    """Return percentiles of a time: of each round, then their mean."""
+    measured = _by_round(sent, value)
+
+    def mean(percentile: int) -> Estimate:
+        each = [float(np.percentile(values, percentile)) for values in measured]
+        return _ratio(each, [1.0] * len(each))
+
+    return Latency(**{f"p{percentile}": mean(percentile) for percentile in PERCENTILES})
+
+
+def _mean_over_rounds(sent: Sent, value: Callable[[RequestLine], float | None]) -> Estimate | None:
+    """Return the mean of a value over requests; None if no request has it."""
+    measured = _by_round(sent, value)
+    if not measured:
+        return None
+    return _ratio([sum(values) for values in measured], [float(len(values)) for values in measured])
+
+
+def _by_round(sent: Sent, value: Callable[[RequestLine], float | None]) -> list[list[float]]:
+    """Return what is known of a value, for each round in which a request has it."""
+    return [found for point in sent.points if (found := _known(map(value, point.requests)))]
+
+
+def _accuracy(sent: Sent) -> Estimate:
+    scores = sent.first_scores.values()
+    share = statistics.wilson(round(sum(scores)), len(scores))
+    return Estimate(value=share.value, ci_low=share.ci_low, ci_high=share.ci_high)
+
+
+def _tokens_per_forward(sent: Sent) -> Estimate | None:
+    """Return tokens over the forward passes of their rows; None if the server does not tell them."""
+    sums = []
+    for point in sent.points:
+        told = [(line.tokens, line.forwards) for line in point.requests if line.outcome == "ok"]
+        known = [(tokens, forwards) for tokens, forwards in told if tokens is not None and forwards is not None]
+        if len(known) < len(told):
+            return None
+        if known:
+            sums.append((sum(tokens for tokens, _ in known), sum(forwards for _, forwards in known)))
+    return _ratio([tokens for tokens, _ in sums], [forwards for _, forwards in sums]) if sums else None
+
+
+def _option_names(requests: Iterable[RequestLine]) -> list[str]:
+    return sorted({name for line in requests for segment in line.options for name in segment.options})
+
+
+def _option(sent: Sent, name: str) -> Estimate:
+    """Return the mean over tokens of an option."""
+    sums = []
+    for point in sent.points:
+        told = [s for line in point.requests for s in line.options if name in s.options and s.tokens]
+        if told:
+            sums.append((sum(s.tokens * s.options[name] for s in told), sum(s.tokens for s in told)))
+    return _ratio([weighted for weighted, _ in sums], [tokens for _, tokens in sums])
+
+
+def _energy(sent: Sent) -> Estimate | None:
+    joules = _known(point.energy_j for point in sent.points)
+    if len(joules) < len(sent.points):
+        return None
+    return _ratio(joules, sent.by_round(lambda point: sum(line.tokens or 0 for line in point.requests)))
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _flags(sent: Sent, sizes: Mapping[str, int]) -> list[str]:
+    """Return what a reader must know about the cell."""
+    flags = []
+    for name in ("rejected", "failed"):
+        if sizes[name] > REJECTED_SHARE * len(sent.requests):
+            flags.append(f"{sizes[name] / len(sent.requests):.0%} {name}: times are those of the others")
+    errors = [line.error for line in sent.requests if line.outcome == "failed" and line.error]
+    if errors:
+        flags.append(f"first failure: {errors[0]}")
+    if reason := statistics.too_few(len(sent.points), "round"):
+        flags.append(f"no intervals of times: {reason}")
+    return flags

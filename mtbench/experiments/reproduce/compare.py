@@ -1,0 +1,483 @@
+"""Compare every published figure with ours, from the runs of a reproduction (rerun.py).
+
+agreement.py defines the verdicts. A figure is **not comparable** if ours measures something else: a
+miniature (another family, benchmark or token budget, a part of each subtask, simulated weights); for times, another
+engine, device or batch size than the paper's; another accounting. A figure that the published file marks as not
+comparable stays so, for example a time whose GPU is not stated. Fewer questions of the same benchmark measure the same
+thing with a wider interval. A row without a checkpoint is **not run**; its reason names the command that would run it,
+and the other rows still run. The same holds for a benchmark without data or sandbox.
+
+**The paper's accounting** of tokens per forward (arXiv 2604.07023, as its samplers count) differs from ours in two
+ways. It counts the tokens that the last forward accepted after the end of the answer, and it does not stop at stop
+strings; `--protocol paper` decodes so and stores those tokens (`surplus`). Its sampler has no forward that only reads
+the prompt: its first forward commits. Ours caches the prompt and feeds its last token again. So both have the same
+number of forwards that commit, and neither counts the prompt's.
+
+**Accepted length** (arXiv 2607.05147, as DeepSpec's evaluator counts): tokens up to the end token, and what the last
+forward accepted beyond the token budget, over the forwards that committed any, pooled over all answers
+(mtbench/results/acceptance.py, `deepspec`). Its prefill emits a token that it does not count; ours commits the first
+token with the first verification.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mtbench import statistics
+from mtbench.evaluation.registry import SUITES
+from mtbench.experiments.reproduce import agreement
+from mtbench.experiments.reproduce.agreement import WORDS, Estimate, Finding
+from mtbench.experiments.reproduce.format import (
+    AVERAGE,
+    SCHEMA_VERSION,
+    UNITS,
+    AccountingLine,
+    Asked,
+    ClosedSuite,
+    FamilyRun,
+    Figure,
+    FigureDifference,
+    Margins,
+    MissingArm,
+    OurFigure,
+    Published,
+    PublishedRow,
+    Quantity,
+    Reproduction,
+    RunMachine,
+)
+from mtbench.experiments.reproduce.rerun import EAGER, PAPER, RESULT, SHARES, Part, arm_of, stands_in, suites_of
+from mtbench.records import dump
+from mtbench.results import samples
+from mtbench.results.comparisons import wall_ratio
+from mtbench.results.format import ResultCell, Results
+from mtbench.results.samples import CellData
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.formats import Environment, SessionRecord
+
+
+def compare(table: Published, asked: Asked, parts: Sequence[Part], folder: Path) -> Reproduction:
+    """Compare every published figure with ours, and write reproduction.json."""
+    opened = {part.family: _FamilyResults(table, asked, part, folder) for part in parts}
+    stand_in = asked.family if stands_in(table, asked) else None
+    figures = [
+        _figure(_Place(table, asked, row, quantity, opened.get(stand_in or row.family)), benchmark, printed)
+        for row in table.rows
+        for quantity, by_benchmark in row.figures.items()
+        for benchmark, printed in by_benchmark.items()
+    ]
+    result = Reproduction(
+        schema_version=SCHEMA_VERSION,
+        name=table.name,
+        title=table.title,
+        what=table.what,
+        source=table.source,
+        setup=table.setup,
+        caveats=table.caveats,
+        also=table.also,
+        asked=asked,
+        protocol="paper" if asked.protocol == PAPER else "own",
+        margins=Margins(accuracy=statistics.ACCURACY_MARGIN, rates=statistics.SPEED_MARGIN, level=0.95),
+        runs=[family.described() for family in opened.values()],
+        verdicts={word: sum(figure.word == word for figure in figures) for word in WORDS},
+        figures=figures,
+        accounting=[line for family in opened.values() for line in family.accounting()],
+    )
+    RunDirectory(folder).write_json(RESULT, dump(result))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """A cell that ran: its stored lines, and its figures in results.json."""
+
+    data: CellData
+    result: ResultCell
+
+
+class _FamilyResults:
+    """The results of one family's run."""
+
+    def __init__(self, table: Published, asked: Asked, part: Part, folder: Path) -> None:
+        self.table, self.asked, self.part = table, asked, part
+        self.suites = suites_of(table, asked)
+        self.cells: dict[tuple[str, str, int], _Ran] = {}  # by suite, arm and batch size
+        self.session = SessionRecord()
+        run = RunDirectory(folder / part.folder)
+        if part.plan is not None and run.has("results.json"):
+            sessions = run.read("environment.json", Environment).sessions
+            if sessions:
+                self.session = sessions[-1]
+            data = samples.read(run, part.plan)
+            for result in run.read("results.json", Results).cells:
+                self.cells[result.suite, result.arm, result.batch_size] = _Ran(data[result.cell], result)
+
+    def described(self) -> FamilyRun:
+        """Return what reproduction.json stores about the run."""
+        session, plan = self.session, self.part.plan
+        checkpoints: dict[str, str] = {}
+        for ran in self.cells.values():
+            checkpoints |= ran.data.cell.checkpoints
+        return FamilyRun(
+            family=self.part.family,
+            folder=None if plan is None else self.part.folder,
+            machine=RunMachine(
+                device=session.device,
+                dtype=session.dtype,
+                processor=session.processor,
+                gpu=session.gpu.name if session.gpu else None,
+            ),
+            engine=plan.request.engine if plan else None,
+            batch_sizes=list(plan.request.batch_size) if plan else [],
+            checkpoints=checkpoints,
+            demonstration=any(ran.data.cell.demonstration for ran in self.cells.values()),
+            missing=[MissingArm(arm=arm, why=why) for arm, why in self.part.missing.items()],
+            closed=[ClosedSuite(suite=suite, why=why) for suite, why in self.part.closed.items()],
+        )
+
+    def cell(self, spec: str, benchmark: str, batch_size: int | None) -> _Ran | str:
+        """Return the cell of an arm on a benchmark, or the reason why there is none."""
+        if spec in self.part.missing:
+            return self.part.missing[spec]
+        if benchmark not in self.suites:
+            return "left out by --suite"
+        suite = self.suites[benchmark]
+        if suite in self.part.closed:
+            return self.part.closed[suite]
+        assert self.part.plan is not None
+        request = self.part.plan.request
+        size = batch_size or max(request.batch_size)
+        if size not in request.batch_size:
+            return f"batch size {size} was not asked for; leave `--batch-size` out"
+        ran = self.cells.get((suite, str(arm_of(spec, request.engine)), size))
+        if ran is None:
+            return "failed: the run has no results; `--resume` continues it"
+        if ran.result.error:
+            return f"failed: {ran.result.error}"
+        if ran.result.status != "ok":
+            return "not finished: `--resume` continues it"
+        return ran
+
+    def accounting(self) -> list[AccountingLine]:
+        """Return tokens per forward by our accounting and by MARS's, for every cell that counts its forwards.
+
+        Empty for a table of accepted lengths: its paper counts as we do.
+        """
+        if any("acceptance_length" in row.figures for row in self.table.rows):
+            return []
+        lines = []
+        for (suite, arm, size), ran in self.cells.items():
+            data = ran.data
+            forwards = data.counted("forwards")
+            if not forwards:
+                continue
+            surplus = data.counted("surplus") if self.asked.protocol == PAPER and _stores_surplus(data) else None
+            lines.append(
+                AccountingLine(
+                    family=self.part.family,
+                    suite=suite,
+                    arm=arm,
+                    batch_size=size,
+                    items=len(data.lines),
+                    tokens_per_forward=data.tokens / forwards,
+                    tokens_after_the_end=surplus,
+                    paper_tokens_per_forward=None if surplus is None else (data.tokens + surplus) / forwards,
+                    tokens_per_forward_with_prompt_forward=data.tokens / (forwards + len(data.lines)),
+                )
+            )
+        return lines
+
+
+def _stores_surplus(data: CellData) -> bool:
+    """Return whether every answer stores how many tokens were accepted after its end."""
+    return bool(data.lines) and all(line.surplus is not None for line in data.lines.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a published figure stands: its table, row and quantity, and our results of the family."""
+
+    table: Published
+    asked: Asked
+    row: PublishedRow
+    quantity: Quantity
+    family: _FamilyResults | None  # None: the family was not run
+
+    def benchmarks(self) -> list[str]:
+        """Return the benchmarks of a mean. A suite that replaces several benchmarks counts once."""
+        by_suite: dict[str, str] = {}
+        for name in self.table.benchmarks:
+            suite = self.family.suites.get(name, name) if self.family else name
+            by_suite.setdefault(suite, name)
+        return list(by_suite.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A row's cell, and the cell of the arm that the figure is over."""
+
+    benchmark: str
+    ran: _Ran
+    baseline: _Ran | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """Our figure; shares as shares. `n`: items, or blocks for speedups and times."""
+
+    estimate: Estimate
+    n: int
+    discordant: float = 0.0  # of a change of accuracy: share of items that only one arm answers correctly
+
+
+def _figure(place: _Place, benchmark: str, printed: str) -> Figure:
+    """Return one figure of reproduction.json."""
+    row, family = place.row, place.family
+    names = place.benchmarks() if benchmark == AVERAGE else [benchmark]
+    ours, finding = _compared(place, names, printed)
+    value = agreement.mean([one.estimate for one in ours]) if len(ours) == len(names) else None
+    suite = None if family is None or benchmark == AVERAGE else family.suites.get(benchmark)
+    return Figure(
+        row=row.row,
+        note=row.note,
+        family=row.family,
+        arm=row.arm,
+        benchmark=benchmark,
+        suite=suite,
+        batch_size=row.batch_size,
+        quantity=place.quantity,
+        unit=UNITS[place.quantity],
+        published=printed,
+        ours=None if value is None else _our_figure(value, place.quantity, sum(one.n for one in ours)),
+        difference=None if finding.difference is None else _difference(finding.difference, place.quantity),
+        word=finding.word,
+        why=finding.why,
+    )
+
+
+def _compared(place: _Place, names: Sequence[str], printed: str) -> tuple[list[_Ours], Finding]:
+    """Return our figures on these benchmarks as far as there are any, and the verdict."""
+    pairs: list[_Pair] = []
+    absent: list[tuple[str, str]] = []  # benchmark, reason
+    for name in names:
+        pair = _pair(place, name)
+        if isinstance(pair, str):
+            absent.append((name, pair))
+        else:
+            pairs.append(pair)
+    if absent:
+        name, why = absent[0]
+        return [], Finding("not run", why if len(absent) == len(names) else f"{name} was not run")
+    measures = [_measure(place.quantity, pair, place.asked.protocol) for pair in pairs]
+    ours = [measure for measure in measures if isinstance(measure, _Ours)]
+    reasons = [why for pair in pairs for why in _reasons_not_comparable(place, pair)]
+    reasons += [measure for measure in measures if isinstance(measure, str)]
+    if reasons:
+        return ours, Finding("not comparable", reasons[0])
+    return ours, _judge(place, names, printed, ours)
+
+
+def _pair(place: _Place, benchmark: str) -> _Pair | str:
+    """Return the row's cell and the cell of the arm that it is over, or the reason why there is none."""
+    row, family = place.row, place.family
+    if family is None:
+        return "left out by --family"
+    ran = family.cell(row.arm, benchmark, row.batch_size)
+    if isinstance(ran, str):
+        return ran
+    if place.quantity not in row.against:
+        return _Pair(benchmark, ran, None)
+    over = row.against[place.quantity]
+    baseline = family.cell(over, benchmark, row.batch_size)
+    if isinstance(baseline, str):
+        return f"{over}, which it is over: {baseline}"
+    return _Pair(benchmark, ran, baseline)
+
+
+def _measure(quantity: Quantity, pair: _Pair, protocol: str) -> _Ours | str:
+    """Return our figure, or the reason why there is none."""
+    data, result = pair.ran.data, pair.ran.result
+    match quantity:
+        case "accuracy":
+            return _accuracy(result)
+        case "tokens_per_forward":
+            return _tokens_per_forward(data, protocol)
+        case "acceptance_length":
+            return _rate(data.tokens_and_steps(), "its engine does not expose its commits")
+        case "tokens_per_s":
+            rate = result.tokens_per_s
+            return _plain(rate.value, result.blocks, rate.ci_low, rate.ci_high)
+        case "wall_s":
+            return _plain(result.wall_s, result.blocks)
+        case "draft_forwards":
+            return _plain(result.draft_forwards, result.items)
+    assert pair.baseline is not None, f"{quantity} is over another arm"
+    baseline = pair.baseline
+    match quantity:
+        case "draft_forwards_change":
+            drafts, before = result.draft_forwards, baseline.result.draft_forwards
+            change = drafts / before - 1 if drafts is not None and before else None
+            return _plain(change, result.items)
+        case "accuracy_change":
+            return _accuracy_change(data, baseline.data)
+        case "speedup":
+            ratio = wall_ratio(data, baseline.data)
+            return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
+
+
+def _accuracy(result: ResultCell) -> _Ours | str:
+    accuracy = result.accuracy
+    if accuracy is None or accuracy.value is None:
+        return "nothing was scored"
+    return _Ours(Estimate(accuracy.value, accuracy.ci_low, accuracy.ci_high), accuracy.n)
+
+
+def _accuracy_change(data: CellData, baseline: CellData) -> _Ours | str:
+    gained, lost, n = statistics.gains_and_losses(data.scores, baseline.scores)
+    change = statistics.paired_difference(gained, lost, n)
+    if change.difference is None:
+        return "nothing was scored"
+    return _Ours(Estimate(change.difference, change.ci_low, change.ci_high), n, (gained + lost + 2) / (n + 2))
+
+
+def _plain(value: float | None, n: int, low: float | None = None, high: float | None = None) -> _Ours | str:
+    if value is None:
+        return "nothing was measured"
+    return _Ours(Estimate(float(value), low, high), n)
+
+
+def _tokens_per_forward(data: CellData, protocol: str) -> _Ours | str:
+    """Return tokens per forward: by the paper's accounting if the run follows its protocol, else by ours."""
+    counts = data.tokens_and_forwards(with_surplus=protocol == PAPER and _stores_surplus(data))
+    return _rate(counts, "its engine does not expose its forwards")
+
+
+def _rate(counts: tuple[list[int], list[int]] | None, hidden: str) -> _Ours | str:
+    """Return tokens over forwards, both per unit of blocks; `hidden` if they are not known."""
+    if counts is None:
+        return hidden
+    ratio = statistics.ratio_of_totals([counts[0]], [counts[1]])
+    return _plain(ratio.value, ratio.units, ratio.ci_low, ratio.ci_high)
+
+
+def _reasons_not_comparable(place: _Place, pair: _Pair) -> list[str]:
+    """Return why our figure does not measure what the paper's does; empty if it does."""
+    table, row, quantity = place.table, place.row, place.quantity
+    if differences := _miniature(place, pair):
+        return [f"a miniature: {', '.join(differences)}"]
+    marked = row.not_comparable.get(quantity) or table.not_comparable.get(quantity)
+    reasons = [marked] if marked else []
+    for ran in (pair.ran, pair.baseline):
+        if ran is not None:
+            reasons += [f"void: {reason}" for reason in ran.result.void]
+    own_protocol = "--protocol own stops at stop strings, theirs does not"
+    if quantity == "speedup":
+        reasons += _reasons_of_speed(place, pair)
+    if quantity in ("speedup", "tokens_per_forward") and place.asked.protocol != PAPER:
+        reasons.append(own_protocol)
+    if quantity == "speedup" and row.arm == row.against[quantity]:
+        reasons.append("it is its own baseline")
+    if quantity in ("wall_s", "draft_forwards"):
+        ours, theirs = pair.ran.result.items, table.benchmarks[pair.benchmark].items
+        if ours != theirs:
+            reasons.append(f"of {ours} items, theirs of {theirs}")
+    if quantity == "tokens_per_forward" and not _stores_surplus(pair.ran.data):
+        reasons.append("tokens accepted after the end are not stored, theirs count them")
+    return reasons
+
+
+def _reasons_of_speed(place: _Place, pair: _Pair) -> list[str]:
+    """Return why a speedup is not measured as the paper's: device, engine or number type."""
+    assert place.family is not None
+    reasons = []
+    device, engine, dtype = place.family.session.device, pair.ran.data.cell.engine, pair.ran.result.dtype
+    if device != "cuda":
+        reasons.append(f"measured on {device or 'no known device'}, theirs on a GPU")
+    if engine not in (None, EAGER):
+        reasons.append(f"engine {engine}, theirs is eager")
+    if dtype != "bfloat16":
+        reasons.append(f"{dtype}, theirs is bfloat16")
+    return reasons
+
+
+def _miniature(place: _Place, pair: _Pair) -> list[str]:
+    """Return in what our run is smaller than, or different from, the paper's."""
+    family, row, result = place.family, place.row, pair.ran.result
+    assert family is not None
+    theirs, suite = place.table.benchmarks[pair.benchmark], family.suites[pair.benchmark]
+    budget = place.table.setup.max_new_tokens
+    differences = []
+    if family.part.family != row.family:
+        differences.append(f"family {family.part.family}")
+    if suite != theirs.suite:
+        differences.append(f"suite {suite}")
+    if result.max_new_tokens != budget:
+        differences.append(f"{result.max_new_tokens} new tokens, theirs {budget}")
+    if pair.ran.data.cell.simulated is not None:
+        differences.append("simulated")
+    if suite == theirs.suite and row.batch_size is None:
+        differences += _other_items(suite, result, theirs.items)
+    return differences
+
+
+def _other_items(suite: str, result: ResultCell, theirs: int) -> list[str]:
+    """Return how our items differ from the paper's. Fewer of a suite without subtasks are no difference."""
+    ours = result.items
+    counts = f"{ours:,} items, theirs {theirs:,}"
+    differences = []
+    if SUITES[suite].subtasks and ours < theirs:
+        differences.append(f"{counts}, so another mix of subtasks")
+    if ours > theirs:
+        differences.append(counts)
+    left_out = result.task.get("left_out", {}).get("items", 0)
+    if left_out:
+        differences.append(f"{left_out} items left out, which cannot be scored here")
+    return differences
+
+
+def _judge(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> Finding:
+    """Return the verdict on figures that measure the same thing."""
+    quantity = place.quantity
+    estimate, n = agreement.mean([one.estimate for one in ours]), sum(one.n for one in ours)
+    value, rounding = agreement.number(printed), agreement.half_unit(printed)
+    if quantity in SHARES:
+        spread = agreement.mean(_their_parts(place, names, printed, ours))
+        low, high = spread.span
+        theirs = Estimate(value / 100, value / 100 - (spread.value - low), value / 100 + (high - spread.value))
+        units = 2 if quantity == "accuracy_change" else 1
+        return agreement.judge_points(estimate, theirs, units * rounding / 100, n=n)
+    unit = "block" if quantity in ("speedup", "tokens_per_forward", "acceptance_length") else "item"
+    return agreement.judge_rate(estimate, value, rounding, n=n, unit=unit)
+
+
+def _their_parts(place: _Place, names: Sequence[str], printed: str, ours: Sequence[_Ours]) -> list[Estimate]:
+    """Return the paper's figure on each benchmark with its interval. Ours replace parts of a mean that it omits."""
+    by_benchmark = place.row.figures[place.quantity]
+    texts = [printed] if len(ours) == 1 else [by_benchmark.get(name) for name in place.table.benchmarks]
+    parts = []
+    for name, text, own in zip(names, texts, ours, strict=True):
+        n = place.table.benchmarks[name].items
+        value = own.estimate.value if text is None else agreement.number(text) / 100
+        if place.quantity == "accuracy_change":
+            parts.append(agreement.change(value, own.discordant, n))
+        else:
+            parts.append(agreement.share(value, n))
+    return parts
+
+
+def _scaled(estimate: Estimate, quantity: Quantity) -> Estimate:
+    """Return the estimate in the unit that is printed; shares are computed as shares."""
+    if UNITS[quantity] not in ("%", "points"):
+        return estimate
+    low, high = estimate.low, estimate.high
+    return Estimate(estimate.value * 100, None if low is None else low * 100, None if high is None else high * 100)
+
+
+def _our_figure(estimate: Estimate, quantity: Quantity, n: int) -> OurFigure:
+    value, low, high = _scaled(estimate, quantity)
+    return OurFigure(value=value, ci_low=low, ci_high=high, n=n)
+
+
+def _difference(estimate: Estimate, quantity: Quantity) -> FigureDifference:
+    value, low, high = _scaled(estimate, quantity)
+    return FigureDifference(value=value, ci_low=low, ci_high=high, kind="points" if quantity in SHARES else "ratio")

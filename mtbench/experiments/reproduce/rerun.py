@@ -1,0 +1,300 @@
+"""Run a published table again: read its figures, lay out one run per family of checkpoints, and run them.
+
+A reproduction is a directory. It holds an ordinary run for each family of the table, `DIR/<family>/`, and
+
+    asked.json             the options of the command, and what cannot run here with the reasons
+    reproduction.json      per figure: published, ours, interval, difference, verdict (experiments/reproduce/compare.py)
+    reproduction.md, .html the same as pages (experiments/reproduce/page.py)
+
+The published figures are in experiments/reproduce/published/, one file per table.
+"""
+
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mtbench.decoding.arms import Arm, parse_arms, safe
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError, unknown
+from mtbench.evaluation.registry import SUITES
+from mtbench.experiments.reproduce.format import Asked, AskedFile, AskedPart, Published, PublishedRow
+from mtbench.models import families
+from mtbench.models.drafts.loading import inspect_draft
+from mtbench.models.families import PART, Family
+from mtbench.models.loading import inspect
+from mtbench.records import dump, read_json
+from mtbench.report import pipeline
+from mtbench.runs.directory import RunDirectory, refuse_used
+from mtbench.runs.executor import Progress
+from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.run_request import Execution
+from mtbench.training.recipes import RECIPES
+
+FOLDER = Path(__file__).parent / "published"
+ASKED, RESULT = "asked.json", "reproduction.json"
+# Files of a reproduction that stopped before it had all plans: plans, environments, temporary files, locks.
+UNPLANNED = re.compile(r"(plan|environment)\.json|\.(plan|environment|asked)\.json\.[a-z0-9_]{8}\.tmp|\.lock")
+EAGER = "eager"  # the engine papers measure with
+PAPER = PROTOCOLS[1]
+PASSED_ON = (  # to the runs, as they were asked for
+    "device",
+    "dtype",
+    "data_dir",
+    "offline",
+    "protocol",
+    "seed",
+    "skip_unscorable",
+    "allow_unsandboxed_code",
+)
+SHARES = ("accuracy", "accuracy_change")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The run of one family. `plan` is None if nothing of it can run."""
+
+    family: str
+    plan: Plan | None
+    missing: dict[str, str]  # method, as the table names it -> why it does not run
+    closed: dict[str, str]  # suite -> why it does not run
+
+    @property
+    def folder(self) -> str:
+        return safe(self.family)
+
+
+def names() -> list[str]:
+    """Return the names of the published tables."""
+    return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def published(name: str) -> Published:
+    """Return a published table. Raises UserError with the choices for an unknown name."""
+    if name not in names():
+        raise unknown("reproduction", name, names(), "mtbench reproduce")
+    return read_json(FOLDER / f"{name}.json", Published)
+
+
+def lay_out(table: Published, asked: Asked) -> list[Part]:
+    """Return a part with its plan for every family. Raises UserError if nothing can run or a name is unknown."""
+    for suite in asked.suite:
+        SUITES[suite.partition(":")[0]]
+    sizes = {row.batch_size for row in table.rows}
+    if asked.batch_size is not None and None not in sizes and sizes.isdisjoint(asked.batch_size):
+        given = ",".join(map(str, asked.batch_size))
+        known = ", ".join(map(str, sorted(filter(None, sizes))))
+        raise UserError(f"--batch-size {given}: {table.name} has {known}; give one of them, or leave it out.")
+    parts = [_part(table, asked, family) for family in _families(table, asked)]
+    if any(part.plan for part in parts):
+        return parts
+    reasons = [why for part in parts for why in (*part.closed.values(), *part.missing.values())]
+    raise UserError(f"nothing of {table.name} can be run here: {reasons[0]}")
+
+
+def _families(table: Published, asked: Asked) -> list[str]:
+    """Return the families to run: the table's, or the one given by --family, which may replace all of them."""
+    chosen = list(table.families) if asked.family is None else [asked.family]
+    if asked.checkpoint and len(chosen) > 1:
+        raise UserError(
+            f"--checkpoint {next(iter(asked.checkpoint))}=… does not say of which family; add `--family` "
+            f"with one of {', '.join(chosen)}."
+        )
+    return chosen
+
+
+def stands_in(table: Published, asked: Asked) -> bool:
+    """Return whether --family names a family that is not the table's and so replaces all of them."""
+    return asked.family is not None and asked.family not in table.families
+
+
+def suites_of(table: Published, asked: Asked) -> dict[str, str]:
+    """Return benchmark -> suite to run: the benchmark's own, or one of the suites that --suite gives instead."""
+    own = {name: benchmark.suite for name, benchmark in table.benchmarks.items()}
+    if not asked.suite:
+        return own
+    if set(asked.suite) <= set(own.values()):
+        return {name: suite for name, suite in own.items() if suite in asked.suite}
+    return {name: asked.suite[i % len(asked.suite)] for i, name in enumerate(own)}
+
+
+def _part(table: Published, asked: Asked, family: str) -> Part:
+    rows = [row for row in table.rows if row.family == family or stands_in(table, asked)]
+    suites = list(dict.fromkeys(suites_of(table, asked).values()))
+    request = RunRequest(
+        suite=suites,
+        family=family,
+        checkpoint={**table.families.get(family, {}), **asked.checkpoint},
+        engine=_given(asked.engine, table.plan.engine),
+        batch_size=tuple(_given(asked.batch_size, table.plan.batch_sizes)),
+        limit=_given(asked.limit, table.plan.limit),
+        rounds=_given(asked.rounds, table.plan.rounds),
+        max_new_tokens=_given(asked.max_new_tokens, table.setup.max_new_tokens),
+        temperature=table.plan.temperature,
+        template_option=table.plan.template_option,
+        **{name: getattr(asked, name) for name in PASSED_ON},
+    )
+    specs = list(dict.fromkeys([*table.plan.beside, *specs_of(rows)]))
+    missing = _missing(specs, request)
+    methods = {str(arm_of(spec, request.engine)): spec for spec in reversed(specs) if spec not in missing}
+    chosen = request.changed(method=[spec for spec in specs if spec in methods.values()])
+    plans, closed = [], {}
+    for suite in suites if chosen.method else ():
+        try:
+            plans.append(make_plan(chosen.changed(suite=[suite])))
+        except UserError as error:
+            closed[suite] = str(error)
+    return Part(family=family, plan=_joined(plans, chosen), missing=missing, closed=closed)
+
+
+def _given(asked: Any, own: Any) -> Any:
+    """Return the given option, else the table's own value."""
+    return own if asked is None else asked
+
+
+def _joined(plans: Sequence[Plan], request: RunRequest) -> Plan | None:
+    """Join the plans of single suites to one plan; None if there are none."""
+    if not plans:
+        return None
+    suites = [suite for plan in plans for suite in plan.suites]
+    return plans[0].changed(
+        request=request.changed(suite=[suite.suite for suite in suites]),
+        suites=suites,
+        cells=[cell for plan in plans for cell in plan.cells],
+        groups=[group for plan in plans for group in plan.groups],
+    )
+
+
+def arm_of(spec: str, engine: str) -> Arm:
+    """Return the arm that a row's method describes."""
+    return parse_arms([spec], engine)[0]
+
+
+def _missing(specs: Sequence[str], request: RunRequest) -> dict[str, str]:
+    """Return the arms that cannot run because a checkpoint is missing or unfit, with the reasons."""
+    assert request.family is not None
+    family = families.family(request.family, checkpoints=request.checkpoint)
+    unfit: dict[tuple[str, str, bool], str | None] = {}
+    missing = {}
+    for spec in specs:
+        arm = arm_of(spec, request.engine)
+        absent = [role for role in arm.roles if role.partition(PART)[0] not in ("", *family.roles)]
+        if absent:
+            missing[spec] = _how_to_get(family, absent[0])
+            continue
+        target, *drafts = family.checkpoints(arm.roles).values()
+        for source in (target, *drafts):
+            key = source, target, METHODS[arm.method].needs_mask and source == target
+            if key not in unfit:
+                unfit[key] = _unfit(*key, offline=request.offline)
+            if (why := unfit[key]) is not None:
+                missing.setdefault(spec, why)
+    return missing
+
+
+def _how_to_get(family: Family, role: str) -> str:
+    """Return why a role has no checkpoint, and the command that provides one."""
+    text = f"family {family.name!r} has no checkpoint in the role {role!r}: add `--checkpoint {role}=PATH_OR_ID`"
+    for recipe, stages in RECIPES.items():
+        if recipe.endswith(family.name) and role in [stage.name for stage in stages]:
+            text += f", or train it with `mtbench train --recipe {recipe} --only {role}`"
+    return text
+
+
+def _unfit(source: str, target: str, needs_mask: bool, *, offline: bool) -> str | None:
+    """Return why a checkpoint, a target or a draft for it, cannot be used; None if it can."""
+    try:
+        if source == target or inspect_draft(source, inspect(target, offline=offline), offline=offline) is None:
+            inspect(source, offline=offline, needs_mask=needs_mask)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def specs_of(rows: Sequence[PublishedRow]) -> list[str]:
+    """Return the arms of the rows and their baselines, as `--method` takes them."""
+    return list(dict.fromkeys(spec for row in rows for spec in (row.arm, *row.against.values())))
+
+
+def not_released(table: Published) -> list[str]:
+    """Return the roles without a released checkpoint: neither the family nor the table's file names one."""
+    roles = {
+        role: None
+        for family, given in table.families.items()
+        for spec in specs_of([row for row in table.rows if row.family == family])
+        for role in arm_of(spec, EAGER).roles
+        if role.partition(PART)[0] not in ("", *given, *families.FAMILIES[family].roles)
+    }
+    return list(roles)
+
+
+def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[str]) -> None:
+    """Create the directory of a reproduction. Raises UserError if it is not empty."""
+    refuse_used(folder, "reproduce")
+    kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
+    try:
+        for part in parts:
+            if part.plan is not None:
+                begin_run(folder / part.folder, part.plan, command)
+        RunDirectory(folder).write_json(ASKED, dump(AskedFile(asked=asked, parts=kept)))
+    except BaseException:  # an incomplete directory could not be resumed
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def clear_unplanned(folder: Path, named: bool) -> bool:
+    """Remove a reproduction that stopped before all its plans were written: it holds no results. Return whether so.
+
+    `named`: this command names the table. Raises UserError if it does not: nothing says what was asked.
+    """
+    if (folder / ASKED).exists() or not folder.is_dir():
+        return False
+    unplanned = [path for path in folder.rglob("*") if not path.is_dir()]
+    if not all(UNPLANNED.fullmatch(path.name) for path in unplanned):
+        return False
+    if not named:
+        raise UserError(
+            f"{str(folder)!r} has no {ASKED}: the reproduction stopped before it had one. Repeat the command that "
+            "started it, with all its options and `--resume`."
+        )
+    with RunDirectory(folder).locked():
+        shutil.rmtree(folder)
+    return True
+
+
+def reopen(folder: Path) -> tuple[Asked, list[Part]]:
+    """Read a reproduction that was started. Raises UserError if there is none."""
+    if not (folder / ASKED).is_file():
+        raise UserError(f"{str(folder)!r} has no {ASKED}; start a reproduction with `mtbench reproduce NAME -o DIR`.")
+    stored = RunDirectory(folder).read(ASKED, AskedFile)
+    parts = []
+    for kept in stored.parts:
+        run = RunDirectory(folder / safe(kept.family))
+        plan = read_plan(run) if run.has("plan.json") else None
+        parts.append(Part(family=kept.family, plan=plan, missing=kept.missing, closed=kept.closed))
+    return stored.asked, parts
+
+
+def run(
+    folder: Path,
+    part: Part,
+    asked: Asked,
+    progress: Progress,
+    workers: int | None = None,
+    ray: str | None = None,
+    *,
+    report: bool = True,
+) -> None:
+    """Run what is missing of a part and score it; with `report`, write its pages too."""
+    execution = Execution(
+        workers=workers,
+        ray=ray,
+        data_dir=asked.data_dir,
+        offline=asked.offline,
+        allow_unsandboxed_code=asked.allow_unsandboxed_code,
+    )
+    pipeline.finish(RunDirectory.open(folder / part.folder), execution, progress, pages=report)

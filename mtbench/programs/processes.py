@@ -1,0 +1,97 @@
+"""Processes of other programs: builds of the gate, servers and clients of a load.
+
+Each leads a process group and ends with this command, however that ends.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mtbench import files
+from mtbench.errors import UserError, printable
+from mtbench.programs import launch
+
+LONGEST_ERROR = 300  # characters of a process's message that are repeated
+LOOK_S = 0.05  # between two looks whether a process has ended
+TAIL = 4096  # bytes of a log that are searched for its last line
+
+
+@contextmanager
+def started(
+    command: Sequence[str], variables: Mapping[str, str], log: Path, folder: Path, grace_s: float = 0.0
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a running process, whose output goes to `log`; end it and its children when the block ends.
+
+    `grace_s`: how long it may take to end after SIGTERM before it is killed.
+    """
+    with files.write_errors(log):
+        output = log.open("ab")
+    with output:
+        try:
+            process = subprocess.Popen(
+                launched(command),
+                env=dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror or error}.") from None
+        try:
+            yield process
+        finally:
+            _end(process, grace_s)
+
+
+def launched(command: Sequence[str]) -> list[str]:
+    """Return the command that starts another one so that the kernel kills it with this process."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
+
+
+def last_line(log: Path) -> str:
+    """Return the last line with letters that a process wrote; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if any(letter.isalpha() for letter in line)]
+    return printable(lines[-1])[:LONGEST_ERROR].rstrip(".") if lines else ""
+
+
+def utc_now() -> str:
+    """Return the UTC time as files store it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def has_ended(process: subprocess.Popen[bytes], within_s: float = 0.0) -> bool:
+    """Return whether a process ends within a time. It is not reaped: its id stays its own until it is killed."""
+    deadline = time.monotonic() + within_s
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_S)
+    return True
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a process: politely, then by force, with everything that it left alive."""
+    if grace_s and not has_ended(process):
+        process.terminate()
+        has_ended(process, grace_s)
+    kill_group(process)
+    process.wait()
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that is not reaped, and everything that it left alive in its group."""
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS says so of a group of zombies
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,3 @@
+"""The version of mtbench, which files and pages name."""
+
+__version__ = "0.1.0"

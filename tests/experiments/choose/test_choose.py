@@ -1,0 +1,480 @@
+"""`mtbench choose`: a race on the embedded checkpoints, its decision, and what a kill does to it."""
+
+import html
+import importlib.util
+import inspect
+import io
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import made_decision, made_results, result_cell
+from typer.testing import CliRunner
+from whole import Quiet, forget_plugin_files
+
+import mtbench
+from mtbench import Chosen, plugins
+from mtbench.cli import choose as command
+from mtbench.cli import choosing as printed
+from mtbench.cli import ls, stages
+from mtbench.cli import report as reporting
+from mtbench.cli.request_options import whole_numbers
+from mtbench.errors import UserError
+from mtbench.experiments.choose import pipeline as choosing
+from mtbench.experiments.choose.candidates import candidates
+from mtbench.experiments.choose.decide import decide
+from mtbench.experiments.choose.request import RaceRequest
+from mtbench.experiments.choose.runner import Racing, begin, plan_race, race_of
+from mtbench.experiments.choose.terminal import decision_tables
+from mtbench.records import dump
+from mtbench.report import pipeline
+from mtbench.report.arm_names import arm_names, in_words
+from mtbench.report.console import Terminal
+from mtbench.report.progress import RunProgress
+from mtbench.report.terminal import decision_lines, note_lines
+from mtbench.report.write import write_report
+from mtbench.results.decision_format import Decision
+from mtbench.results.format import Left, Results
+from mtbench.runs import lifecycle, model_pool
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.executor import generate
+from mtbench.runs.formats import LeftLine, Race
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.run_request import Execution, RunRequest
+
+ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "examples" / "mtbench-example" / "mtbench_example" / "bigram.py"
+LOSS = 0.02
+ARMS = ("speculative", "mars:tau=0.5")
+
+
+def begun(path: Path, objective: str = "speed") -> Racing:
+    """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
+    request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
+    found = candidates(request)
+    plan = plan_race(request, found, LOSS)
+    race = race_of(plan, found, objective, LOSS, {})  # type: ignore[arg-type]
+    return again(begin(path, plan, race, ["mtbench", "choose"]))
+
+
+def again(run: RunDirectory) -> Racing:
+    """What another process makes of the run."""
+    return Racing(run, read_plan(run), run.read("race.json", Race), Execution())
+
+
+def left(racing: Racing) -> dict[str, LeftLine]:
+    return {line.cell: line for line in racing.run.read_lines("left.jsonl", LeftLine)}
+
+
+def finish(racing: Racing) -> Decision:
+    return decide(racing, pipeline.finish(racing.run, racing.executing(), Quiet(), pages=False))
+
+
+def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) -> None:
+    racing = begun(tmp_path / "race")
+    assert [group.batch_size for group in racing.plan.groups] == [8, 4]
+    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
+        lifecycle.reopen(racing.run.path, racing.plan.request, ())
+    assert racing.race.looks == {"arithmetic b8": [6], "arithmetic b4": [6, 8, 11, 12]}
+
+
+@pytest.mark.whole
+def test_a_killed_race_decides_what_its_stored_lines_say(tmp_path: Path) -> None:
+    """Killed in a block, and again between a look and the line of who left: the lines are those of one replay."""
+    racing = begun(tmp_path / "race")
+    with pytest.raises(KeyboardInterrupt):
+        generate(racing.run, Quiet(until=14), racing.executing())
+    second = again(racing.run)
+    with pytest.raises(KeyboardInterrupt):
+        generate(second.run, Quiet(until=8), second.executing())
+    lines = racing.run.lines("left.jsonl")
+    racing.run.keep_lines("left.jsonl", lines[:-1])
+    third = again(racing.run)
+    decision = finish(third)
+    stored = left(third)
+
+    assert racing.run.lines("left.jsonl")[: len(lines)] == lines
+    replayed = {gone.name: gone for group in third.plan.groups for gone in again(third.run).outcome(group).left}
+    assert {name: (line.block, line.lost) for name, line in stored.items()} == {
+        name: (gone.block, gone.lost) for name, gone in replayed.items()
+    }
+    wrong = "arithmetic.mars-tau0.5.mars.graph.b8"
+    assert (stored[wrong].block, stored[wrong].lost) == (6, True)
+    assert stored[wrong.replace("b8", "b4")].block == 0
+    assert decision.complete
+    assert dump(decide(again(third.run), pipeline.finish(third.run, Execution(), Quiet(), pages=False))) == dump(
+        decision
+    )
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Chosen:
+    """The race of examples/choose.py, in which the method of a file takes part. Nothing but the example prints."""
+    spec = importlib.util.spec_from_file_location("choose", ROOT / "examples" / "choose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
+        found: Chosen = module.main(str(tmp_path_factory.mktemp("example") / "race"))
+    assert printed.getvalue().startswith(found.decision["headline"])
+    assert errors.getvalue() == ""
+    return found
+
+
+def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
+    """Nothing can be decided: the exit code is 1. Until its end, the library says how to go on."""
+    request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
+    found = candidates(request)
+    plan = plan_race(request, found, LOSS)
+    run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}), ["mtbench", "choose"])
+    with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
+        mtbench.load(run.path)
+    with pytest.raises(UserError, match=r"go on with `mtbench choose -o .* --resume`"):
+        begin(run.path, plan, run.read("race.json", Race), [])
+    run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
+    result = CliRunner().invoke(command.app, ["-o", str(run.path), "--resume"])
+    assert result.exit_code == 1
+    assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
+
+
+def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None:
+    """A race that cannot start would keep its name, and could not go on with other options."""
+    path = tmp_path / "race"
+    for options in (["--workers", "0"], ["--device", "tpu"], ["--workers", "0", "--dry-run"]):
+        error = CliRunner().invoke(command.app, ["--limit", "1", *options, "-o", str(path)]).exception
+        assert f"{options[0]} {options[1]}" in str(error).replace("'", "")
+        assert not path.exists()
+    with pytest.raises(UserError, match="--workers 0 is not allowed"):
+        mtbench.choose(limit=1, workers=0, out=path)
+    assert not path.exists()
+
+
+def test_a_race_that_stopped_before_its_plan_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is refused without `--resume`, which needs the options; nothing else is deleted."""
+    monkeypatch.setattr("mtbench.cli.choosing.run", lambda *_: None)
+    path = tmp_path / "race"
+    path.mkdir()
+    (path / "race.json").write_text("{}")
+    options = ["--candidates", "speculative", "--limit", "1", "--batch-size", "1"]
+    errors = [
+        str(CliRunner().invoke(command.app, [*words, "-o", str(path)]).exception) for words in (options, ["--resume"])
+    ]
+    assert f"go on with `mtbench choose -o {path} --resume`" in errors[0]
+    assert "Repeat the command that started it, with all its options and `--resume`" in errors[1]
+    CliRunner().invoke(command.app, [*options, "--resume", "-o", str(path)])
+    assert RunDirectory(path).read("race.json", Race).looks == {"arithmetic b1": [1]}
+    assert "make one with `mtbench choose -o DIR`" in str(
+        CliRunner().invoke(command.app, ["--resume", "-o", str(tmp_path / "none")]).exception
+    )
+
+
+def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
+    """`mtbench generate` makes no looks: it would decode what has left."""
+    RunDirectory(tmp_path).write_json("plan.json", {})
+    RunDirectory(tmp_path).write_json("race.json", {})
+    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
+        stages.generate(tmp_path, Execution())
+
+
+@pytest.mark.whole
+def test_who_has_left_is_known_from_the_stored_blocks(race: RunDirectory, tmp_path: Path) -> None:
+    """Without left.jsonl no block is decoded again, and the decision is the same."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    (run.path / "left.jsonl").unlink()
+    _, decision = choosing.finish(run, Execution(), RunProgress(Terminal(quiet=True)))
+    assert run.lines("left.jsonl") == race.lines("left.jsonl")
+    assert dump(decision) == race.read_json("decision.json")
+    for kind in ("timings", "generations"):
+        for file in (race.path / kind).iterdir():
+            assert (run.path / kind / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("blocks", [None, "fewer", "the same"])
+def test_a_report_decides_a_race_from_its_stored_blocks(race: RunDirectory, tmp_path: Path, blocks: str | None) -> None:
+    """Killed before its decision, resumed after one and killed, or decided by an older version.
+
+    Its table and its decision are of the same blocks and rules. It is not judged by the rule of other runs.
+    """
+    run, made = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race"))), race.read_json("decision.json")
+    (run.path / "decision.json").unlink()
+    if blocks is not None:
+        spent = made["spent"] | ({"decoding_s": 1.0} if blocks == "fewer" else {})
+        run.write_json("decision.json", made | {"headline": "that of before", "spent": spent})
+    reporting.report(run.path, None, None)
+    assert run.read_json("decision.json") == made
+    assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(
+        (run.path / "report.html").read_text()
+    )
+
+
+def test_a_race_takes_the_items_of_64_blocks() -> None:
+    assert RaceRequest().run_request().limit == 512
+    assert RaceRequest(batch_size=(1, 4)).run_request().limit == 256
+    assert RaceRequest(limit=10).run_request().limit == 10
+    assert RaceRequest(limit="all").run_request().limit is None
+
+
+def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
+    """In float32 a grade needs none."""
+    request = RaceRequest(batch_size=(2,), limit=12, max_new_tokens=64, dtype="bfloat16")
+    assert any("at most 768 tokens of plain decoding; 2,000 are needed" in w for w in warnings_of(request))
+    assert not any("rounding" in w for w in warnings_of(request.changed(limit=40)))
+    assert not any("rounding" in w for w in warnings_of(request.changed(dtype="float32")))
+
+
+def test_a_race_with_too_few_tokens_for_a_grade_runs_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU whose fastest type is bfloat16, unless a type is named: there other tokens rule out an arm."""
+    monkeypatch.setattr(model_pool, "fastest_dtype", lambda *_: "bfloat16")
+    request = RaceRequest(batch_size=(2,), limit=12, max_new_tokens=64, device="cpu")
+    few, enough, named = (request, request.changed(limit=40), request.changed(dtype="bfloat16"))
+    assert [choosing.planned(r)[1].request.dtype for r in (few, enough, named)] == ["float32", "auto", "bfloat16"]
+    assert any("so it runs in float32" in warning for warning in warnings_of(few))
+
+
+def warnings_of(request: RaceRequest) -> list[str]:
+    return choosing.warnings(choosing.planned(request)[1])
+
+
+def test_a_race_takes_the_options_of_a_run_that_say_how_to_decode_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reaches the request of the run that the race is."""
+    asked: list[RaceRequest] = []
+    monkeypatch.setattr("mtbench.cli.choosing.begin", lambda request, *_: asked.append(request))
+    options = ["--metric", "number", "--subtask", "a", "--subtask", "b", "--engine", "eager", "--protocol", "paper"]
+    options += ["--template-option", "enable_thinking=false", "--skip-unscorable", "--batch-size", "2,4"]
+    CliRunner().invoke(command.app, options)
+    [request] = asked
+    expected: dict[str, Any] = {
+        "metric": "number",
+        "subtask": ["a", "b"],
+        "engine": "eager",
+        "protocol": "paper",
+        "batch_size": [2, 4],
+        "suite": ["arithmetic"],
+    }
+    expected |= {"template_option": {"enable_thinking": False}, "skip_unscorable": True, "limit": 256}
+    assert dump(request.run_request()) == dump(RunRequest(**expected))
+
+
+def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    words = ["--json", str(tmp_path / "x.json"), "-o", str(tmp_path / "race")]
+    assert "exists and is never overwritten" in str(CliRunner().invoke(command.app, words).exception)
+    assert not (tmp_path / "race").exists()
+
+
+def test_a_resumed_race_writes_its_own_file_of_json_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `mtbench run` and `mtbench report` do. A decision of another race is not overwritten."""
+
+    def reached(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("mtbench.cli.choosing.resume", reached)
+    (tmp_path / "decision.json").write_text('{"run_id": "one"}')
+    words = ["-o", str(tmp_path), "--resume", "--json", str(tmp_path / "x.json")]
+    for run_id, error in (("one", InterruptedError), ("two", UserError)):
+        (tmp_path / "x.json").write_text(f'{{"run_id": "{run_id}"}}')
+        assert isinstance(CliRunner().invoke(command.app, words).exception, error)
+
+
+def test_a_deployment_without_a_note_has_no_empty_line() -> None:
+    decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
+    lines = [*printed.deployment_lines(decision, {})]
+    assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
+
+
+def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
+    """With the arms that they hold for; why an arm left stands in its row."""
+    wrong, cut = "accuracy 0.0%, below 5%: this is the speed of wrong answers", "100% of the answers were cut"
+    gone = Left(block=6, lost=True, reason="surely slower than a")
+    cells = [result_cell(arm=f"{name}@ar/graph", flags=[wrong]) for name in "ab"]
+    cells[1] = cells[1].changed(flags=[wrong, cut], left=gone)
+    names = {"a@ar/graph": "A", "b@ar/graph": "B"}
+    assert note_lines(cells, names) == [f"all arms: {wrong}", f"B: {cut}"]
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(UserError, match="--candidates auto names all arms that can run"):
+        RaceRequest(candidates=("auto", "mars")).run_request()
+
+
+@pytest.fixture
+def race(chosen: Chosen) -> RunDirectory:
+    """The race with its plugin imported, which another test may have forgotten."""
+    plugins.load_file(PLUGIN)
+    return RunDirectory(chosen.results.directory)
+
+
+@pytest.mark.whole
+def test_a_decision_names_the_arm_the_looks_and_what_was_saved(chosen: Chosen, race: RunDirectory) -> None:
+    assert race.read_json("decision.json") == chosen.decision
+    assert race.read_json("results.json") == chosen.results.record
+    decision, results = race.read("decision.json", Decision), race.read("results.json", Results)
+    assert decision.headline.startswith("On this demonstration, ")
+    assert [rec.batch_size for rec in decision.recommendations] == [8, 4]
+    assert decision.looks[0].made[0] == 6
+    assert 0 < decision.spent.forwards < decision.spent.forwards_full
+    gone = next(g for g in decision.left if g.arm.startswith("mars") and g.batch_size == 8)
+    assert gone.reason == "loses more accuracy than accepted"
+    assert sum(not isinstance(block, str) for block in decision_tables(results, decision)) == 2
+    assert {cell.status for cell in results.cells} <= {"ok", "left"}
+
+
+@pytest.mark.whole
+def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_path: Path) -> None:
+    """The plan has its hash; whoever goes on with the race must name it, and decides the same."""
+    assert [*race.read_json("plan.json")["plugins"]] == [str(PLUGIN)]
+    assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
+    forget_plugin_files()
+    named = ["-o", str(race.path), "--resume"]
+    refused = CliRunner().invoke(command.app, named).exception
+    assert isinstance(refused, UserError)
+    assert f"add `--plugin {PLUGIN}`" in str(refused)
+    copied = tmp_path / "decision.json"
+    again = CliRunner().invoke(command.app, [*named, "--plugin", str(PLUGIN), "--json", str(copied)])
+    assert again.exception is None
+    assert race.read_json("decision.json") == chosen.decision
+    assert copied.read_bytes() == (race.path / "decision.json").read_bytes()
+
+
+def says_what_was_decided(run: RunDirectory) -> Decision:
+    """Assert that terminal, page and Markdown say the decision first, in the same words; return it."""
+    results, decision = run.read("results.json", Results), run.read("decision.json", Decision)
+    page, markdown = (html.unescape((run.path / name).read_text()) for name in ("report.html", "report.md"))
+    names = arm_names(results.cells)
+    said = in_words(decision.headline, names)
+    assert said in decision_lines(results, decision)
+    assert said in page.partition("<main>")[0]
+    assert said in markdown.partition("\n## ")[0].replace("\\", "")
+    for recommended in decision.least or decision.recommendations:
+        assert in_words(recommended.text, names) in page
+    for gone in decision.left:
+        assert in_words(gone.reason, names) in page
+    assert ("over a limit" in page) == bool(decision.over_slo)
+    return decision
+
+
+@pytest.mark.whole
+def test_the_page_says_what_the_race_decided(race: RunDirectory, tmp_path: Path) -> None:
+    """`mtbench report` writes the same page again."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    says_what_was_decided(run)
+    (run.path / "report.html").unlink()
+    pipeline.report(run)
+    for name in ("report.html", "report.md"):
+        assert (run.path / name).read_bytes() == (race.path / name).read_bytes()
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("changes", [{"objective": "memory"}, {"slo_s": {"ttft": 1e-9}}], ids=["memory", "slo"])
+def test_another_objective_and_limits_are_on_the_page(
+    race: RunDirectory, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """What is decided by them from the same lines. Energy is written as memory is."""
+    run = RunDirectory(Path(shutil.copytree(race.path, tmp_path / "race")))
+    run.write_json("race.json", run.read_json("race.json") | changes)
+    results = run.read("results.json", Results)
+    decide(again(run), results)
+    write_report(run, results)
+    decision = says_what_was_decided(run)
+    assert bool(decision.least) == ("objective" in changes)
+    assert bool(decision.over_slo) == ("slo_s" in changes)
+
+
+@pytest.mark.whole
+def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
+    """Folded, behind the tables; the command that repeats it is that of the library's options."""
+    page = html.unescape((race.path / "report.html").read_text()).partition('id="race"')[2]
+    decision = race.read("decision.json", Decision)
+    for told in (
+        "Who left, and when: arithmetic, batch size 8",
+        "loses more accuracy than accepted",
+        f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
+        "A bound on the times of two arms is wrong: at most 2.5 %",
+        "mtbench choose --candidates speculative --candidates mars:tau=0.5 --candidates bigram"
+        " --max-loss 2 --batch-size 4,8 --limit 48",
+        f"--plugin {PLUGIN}",
+    ):
+        assert told in page
+
+
+@pytest.mark.slow
+def test_the_least_memory_is_one_measurement(tmp_path: Path) -> None:
+    """No arm leaves for its speed. The arms of one model need as much memory: plain decoding stays."""
+    decision = finish(begun(tmp_path / "race", "memory"))
+    assert [least.batch_size for least in decision.least] == [8, 4]
+    assert all("one measurement" in least.text for least in decision.least)
+    assert not any("slower" in gone.reason for gone in decision.left)
+    assert decision.headline.startswith(
+        "On this demonstration, at batch size 8: no arm that can be used has 2% less memory"
+    )
+
+
+MISTAKES = [
+    ({"objective": "size"}, "objective 'size'"),
+    ({"objective": "energy", "device": "cpu"}, "--objective energy needs a GPU"),
+    ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
+    ({"max_loss": 100.0}, "above 0 and below 100"),
+    ({"candidates": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
+    ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
+    ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
+    ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),
+    ({"suite": ["arithmetic", "gsm8k"]}, "one race has one suite, not arithmetic, gsm8k; race each by itself"),
+    ({"family": "tiny", "candidates": "suffix", "limit": 1, "metric": "best"}, "metric 'best'"),
+    ({"family": "tiny", "candidates": "suffix:engine=eager"}, "the engine of plain decoding; give `--engine eager`"),
+    ({"engine": "fast"}, "engine 'fast'"),
+    ({"protocol": "none"}, "protocol 'none'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
+    """The same for the command and the library."""
+    several = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
+    words = [
+        word for name, values in several.items() for one in values for word in (f"--{name.replace('_', '-')}", one)
+    ]
+    result = CliRunner().invoke(command.app, [str(word) for word in words if word is not True])
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    with pytest.raises(UserError) as error:
+        mtbench.choose(**options)
+    assert str(error.value) == str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidate": "mars"}, "unknown option of mtbench.choose 'candidate' (did you mean 'candidates'?)"),
+        ({"max_loss": "1"}, "mtbench.choose: max_loss is '1': input should be a valid number"),
+        ({"time_budget": "soon"}, "--time-budget 'soon' is not allowed"),
+    ],
+)
+def test_a_mistake_in_python_is_a_user_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        mtbench.choose(**options)
+    assert message in str(error.value)
+
+
+def test_options_and_defaults_of_the_library_are_those_of_the_command() -> None:
+    """`help(mtbench.choose)` shows them. `progress` is the library's own, and `--dry-run` the command's."""
+    shown = inspect.signature(mtbench.choose).parameters
+    options = {name: p.default for name, p in inspect.signature(command.choose).parameters.items() if name != "ctx"}
+    options |= {"out": options.pop("directory")}
+    assert shown.keys() - {"progress"} == options.keys() - {"dry_run", "json_to"}
+    options["batch_size"] = whole_numbers(options["batch_size"])
+    for name in shown.keys() - {"progress", "plugin", "checkpoint", "template_option"}:
+        default = tuple(options[name]) if isinstance(options[name], list) else options[name]
+        assert default == shown[name].default, name
+
+
+def test_the_arms_that_can_be_raced_are_listed() -> None:
+    """Those of a file, too."""
+    result = CliRunner().invoke(ls.app, ["arms", "--family", "tiny", "--plugin", str(PLUGIN)])
+    assert result.exception is None
+    assert "mars:tau=0.95@mars/graph" in result.stdout
+    assert "bigram@ar/graph" in result.stdout.partition("Cannot be raced")[0]
+    assert "hf-generate" in result.stdout.partition("Cannot be raced")[2]

@@ -1,0 +1,163 @@
+"""The commands that start a serving engine with a recommended arm."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import result_cell
+
+from mtbench.decoding.method import Method
+from mtbench.decoding.registry import METHODS
+from mtbench.decoding.serving_engines import START
+from mtbench.experiments.choose.deploy import commands, deployment
+from mtbench.options import AUTO
+from mtbench.results.decision import recommend
+from mtbench.results.decision_format import Choice
+from mtbench.results.format import Estimate
+from mtbench.runs.planner import make_plan
+from mtbench.runs.run_request import RunRequest
+
+
+def cells(*arms: str, **checkpoints: str) -> list[Any]:
+    """The cells of some arms on a family of which some checkpoints have other names."""
+    plan = make_plan(RunRequest(family="tiny", method=arms, batch_size=(1,), limit=1))
+    return [cell.changed(checkpoints=cell.checkpoints | checkpoints) for cell in plan.cells]
+
+
+def speculative(command: tuple[str, str]) -> dict[str, Any]:
+    """The speculative configuration of a command for vLLM."""
+    words = shlex.split(command[0])
+    found: dict[str, Any] = json.loads(words[words.index("--speculative-config") + 1])
+    return found
+
+
+def test_a_command_names_the_users_model_and_draft() -> None:
+    """It is one for a shell, with names that need quotes. llama.cpp reads a GGUF file, named after the checkpoint."""
+    [cell] = cells("speculative:ahead=2", ar="me/My Model", draft="me/draft")
+    found = commands(cell, None)
+    assert list(found) == ["vLLM", "SGLang", "llama.cpp"]
+    assert found["vLLM"][0].startswith("vllm serve 'me/My Model' --speculative-config '{")
+    assert speculative(found["vLLM"]) == {"method": "draft_model", "model": "me/draft", "num_speculative_tokens": 2}
+    assert found["SGLang"][0] == (
+        "python -m sglang.launch_server --model-path 'me/My Model' --speculative-algorithm STANDALONE "
+        "--speculative-draft-model-path me/draft --speculative-num-steps 2 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 3"
+    )
+    assert found["llama.cpp"][0] == (
+        "llama-server -m 'My Model.gguf' --spec-type draft-simple --spec-draft-model draft.gguf "
+        "--spec-draft-n-max 2 --spec-draft-p-min 0"
+    )
+    for engine, (_, note) in found.items():
+        assert ("It needs the checkpoint as a GGUF file." in note) == (engine == "llama.cpp")
+    [cell] = cells("speculative", ar="files/small.Q4.gguf")
+    assert "It needs" not in commands(cell, None)["llama.cpp"][1]
+    assert "llama-server -m files/small.Q4.gguf " in commands(cell, None)["llama.cpp"][0]
+    [cell] = cells("speculative")
+    assert "vllm serve MODEL " in commands(cell, None)["vLLM"][0]
+    assert speculative(commands(cell, None)["vLLM"])["model"] == "DRAFT"
+
+
+def test_prompt_lookup_is_vllms_ngram_if_it_takes_the_earliest_match() -> None:
+    earliest, latest = cells("prompt-lookup:ahead=4,ngram=5,min_ngram=2", "prompt-lookup:match=latest")
+    found = commands(earliest, None)
+    assert list(found) == ["vLLM", "llama.cpp"]
+    config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+    assert speculative(found["vLLM"]) == config
+    assert "for 5 tokens only, and mtbench for 2 too. It copies from the latest occurrence" in found["llama.cpp"][1]
+    assert list(commands(latest, None)) == ["llama.cpp"]
+
+
+def test_a_checkpoint_of_a_package_is_given_to_llama_cpp_as_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM and SGLang get a placeholder instead of a GGUF file. Without the package there is the file's name."""
+    [copied] = cells("prompt-lookup:ahead=4", ar="package:a_package/small.gguf")
+    assert commands(copied, None)["llama.cpp"][0].startswith("llama-server -m small.gguf ")
+    (tmp_path / "a_package").mkdir()
+    (file := tmp_path / "a_package" / "small.gguf").touch()
+    (tmp_path / "a_package" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = commands(copied, None)
+    options = "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 4"
+    assert found["llama.cpp"][0] == f"llama-server -m {shlex.quote(str(file))} {options}"
+    assert found["vLLM"][0].startswith("vllm serve MODEL --speculative-config ")
+    assert found["vLLM"][1].endswith(" It needs the checkpoint as safetensors.")
+    [drafted] = cells("speculative", ar="me/model", draft="package:a_package/small.gguf")
+    found = commands(drafted, None)
+    assert speculative(found["vLLM"])["model"] == "DRAFT"
+    assert "--speculative-draft-model-path DRAFT " in found["SGLang"][0]
+    assert f"--spec-draft-model {shlex.quote(str(file))} " in found["llama.cpp"][0]
+
+
+@pytest.mark.parametrize(("positions", "width"), [(2.6, 2), (6.9, 4), (7.1, 8), (40.0, 16), (None, 2)])
+def test_of_a_width_auto_the_nearest_fixed_one_is_given(positions: float | None, width: int) -> None:
+    """By the positions that it fed per forward, one of which is the last token. The note says so, if they are known."""
+    [cell] = cells("suffix:ahead=auto")
+    found = commands(cell, positions)["vLLM"]
+    assert speculative(found)["num_speculative_tokens"] == width
+    chosen = "the fixed width nearest to what was fed" if positions else "the smallest fixed width"
+    assert f"No engine has ahead=auto: ahead={width} is {chosen}." in found[1]
+
+
+@pytest.mark.parametrize("arm", ["mars", "jacobi", "lookahead", "medusa", "eagle:tree=3x2", "ar"])
+def test_no_engine_has_other_methods(arm: str) -> None:
+    [cell] = cells(arm)
+    assert commands(cell, None) == {}
+
+
+def other(field: dataclasses.Field[Any]) -> Any:
+    """A value of an option that is not its default."""
+    if isinstance(field.default, str):
+        return {"verify": "rejection", "match": "latest", "tree": "3x2", "draft": "other"}[field.name]
+    value: Any = field.default
+    return value + 1 if value < 2 else value - 1
+
+
+NOTHING = Estimate(value=None, ci_low=None, ci_high=None)
+SERVED = [METHODS[name] for name in METHODS if METHODS[name].in_engines is not Method.in_engines]
+DRAFTS = {"draft": "d", "other": "o", "eagle": "e", "dflash": "f", "#mtp": "m"}
+
+
+@pytest.mark.parametrize("method", SERVED, ids=lambda method: method.name)
+def test_every_option_changes_the_setting_or_removes_it(method: Any) -> None:
+    """An option would be lost in the engine if neither words nor notes of its setting contain it."""
+    plain = {s.engine: s for s in method().in_engines(DRAFTS)}
+    assert plain.keys() <= START.keys()
+    for field in dataclasses.fields(method):
+        changed = {s.engine: s for s in method(**{field.name: other(field)}).in_engines(DRAFTS)}
+        kept = [engine for engine in plain if engine in changed and plain[engine] == changed[engine]]
+        assert not kept, f"{field.name} is lost in {kept}"
+        assert AUTO not in str(changed)
+
+
+def test_an_arm_has_its_commands_once_or_at_each_batch_size() -> None:
+    """A batch size with another nearest width has a command of its own. An arm that no engine has is there without."""
+    auto, fixed, none = "prompt-lookup:ahead=auto@ar/graph", "suffix@ar/graph", "jacobi@ar/graph"
+    plan = make_plan(
+        RunRequest(family="tiny", method=("prompt-lookup:ahead=auto", "suffix", "jacobi"), batch_size=(1, 2), limit=2)
+    )
+    same = ("cell", "arm", "suite", "batch_size", "batching")
+    results = [
+        result_cell(**{n: getattr(c, n) for n in same}, positions_fed_per_forward={1: 9.0, 2: 3.0}[c.batch_size])
+        for c in plan.cells
+    ]
+
+    def chosen(arm: str) -> Choice:
+        return Choice(arm=arm, speedup=NOTHING, tokens_per_forward=None, same_tokens=True, accuracy=None)
+
+    for arm, engines in (
+        (auto, ["vLLM", "llama.cpp", "vLLM at batch size 2", "llama.cpp at batch size 2"]),
+        (fixed, ["vLLM"]),
+        (none, []),
+    ):
+        found = [r.changed(same_tokens=chosen(arm)) for r in recommend(results, max_loss=0.02)]
+        assert len(found) == 2
+        of_arms = deployment(found, results, plan.cells)
+        assert {arm: [*of_arm] for arm, of_arm in of_arms.items()} == {arm: engines}
+    found = [r.changed(same_tokens=chosen(auto)) for r in recommend(results, max_loss=0.02)]
+    of_arm = deployment(found, results, plan.cells)[auto]
+    widths = [speculative(c)["num_speculative_tokens"] for engine, c in of_arm.items() if "vLLM" in engine]
+    assert widths == [8, 2]

@@ -1,0 +1,528 @@
+"""Builds: what `--base ENV` names is found or installed, tells its versions, and imports nothing of its caller."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from planted import environment
+from tiny_wheels import write_wheel
+
+from mtbench.errors import UserError
+from mtbench.experiments.gate import builds
+from mtbench.experiments.gate.builds import Build, describe, environment_of, refuse_dirty, resolve, same_build
+from mtbench.experiments.gate.format import BuildRecord
+from mtbench.programs import environments
+
+ROOT = Path(__file__).parents[2]
+ANSWER = {"mtbench": "0.0.7", "folder": "/", "prefix": "/", "commit": None, "packages": {"torch": "9.9"}}
+
+
+def quiet(text: str) -> None: ...
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[[str], Path]:
+    """Make a virtual environment whose Python is a shell script."""
+
+    def environment(script: str) -> Path:
+        python = tmp_path / "base" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        return tmp_path / "base"
+
+    return environment
+
+
+def answering(**changes: object) -> str:
+    return f"echo '{json.dumps(ANSWER | changes)}'"
+
+
+def record(**changes: object) -> BuildRecord:
+    values = {"env": "a", "label": "a", "python": "/a/bin/python", "mtbench": "1", "git": "abc", "packages": {}}
+    return BuildRecord.model_validate(values | {"code_sha256": None} | changes)
+
+
+# --- Paths --------------------------------------------------------------------------------------------------------
+
+
+def test_a_virtual_environment_is_asked_for_its_versions(make: Callable[[str], Path]) -> None:
+    """Whatever a plugin prints before."""
+    folder = make(f"echo a plugin says hello; {answering()}")
+    build = resolve(str(folder), quiet)
+
+    assert build == Build(env=str(folder), label="base", python=folder / "bin" / "python")
+    assert describe(build) == BuildRecord(
+        env=str(folder),
+        label="base",
+        python=str(folder / "bin" / "python"),
+        mtbench="0.0.7",
+        git=None,
+        packages={"torch": "9.9"},
+        code_sha256=None,
+    )
+
+
+def test_a_python_names_its_environment(make: Callable[[str], Path]) -> None:
+    """Its link is not followed: the target does not know the environment's packages."""
+    folder = make(answering())
+    (folder / "pyvenv.cfg").touch()
+    link = folder / "bin" / "python3.99"
+    link.symlink_to("python")
+
+    assert resolve(str(link), quiet) == Build(env=str(link), label="base", python=link)
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo \"ModuleNotFoundError: No module named 'mtbench'\" >&2; exit 1", "has no mtbench; `.*-m pip install"),
+        ("echo Traceback >&2; echo 'OSError: libcudart' >&2; exit 1", "mtbench cannot be imported: OSError: libcudart"),
+        ("kill -SEGV $$", "mtbench cannot be imported: exit code -11"),
+        ("echo 3.11", "did not say what is installed"),
+        ("exec /no/such/program", "mtbench cannot be imported: .*/no/such/program"),
+    ],
+)
+def test_an_environment_without_a_working_mtbench_is_one_line(
+    script: str, says: str, make: Callable[[str], Path]
+) -> None:
+    """The line names the environment and the reason."""
+    folder = make(script)
+    with pytest.raises(UserError, match=says) as caught:
+        resolve(str(folder), quiet)
+
+    assert str(caught.value).startswith(repr(str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_that_hangs_is_one_line(
+    make: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its children end with it."""
+    monkeypatch.setattr(builds, "ANSWER_S", 0.3)
+    folder = make(f"sleep 60 & echo $! > {tmp_path}/child; wait")
+    with pytest.raises(UserError, match=r"did not say within 0\.3 s"):
+        resolve(str(folder), quiet)
+
+    child = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    until = time.monotonic() + 5
+    while child.exists() and child.read_text().split()[2] != "Z" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+
+
+def test_a_path_that_is_no_environment_is_one_line(tmp_path: Path) -> None:
+    """The line says what may be given."""
+    (tmp_path / "file").touch()
+    for env, says in (
+        ("nothing", "does not exist"),
+        ("git:", "does not exist"),
+        (str(tmp_path), "has no bin/python"),
+        (str(tmp_path / "file"), "is not executable"),
+    ):
+        with pytest.raises(UserError, match=f"{says}.*; give a virtual environment, .*git:REV"):
+            resolve(env, quiet)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("torch-2.14", "torch-2.14"), (".venv", "old/.venv"), ("venv", "old/venv")]
+)
+def test_a_usual_name_of_an_environment_gets_its_parents(name: str, label: str, tmp_path: Path) -> None:
+    """Else base and head are both called `.venv`."""
+    python = tmp_path / "old" / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{answering()}\n")
+    python.chmod(0o755)
+
+    assert resolve(str(tmp_path / "old" / name), quiet).label == label
+
+
+# --- This environment, and servers -----------------------------------------------------------------------------------
+
+
+def test_without_a_name_it_is_this_environment() -> None:
+    """Its label says which version and commit that is."""
+    build = resolve(None, quiet)
+    found = describe(build)
+
+    assert build.python == Path(sys.executable)
+    assert build.label.startswith(f"this environment ({found.mtbench}")
+    assert found.git is None or found.git[:7] in build.label
+    assert found.packages["torch"] == version("torch")
+
+
+def test_a_server_is_asked_by_this_environment() -> None:
+    """Its address is the label."""
+    build = resolve("url:http://gpu7:8000/v1", quiet)
+
+    assert build == Build("url:http://gpu7:8000/v1", "gpu7:8000", Path(sys.executable), "http://gpu7:8000/v1")
+    assert describe(build).packages["torch"] == version("torch")
+
+
+@pytest.mark.parametrize("address", ["gpu7:8000", "ftp://gpu7/v1", "http://", "http://[", "http://me:secret@gpu7/v1"])
+def test_what_is_no_address_is_one_line(address: str) -> None:
+    """A password is neither taken nor shown."""
+    with pytest.raises(UserError, match="url:") as caught:
+        resolve(f"url:{address}", quiet)
+
+    assert "secret" not in str(caught.value)
+
+
+# --- What a process of a build imports ----------------------------------------------------------------------------
+
+
+def package(folder: Path, version: str) -> None:
+    """Write a package `mtbench` that prints its version when it runs."""
+    (folder / "mtbench").mkdir(parents=True)
+    (folder / "mtbench" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    (folder / "mtbench" / "__main__.py").write_text("import mtbench\nprint(mtbench.__version__)\n")
+
+
+@pytest.mark.whole
+def test_a_build_imports_its_own_mtbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one in the current directory, nor that of the caller's variables."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "base"], check=True)
+    (site_packages,) = (tmp_path / "base" / "lib").glob("python3*/site-packages")
+    package(site_packages, "0.0.1")
+    package(tmp_path / "here", "0.0.2")
+    package(tmp_path / "path", "0.0.3")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PYTHONHOME", str(tmp_path))
+    base = resolve(str(tmp_path / "base"), quiet)
+
+    assert describe(base).mtbench == "0.0.1"
+    assert printed(base) == "0.0.1"
+    assert printed(resolve(None, quiet)) == version("multi-token-bench")
+
+
+def printed(build: Build) -> str:
+    """What `mtbench --version` prints in this build."""
+    command = build.command("--version")
+    return subprocess.run(command, env=environment_of(build), check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_variables_of_the_callers_python_do_not_reach_a_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others do. The programs of the build are found before those of the caller."""
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    variables = environment_of(Build("a", "a", Path("/a/bin/python")))
+
+    assert variables.keys().isdisjoint({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
+    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["PATH"] == "/a/bin:/usr/bin"
+
+
+# --- Dirty builds, same builds ------------------------------------------------------------------------------------
+
+
+def test_a_build_with_changes_in_no_commit_is_refused() -> None:
+    """A clean one and one without a checkout are not."""
+    refuse_dirty(record(git="abc"))
+    refuse_dirty(record(git=None))
+    with pytest.raises(UserError, match=r"changes that are in no commit \(abc-dirty\).*--allow-dirty"):
+        refuse_dirty(record(git="abc-dirty"))
+
+
+@pytest.mark.parametrize(
+    ("same", "changes"),
+    [
+        (True, {}),
+        (True, {"git": None}),  # of one environment
+        (False, {"python": "/b/bin/python"}),  # nothing tells that it has the same code
+        (False, {"env": "url:http://a/v1"}),
+    ],
+)
+def test_two_builds_are_the_same(same: bool, changes: dict[str, object]) -> None:
+    """One environment. A server is not the environment that asks it."""
+    assert same_build(record(), record(**changes)) is same
+
+
+@pytest.mark.parametrize(
+    ("same", "changes"), [(True, {}), (False, {"code_sha256": "f" * 64}), (False, {"packages": {"torch": "9"}})]
+)
+def test_two_environments_with_the_same_code_are_one_build(same: bool, changes: dict[str, object]) -> None:
+    one, other = {"code_sha256": "0" * 64}, {"code_sha256": "0" * 64, "python": "/b/bin/python"}
+    assert same_build(record(**one), record(**{**other, **changes})) is same
+
+
+def test_the_code_of_a_build_is_that_of_core_methods_and_plugins(tmp_path: Path) -> None:
+    """A plugin with another text is another build, though its version stays."""
+    plain, faulty = (environment(tmp_path / name, fault) for name, fault in (("a", ""), ("b", "work 0.1")))
+    again = environment(tmp_path / "c")
+    told = [describe(resolve(str(folder), quiet)).code_sha256 for folder in (plain, faulty, again)]
+    assert None not in told
+    assert told[0] == told[2] != told[1]
+
+
+@pytest.mark.parametrize("parts", [{"mtbench.methods": "/b/methods"}, {"mtbench.suites": "/a/other/suites"}])
+def test_a_build_of_two_trees_is_refused(parts: dict[str, str], make: Callable[[str], Path]) -> None:
+    """Its commit would be that of the core only. A checkout has the methods beside the core, a wheel inside it."""
+    good = {"mtbench": "/a/mtbench", "mtbench.methods": "/a/methods", "mtbench.suites": "/a/mtbench/suites"}
+    build = resolve(str(make(answering(folder="/a/mtbench", parts=good))), quiet)
+    describe(build)
+    make_again = Path(build.python)
+    make_again.write_text(f"#!/bin/sh\n{answering(folder='/a/mtbench', parts=good | parts)}\n")
+    with pytest.raises(UserError, match=r"takes mtbench from /a/mtbench and mtbench.* from .*; install it anew"):
+        describe(build)
+
+
+def test_two_names_of_one_python_are_one_build(make: Callable[[str], Path]) -> None:
+    """As `bin/python` and `bin/python3` of an environment are."""
+    folder = make("")
+    (folder / "bin" / "python3").symlink_to("python")
+    a, b = (record(python=str(folder / "bin" / name), git=None) for name in ("python", "python3"))
+
+    assert same_build(a, b)
+
+
+def test_two_servers_are_two_builds() -> None:
+    """One environment asks both."""
+    a, b = (record(env=f"url:http://{name}/v1") for name in "ab")
+
+    assert not same_build(a, b)
+    assert same_build(a, a)
+
+
+# --- git: -------------------------------------------------------------------------------------------------------------
+
+BACKEND = """
+import os, time
+from pathlib import Path
+from tiny_wheels import write_wheel
+
+def build_wheel(folder, settings=None, metadata=None):
+    started, go = os.environ.get("BUILD_STARTED"), os.environ.get("BUILD_GOES_ON")
+    if started:
+        Path(started).touch()
+        until = time.monotonic() + 60
+        while not Path(go).exists() and time.monotonic() < until:
+            time.sleep(0.01)
+    contents = {f"mtbench/{file.name}": file.read_text() for file in Path("mtbench").glob("*.py")}
+    return write_wheel(Path(folder), "multi-token-bench", "0.0.1", contents)
+"""
+PYPROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "multi-token-bench"
+version = "0.0.1"
+"""
+
+
+def git(*arguments: str | Path) -> str:
+    names = {f"GIT_{who}_{what}": "a" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    done = subprocess.run(["git", *arguments], env=os.environ | names, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone of a small project of our name, as the current directory. Its mtbench says 0.0.1."""
+    folder = tmp_path / "clone"
+    package(folder, "0.0.1")
+    shutil.copy(ROOT / "tests" / "tiny_wheels.py", folder)
+    (folder / "backend.py").write_text(BACKEND)
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    (folder / "constraints.txt").write_text("torch==9.9\n")
+    git("init", "-q", folder)
+    monkeypatch.chdir(folder)
+    commit()
+    return folder
+
+
+def commit() -> str:
+    git("add", ".")
+    git("commit", "-qm", "a change")
+    return git("rev-parse", "HEAD")
+
+
+def test_a_revision_that_is_none_is_one_line(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is installed."""
+    with pytest.raises(UserError, match="has no commit 'v9'; `git fetch` may bring it"):
+        resolve("git:v9", quiet)
+    with pytest.raises(UserError, match="has no commit '--all'"):
+        resolve("git:--all", quiet)
+    monkeypatch.chdir(clone.parent)
+    with pytest.raises(UserError, match="needs a git repository here"):
+        resolve("git:HEAD", quiet)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [("pyproject.toml", "is not a commit of multi-token-bench"), ("constraints.txt", "has no constraints.txt")],
+)
+def test_a_commit_that_cannot_be_installed_is_one_line(file: str, says: str, clone: Path) -> None:
+    """Another project, or versions that are not known."""
+    (clone / file).unlink()
+    commit()
+    with pytest.raises(UserError, match=says):
+        resolve("git:HEAD", quiet)
+
+
+def test_another_project_is_refused(clone: Path) -> None:
+    """Whose package would be installed for nothing."""
+    (clone / "pyproject.toml").write_text(PYPROJECT.replace("multi-token-bench", "other"))
+    commit()
+    with pytest.raises(UserError, match="is not a commit of multi-token-bench"):
+        resolve("git:HEAD", quiet)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in place of the package index, and an empty cache directory."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for torch in ("9.9", version("torch")):
+        write_wheel(folder, "torch", torch, {"torch.py": ""})
+    for name, value in {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(folder),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    return folder
+
+
+@pytest.mark.whole
+def test_a_commit_is_installed_once_with_its_own_versions(clone: Path, index: Path) -> None:
+    """The commit, not the files as they are now; in the cache, without a trace in the clone."""
+    first = git("rev-parse", "HEAD")
+    (clone / "mtbench" / "__init__.py").write_text("__version__ = 'changed'\n")
+    before = git("status", "--porcelain", "--ignored"), git("worktree", "list")
+    notes: list[str] = []
+    build = resolve("git:HEAD", notes.append)
+    found = describe(build)
+
+    assert (found.label, found.git) == (f"git:{first[:7]}", first[:12])
+    assert (found.mtbench, found.packages["torch"], found.packages["scipy"]) == ("0.0.1", "9.9", None)
+    assert printed(build) == "0.0.1"
+    assert [note.split()[0] for note in notes] == ["installing", "installed"]
+    assert (git("status", "--porcelain", "--ignored"), git("worktree", "list")) == before
+    assert resolve(f"git:{first[:8]}", notes.append).python == build.python
+    assert len(notes) == 2
+
+
+RESOLVE = "import sys; from mtbench.experiments.gate.builds import resolve; print(resolve('git:HEAD', print).python)"
+
+
+def start_resolving() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", RESOLVE], stdout=subprocess.PIPE, text=True)
+
+
+def lines_of(process: subprocess.Popen[str]) -> list[str]:
+    """What it prints to its end, which is without an error."""
+    lines = process.communicate(timeout=120)[0].splitlines()
+    assert process.returncode == 0
+    return [line.split()[0] for line in lines]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_an_installation_that_was_killed_is_made_again_once(
+    clone: Path, index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two commands one makes it and one waits, after the pip that the killed command left behind has ended."""
+    monkeypatch.setenv("BUILD_STARTED", str(tmp_path / "started"))
+    monkeypatch.setenv("BUILD_GOES_ON", str(tmp_path / "go"))
+    killed = start_resolving()
+    wait_for((tmp_path / "started").exists)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    again = [start_resolving(), start_resolving()]
+    for process in again:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("another command installs git:")
+    (tmp_path / "go").touch()
+    waited, made = sorted([lines_of(process) for process in again], key=len)
+
+    assert made[:2] == ["installing", "installed"]
+    assert waited == made[2:]
+
+
+# --- pip: -------------------------------------------------------------------------------------------------------------
+
+
+def release(index: Path, version: str) -> None:
+    contents = {"mtbench/__init__.py": f"__version__ = {version!r}\n", "mtbench/__main__.py": ""}
+    write_wheel(index, "multi-token-bench", version, contents)
+
+
+@pytest.mark.slow
+def test_a_release_is_installed_with_our_torch(index: Path) -> None:
+    """Without a version it is the newest release of the day, not that of the last time."""
+    release(index, "0.2")
+    notes: list[str] = []
+    build = resolve("pip:multi-token-bench==0.2", notes.append)
+    found = describe(build)
+
+    assert (found.label, found.mtbench, found.git) == ("pip:0.2", "0.2", None)
+    assert found.packages["torch"] == version("torch")
+    assert resolve("pip:multi-token-bench", notes.append).python == build.python
+    assert len(notes) == 2
+    release(index, "0.3")
+    assert builds._newest("pip:multi-token-bench", "multi-token-bench") == "multi-token-bench==0.3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("requirement", "says"),
+    [
+        ("multi-token-bench==0.9", "No matching distribution found for multi-token-bench==0.9"),
+        ("multi-token-bench>0.9", "No matching distribution found for multi-token-bench>0.9"),
+        ("a b", "Invalid requirement: 'a b'"),
+        ("{index}/multi_token_bench-0.2-py3-none-any.whl", "is no release; install it in a new environment"),
+    ],
+)
+def test_a_requirement_that_pip_refuses_is_one_line(requirement: str, says: str, index: Path, tmp_path: Path) -> None:
+    """With pip's reason. Nothing is left in the cache directory that looks like a build."""
+    release(index, "0.2")
+    with pytest.raises(UserError, match=says) as caught:
+        resolve(f"pip:{requirement.format(index=index)}", quiet)
+
+    assert "\n" not in str(caught.value)
+    assert {path.suffix for path in (tmp_path / "cache").glob("mtbench/builds/*")} <= {".lock"}
+
+
+@pytest.mark.slow
+def test_versions_that_contradict_each_other_are_told_of(index: Path, tmp_path: Path) -> None:
+    """pip's last error only says where to read about it."""
+    (tmp_path / "constraints.txt").write_text("torch==8.8\n")
+    with pytest.raises(UserError, match=r"'git:v1' cannot be installed: Cannot install torch.* conflicting"):
+        environments.Pip(Path(sys.executable), "git:v1")(
+            "install", "--dry-run", "--constraint", str(tmp_path / "constraints.txt"), "torch"
+        )
+
+
+# --- The real thing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_this_commit_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all packages, from the package index. Takes minutes and gigabytes."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build = resolve("git:HEAD", quiet)
+
+    assert describe(build).git == git("rev-parse", "--short=12", "HEAD")
+    methods = subprocess.run(build.command("ls", "methods"), env=environment_of(build), cwd=tmp_path)
+    shutil.rmtree(tmp_path / "cache")  # gigabytes
+    assert methods.returncode == 0

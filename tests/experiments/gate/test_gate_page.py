@@ -1,0 +1,317 @@
+"""What a gate writes for people: the page, the Markdown, the terminal, and the files beside them."""
+
+import html
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from made_gates import (
+    GATES,
+    HOSTILE,
+    allowed,
+    build,
+    changed,
+    counts_only,
+    finding,
+    floor_file,
+    gate,
+    hostile,
+    inconclusive,
+    key,
+    many,
+    slower,
+    time_test,
+    timed_cell,
+    unconfirmed,
+)
+from schemas import validator
+
+from mtbench.experiments.gate import figures, page, tables
+from mtbench.experiments.gate.format import Attribution, Gate
+from mtbench.records import cleaned, dump, parse
+from mtbench.report.console import Terminal
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])
+FILES = {
+    "gate.json",
+    "gate.md",
+    "gate.html",
+    "gate.junit.xml",
+    "bencher.json",
+}
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without figures, which take most of its time, for tests of its words and tables."""
+    monkeypatch.setattr(page, "draw", lambda gate: [])
+
+
+def text_of(markup: str) -> str:
+    """The visible text of a page."""
+    markup = re.sub(r"<style>.*?</style>", "", markup, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
+
+
+def printed(made: Gate, width: int = 100) -> str:
+    terminal = Terminal(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for renderable in page.terminal(made):
+        terminal.print(renderable)
+    return terminal.export_text()
+
+
+@EVERY
+def test_all_files_are_written(made: Gate, tmp_path: Path, undrawn: None) -> None:
+    """Every kind of gate has every file; gate.json is the record itself."""
+    assert page.write(tmp_path / "new", made) == tmp_path / "new" / "gate.html"
+    assert {path.name for path in (tmp_path / "new").iterdir()} == FILES
+    stored = (tmp_path / "new" / "gate.json").read_text()
+    assert parse(stored, Gate, "gate.json") == made
+
+
+@EVERY
+def test_a_gate_is_as_its_schema_says(made: Gate) -> None:
+    document = json.loads(json.dumps(dump(made), allow_nan=False))
+    validator("gate").validate(document)
+    for name in document:
+        assert not validator("gate").is_valid({k: v for k, v in document.items() if k != name}), name
+
+
+def test_a_floor_is_as_its_schema_says() -> None:
+    document: dict[str, Any] = json.loads(json.dumps(dump(floor_file())))
+    validator("floor").validate(document)
+    assert not validator("floor").is_valid({**document, "floors": [{**document["floors"][0], "pairs": 0}]})
+
+
+@EVERY
+def test_the_first_sentence_is_the_word_and_why(made: Gate, tmp_path: Path, undrawn: None) -> None:
+    """On the page, in the Markdown and, as what a reader sees last, in the terminal."""
+    shown = page.write(tmp_path, made).read_text()
+    sentence = tables.headline(cleaned(made))
+    assert f"<title>{html.escape(sentence, quote=False)}</title>" in shown.replace("&#39;", "'").replace("&#34;", '"')
+    heading = re.search("<h1>.*</h1>", shown)
+    assert heading
+    assert text_of(re.sub("</?code>", "`", heading[0])) == f"{tables.SIGNS[made.word]} {sentence}"
+    assert (tmp_path / "gate.md").read_text().startswith(f"# {made.word}: ")
+    last = page.terminal(made)[-1]
+    assert str(last).startswith(f"{tables.SIGNS[made.word]} {made.word}: ")
+
+
+def test_percentages_are_what_people_read() -> None:
+    assert tables.changed_by(time_test(0.031, 0.009)) == "+3.1% [2.2, 4.0]"
+    assert tables.changed_by(time_test(-0.004, 0.005)) == "−0.4% [−0.9, 0.1]"
+    assert tables.changed_by(time_test(-0.0001, 0.003)) == "0.0% [−0.3, 0.3]"
+    assert tables.changed_by(time_test(0.0008, 0.0012)) == "+0.08% [−0.04, 0.20]"
+    assert tables.changed_by(time_test(0.02, ci_low=None, ci_high=None)) == "+2.0%"
+    assert tables.changed_by(time_test(ratio=None, ci_low=None, ci_high=None)) == "–"
+
+
+def test_the_page_names_what_it_rests_on(tmp_path: Path, undrawn: None) -> None:
+    """Builds side by side, the machine, the floor, findings by stage, the cells."""
+    shown = text_of(page.write(tmp_path, slower()).read_text())
+    for text in (
+        "Tokens and counts of 4 cells: all the same.",
+        "Times of 4 cells in 14 pairs of processes: 1 FAIL, 1 INCONCLUSIVE, 2 PASS.",
+        "in 9 fresh pairs.",
+        "✗ FAIL gsm8k. mars-tau0. 9. graph. b1 slower: head takes 3.4% longer",
+        "+3.4% [2.6, 4.2] ✗ FAIL 14 4.00 s 4.15 s +0.9% +2.5% +1.7% +0.8% ×2.31 → ×2.27",
+        "INCONCLUSIVE, 61 pairs needed",
+        "Environment git:main git:feature",
+        "torch 2.11.0 2.11.0",
+        "GPU GPU-6a8e4a60",
+        "Processor Intel(R) Xeon(R) Platinum 8480C",
+        "Kernel Linux-6.8.0",
+        "Smallest detectable slowdown 1.0%",
+        "tested after 6, 9, 14 pairs",
+    ):
+        assert text in shown, text
+    assert "triton" not in shown  # in neither build
+
+
+def test_one_build_is_a_false_alarm(tmp_path: Path, undrawn: None) -> None:
+    shown = text_of(page.write(tmp_path, GATES["one build"]()).read_text())
+    assert "Base and head are one build, so a FAIL is a false alarm." in shown
+
+
+def test_without_a_floor_the_command_is_there(tmp_path: Path, undrawn: None) -> None:
+    shown = text_of(page.write(tmp_path, inconclusive()).read_text())
+    command = "mtbench gate calibrate --suite gsm8k --method mars:tau=0.9 --limit 64 --blocks 8"
+    assert f"calibrates it: {command}" in shown
+    assert f"\n    {command}\n" in (tmp_path / "gate.md").read_text()
+    assert "GPU none: decoded on the processor" in shown
+
+
+def test_without_times_no_column_of_times(tmp_path: Path, undrawn: None) -> None:
+    """Counts only: the cells are named, and nothing is shown that was not measured."""
+    shown = text_of(page.write(tmp_path, counts_only()).read_text())
+    assert "Nothing was timed: only counts were asked for." in shown
+    assert "1 gsm8k. ar. graph. b1 ✓ same – • not timed" in shown
+    assert "over the reference" not in shown
+    assert "Looks" not in shown
+
+
+def test_findings_stand_by_stage_the_gravest_first(tmp_path: Path, undrawn: None) -> None:
+    shown = text_of(page.write(tmp_path, changed()).read_text())
+    places = [
+        shown.index(text)
+        for text in ("Can they be compared?", "vanished:", "changed:", "more work:", "unstable:", "not timed:")
+    ]
+    assert places == sorted(places)
+
+
+def test_changed_cells_have_their_own_table(tmp_path: Path, undrawn: None) -> None:
+    shown = text_of(page.write(tmp_path, allowed()).read_text())
+    assert "64 5 −1.6 [−6.1, 2.4] ×1.021 [1.004, 1.038]" in shown
+    assert "64 5 – ×1.021" in shown
+
+
+def test_a_cell_that_was_noted_is_not_called_the_same(tmp_path: Path, undrawn: None) -> None:
+    """Other tokens by permission, or a base that disagrees with itself, are no agreement."""
+    shown = text_of(page.write(tmp_path, allowed()).read_text())
+    assert "Tokens and counts of 4 cells: 1 noted, 3 the same." in shown
+    assert "• noted: changed" in shown
+
+
+def test_the_word_on_a_time_is_that_of_its_findings(tmp_path: Path, undrawn: None) -> None:
+    """The gate's word follows from findings: times that pass and are void fail, an unconfirmed FAIL is none."""
+    void = finding(kind="void", cell=timed_cell(0).cell)
+    row = tables.rows(gate(word="FAIL", findings=[void]))[0]
+    assert row.timed == tables.Status("FAIL", "FAIL: void")
+    made = unconfirmed()
+    shown = text_of(page.write(tmp_path, made).read_text())
+    assert "4 cells in 14 pairs of processes: 2 INCONCLUSIVE, 2 PASS." in shown
+    assert shown.count("? INCONCLUSIVE: not confirmed") == 2  # the cell, and the mean
+    forest = figures.draw(made)[0]
+    assert "FAIL" not in forest.alt
+    assert "FAIL" not in forest.svg
+
+
+def test_the_parts_of_a_difference_add_up() -> None:
+    """Where forwards were not measured apart, the rest is decoding as a whole."""
+    split = Attribution(prefill=0.01, forward=-0.004, host=0.002, total=0.008)
+    whole = Attribution(prefill=0.01, forward=None, host=None, total=0.008)
+    for found in (split, whole):
+        assert sum(figures.parts_of(found).values()) == pytest.approx(found.total)
+    assert [part.name for part in figures.parts_of(whole)] == ["prefill", "decoding"]
+    assert tables.attribution(whole) == ["+1.0%", "−0.2%", "–", "–"]
+
+
+def test_the_figures_say_in_words_what_they_show() -> None:
+    """The text alternative has every cell's value and word; the drawing itself writes the word beside its mark."""
+    forest, pairs, attribution = figures.draw(slower())
+    for cell in slower().timed:
+        value = f"{tables.changed_by(cell.test)}, {cell.test.word}"
+        assert f"{cell.arm}: {value}" in forest.alt
+        assert f"{tables.change(cell.test.ratio)}  {cell.test.word}" in forest.svg
+    assert f"{tables.ALL_CELLS}: +1.1% [0.7, 1.5], INCONCLUSIVE" in forest.alt
+    assert "margin +2%" in forest.svg
+    assert len(re.findall(r"[+−][\d.]+%", pairs.alt)) >= 4 * 13  # a difference may be 0.0%
+    assert "prefill +0.9%, forward passes +1.7%, host +0.8%, whole +3.4%" in attribution.alt
+    for drawing in (forest, pairs, attribution):
+        ElementTree.fromstring(drawing.svg)
+        assert drawing.caption.endswith(".")
+
+
+def test_of_many_cells_the_pairs_of_those_that_do_not_pass_are_drawn() -> None:
+    _, pairs, _ = figures.draw(many())
+    assert "only their mean and those that do not pass are shown" in pairs.caption
+    assert re.findall(r"\d+\u2002\S+, b\d+", pairs.alt) == [
+        "8\u2002medusa:tree=2x2@medusa/graph, b8",
+        "12\u2002medusa:tree=2x2@medusa/graph, b16",
+    ]
+    assert tables.ALL_CELLS in pairs.alt
+
+
+def test_cells_without_times_are_drawn_as_far_as_they_go() -> None:
+    """No pair, one pair, and times of zero seconds: what cannot be drawn is left out, and nothing fails."""
+    unmeasured = time_test(ratio=None, ci_low=None, ci_high=None, word="INCONCLUSIVE")
+    single = time_test(0.01, ci_low=None, ci_high=None, word="INCONCLUSIVE")
+    none = timed_cell(0, test=unmeasured, base_s=[], head_s=[], attribution=None)
+    one = timed_cell(1, test=single, base_s=[2.0], head_s=[2.02], attribution=None)
+    zero = timed_cell(2, test=unmeasured, base_s=[0.0, 0.0], head_s=[0.0, 0.0], attribution=None)
+    for cells in ([none], [one], [zero], [none, one, zero]):
+        drawn = figures.draw(gate(timed=cells, all_cells=None))
+        assert [drawing.name for drawing in drawn] == ["forest"]
+    still = timed_cell(3, 0.0, test=time_test(0.0, 0.0), attribution=Attribution(prefill=0, forward=0, host=0, total=0))
+    assert len(figures.draw(gate(timed=[still], all_cells=None))) == 3
+    assert figures.draw(changed()) == []
+
+
+def test_no_text_is_markup(tmp_path: Path) -> None:
+    """Labels, errors and versions of strangers are shown as text, in figures too, and control nothing."""
+    shown = page.write(tmp_path, hostile()).read_text()
+    assert "<script" not in shown
+    assert "<b>&" not in shown
+    assert "broken=1" in text_of(shown)
+    markdown = (tmp_path / "gate.md").read_text()
+    assert "<script" not in markdown
+    for text in (shown, markdown, printed(hostile())):
+        assert not set("\x1b\x00\u202e") & set(text)
+    assert json.loads((tmp_path / "gate.json").read_text())["reason"] == HOSTILE
+
+
+def test_the_page_is_one_file_and_runs_nothing(tmp_path: Path) -> None:
+    shown = page.write(tmp_path, slower()).read_text()
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', shown)
+    assert policy
+    assert policy[1].startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:;")
+    assert not re.search(r"https?://", shown)
+    ids = re.findall(r' id="([^"]+)"', shown)
+    assert len(set(ids)) == len(ids)
+    assert set(re.findall(r'aria-labelledby="([^"]+)"', shown)) <= set(ids)
+    assert set(re.findall(r'href="#([^"]+)"', shown)) <= set(ids)
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_the_terminal_has_every_cell(width: int) -> None:
+    shown = "".join(printed(slower(), width).split())
+    for cell in slower().timed:
+        assert tables.changed_by(cell.test).replace(" ", "") in shown
+    assert "61pairs" in shown
+    assert all(len(line) <= width for line in printed(slower(), width).splitlines())
+
+
+def test_builds_show_a_package_of_either_build() -> None:
+    made = gate(base=build(packages={"torch": "2.11.0"}), head=build(packages={"triton": "3.5.0"}), key=key())
+    rows = {name: (base, head) for name, base, head in tables.builds(made)}
+    assert rows["torch"] == ("2.11.0", "–")
+    assert rows["triton"] == ("–", "3.5.0")
+
+
+def test_a_build_is_named_with_its_commit_once() -> None:
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f")) == "main (4f7fb6513a35)"
+    assert tables.build_name(build("main", git="4f7fb6513a355689f69f-dirty")) == "main (4f7fb6513a35-dirty)"
+    assert tables.build_name(build("0.2.0, 4f7fb65", git="4f7fb6513a355689f69f")) == "0.2.0, 4f7fb65"
+    assert tables.build_name(build("a release", git=None)) == "a release"
+
+
+@pytest.mark.whole
+def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    """There is no error and no request, and nothing is wider than the window, on a desk or a phone."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is on the path")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    wrong: list[str] = []
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        for name in ("FAIL by time", "FAIL by tokens", "30 cells", "hostile"):
+            url = page.write(tmp_path / name, GATES[name]()).resolve().as_uri()
+            tab = browser.new_page(viewport={"width": 1280, "height": 900})
+            tab.on("console", lambda message: wrong.append(message.text))
+            tab.on("pageerror", lambda error: wrong.append(str(error)))
+            tab.on("request", lambda request, url=url: wrong.append(request.url) if request.url != url else None)
+            tab.goto(url)
+            for details in tab.locator("details").all():
+                details.evaluate("element => element.open = true")
+            for width in (1280, 400):  # tables scroll, the page does not
+                tab.set_viewport_size({"width": width, "height": 900})
+                assert tab.evaluate("document.documentElement.scrollWidth") == width, (name, width)
+            tab.close()
+        browser.close()
+    assert [url for url in wrong if url != "data:,"] == []

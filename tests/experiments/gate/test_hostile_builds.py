@@ -1,0 +1,259 @@
+"""Builds that misbehave: each ends in a word or in one line of error, and leaves no process behind."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_build import build
+from fake_gate import AR, a_gate
+from living import is_alive
+from thinned import one_in
+from whole import plan_of
+
+from mtbench.errors import UserError
+from mtbench.experiments.gate import processes
+from mtbench.experiments.gate.builds import resolve
+from mtbench.experiments.gate.format import Gate
+from mtbench.programs import environments
+from mtbench.runs.planner import begin_run
+
+FLOOD = "import os\nfor _ in range(40): os.write({}, b'\\xff\\x1b[2J' * 1000)"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
+
+
+@pytest.fixture
+def gate(tmp_path: Path, plan: Path) -> Callable[..., Gate]:
+    def run(base: dict[str, Any] | None = None, asked: dict[str, Any] | None = None, **faults: Any) -> Gate:
+        envs = build(tmp_path / "base", plan, **base or {}), build(tmp_path / "head", plan, **faults)
+        return a_gate(tmp_path / "runs" / "gate", *envs, **asked or {}).run()
+
+    return run
+
+
+def within(seconds: float, action: Callable[[], Any]) -> Any:
+    """Return what `action` returns; fail if it takes longer."""
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(action()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it hangs"
+    return done[0]
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_output_beyond_a_pipe_stops_no_process(gate: Callable[..., Gate], stream: int) -> None:
+    """Of `plan`, `generate`, and at a turn; it is not text."""
+    flood = FLOOD.format(stream)
+    faults = {"plan_code": flood, "code": flood, "turn_code": flood}
+    assert within(60, lambda: gate(**faults, asked={"live": True, "pairs": 2, "counts_only": False})).pairs == 2
+
+
+def test_what_a_process_leaves_alive_ends_with_it(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """A child that holds the process's output would keep the gate waiting and compute beside the next one."""
+    child = f"""
+import subprocess
+with open({str(tmp_path / "children")!r}, "a") as file:
+    file.write(f"{{subprocess.Popen(['sleep', '100']).pid}}\\n")
+"""
+    assert within(60, lambda: gate(code=child, asked={"live": True, "pairs": 2})).pairs == 2
+    children = [int(line) for line in (tmp_path / "children").read_text().split()]
+    assert children
+    time.sleep(0.1)
+    assert not [child for child in children if is_alive(child)]
+
+
+def test_a_process_that_ends_at_its_turn(gate: Callable[..., Gate]) -> None:
+    """It gets no turn any more; its exit code is the reason."""
+    ended = within(60, lambda: gate(turn_code="import os\nif block: os._exit(7)", asked={"live": True}))
+    assert ended.word == "FAIL"
+    assert "ended with exit code 7" in ended.reason
+
+
+HANG = "__import__('time').sleep(100)"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"code": HANG},
+        pytest.param({"code": f"timed and {HANG}"}, marks=pytest.mark.slow),
+        {"turn_code": f"block and {HANG}", "live": True},
+    ],
+    ids=["exact", "timed", "at its turn"],
+)
+def test_a_head_that_hangs_fails(gate: Callable[..., Gate], faults: dict[str, Any]) -> None:
+    asked = {"process_limit_s": 1.5, "live": faults.pop("live", False)}
+    ended = within(60, lambda: gate(**faults, asked=asked))
+    assert ended.word == "FAIL"
+    assert "mtbench generate of head did not go on within 2 s" in ended.reason
+
+
+def test_a_base_that_hangs_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base did not go on"):
+        gate(base={"code": HANG}, asked={"process_limit_s": 1.0})
+
+
+def test_of_two_that_die_at_their_turns_base_is_named(gate: Callable[..., Gate]) -> None:
+    dies = "block and __import__('os')._exit(7)"
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base ended with exit code 7"):
+        gate(base={"turn_code": dies}, turn_code=dies, asked={"live": True})
+
+
+@pytest.mark.parametrize(
+    ("file", "stage"),
+    one_in(
+        3, product(["timings/x.jsonl", "generations/x.jsonl", "failures.jsonl", "memory.json"], ["not timed", "timed"])
+    ),
+)
+def test_a_head_that_writes_what_cannot_be_read_fails(gate: Callable[..., Gate], stage: str, file: str) -> None:
+    """It is head's fault, not a mistake of the user."""
+    code = f"""
+import atexit
+if {stage}:
+    atexit.register(lambda: (run / {file!r}).write_text('[1,\\n'))
+"""
+    broken = gate(code=code, asked={"pairs": 2})
+    assert broken.word == "FAIL"
+    assert "mtbench generate of head wrote what cannot be read: " in broken.reason
+    assert file in broken.reason
+
+
+def test_a_process_of_a_build_reads_no_input(gate: Callable[..., Gate]) -> None:
+    within(60, lambda: gate(code="import sys; sys.stdin.read()", asked={"counts_only": True}))
+
+
+@pytest.mark.parametrize(
+    "text", one_in(3, ["{", "[]", "{}", '{"processor": 1, "platform": "a"}', "[" * 100_000, "\\xff"])
+)
+def test_an_environment_of_another_kind(gate: Callable[..., Gate], text: str) -> None:
+    code = f"(out / 'environment.json').write_bytes({text.encode()!r})"
+    with pytest.raises(UserError, match=r"the plan of head \(head\) cannot be read: .*environment\.json"):
+        gate(plan_code=code)
+
+
+def test_a_plan_without_an_environment(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match=r"the plan of head .*environment\.json is missing"):
+        gate(plan_code="(out / 'environment.json').unlink()")
+
+
+def test_a_plan_without_cells_is_no_pass(gate: Callable[..., Gate]) -> None:
+    empty = """
+import json
+plan = json.loads((out / "plan.json").read_text())
+(out / "plan.json").write_text(json.dumps({**plan, "cells": [], "groups": []}))
+"""
+    with pytest.raises(UserError, match=r"the plan of base .*has no cell"):
+        gate(base={"plan_code": empty}, plan_code=empty)
+
+
+def test_builds_that_decode_nothing_do_not_pass(gate: Callable[..., Gate]) -> None:
+    """Exit code 0 without an answer is not the same tokens."""
+    nothing = "import os; os._exit(0)"
+    silent = gate(base={"code": nothing}, code=nothing, asked={"counts_only": True})
+    assert silent.word == "INCONCLUSIVE"
+    assert "base has no answer to 4 items" in silent.reason
+
+
+def test_cells_without_bytes(gate: Callable[..., Gate]) -> None:
+    assert gate(base={"memory": 0}, memory=0, asked={"counts_only": True}).word == "PASS"
+
+
+def test_a_pair_that_is_deleted_is_run_again(tmp_path: Path, plan: Path) -> None:
+    envs = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    whole = a_gate(tmp_path / "gate", *envs).run()
+    (tmp_path / "gate/pairs/0003").rename(tmp_path / "elsewhere")
+    assert a_gate(tmp_path / "gate", *envs).run().changed(started=whole.started) == whole
+
+
+def test_the_trial_of_an_arm_that_a_kill_left(tmp_path: Path, plan: Path) -> None:
+    """It is made anew: otherwise the build refuses the folder, and the arm counts as vanished."""
+    (tmp_path / "gate/plans/trial").mkdir(parents=True)
+    envs = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
+    gate = a_gate(tmp_path / "gate", *envs, counts_only=True).run()
+    assert gate.compared == [AR]
+
+
+def test_an_interrupt_while_a_process_starts_is_kept(tmp_path: Path, plan: Path) -> None:
+    """A fork with hooks would lose it: Python ignores an exception in a hook, and the gate would go on to its end."""
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+    own = build(tmp_path / "base", plan)
+    a_gate(tmp_path / "gate", own, own, counts_only=True).run()
+    assert not forks
+
+
+def test_a_process_dies_with_a_killed_gate(tmp_path: Path, plan: Path) -> None:
+    """Otherwise it would compute beside the resumed gate."""
+    note = f"import os, time\nopen({str(tmp_path / 'process')!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    env = build(tmp_path / "base", plan, plan_code=note)
+    own = resolve(str(env), lambda _: None)
+    code = (
+        "from pathlib import Path; from mtbench.experiments.gate.builds import Build;"
+        "from mtbench.experiments.gate import processes;"
+        f"processes.make_plan(Build('a', 'a', Path({str(own.python)!r})), [], Path({str(tmp_path / 'out')!r}), 60)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for _ in range(600):
+            if (tmp_path / "process").exists() and (tmp_path / "process").read_text():
+                break
+            time.sleep(0.05)
+    finally:
+        killed.kill()
+        killed.wait()
+    time.sleep(0.2)
+    assert not is_alive(int((tmp_path / "process").read_text()))
+
+
+def test_a_process_that_is_reaped_has_no_children_to_end() -> None:
+    """An interrupt ends the wait for the thread that watches a process, which may then find nothing to wait for."""
+    ended = processes.Process([sys.executable, "-c", ""])
+    ended.wait()
+    processes._end_children(ended)
+
+
+def test_an_environment_that_floods_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "LARGEST", 1 << 16)
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nyes\n")
+    python.chmod(0o755)
+
+    def refused() -> bool:
+        with pytest.raises(UserError, match="did not say"):
+            resolve(str(tmp_path / "env"), print)
+        return True
+
+    assert within(20, refused)
+
+
+@pytest.mark.parametrize("path", ["\0", "/" + "x" * 5000, "BINARY"])
+def test_an_answer_with_impossible_paths(tmp_path: Path, path: str) -> None:
+    (tmp_path / "mtbench-build").write_bytes(b"\xff")
+    place = str(tmp_path) if path == "BINARY" else path
+    answer: dict[str, Any] = {"mtbench": "1", "folder": place, "prefix": place, "commit": None, "packages": {}}
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ncat '{tmp_path}/answer'\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match="did not say what is installed"):
+        resolve(str(tmp_path / "env"), print)
+
+
+def test_a_process_that_removes_its_folder(gate: Callable[..., Gate]) -> None:
+    code = "import os, shutil; shutil.rmtree(run); os._exit(0)"
+    with pytest.raises(UserError, match=r"cannot write .*exact/head: No such file"):
+        gate(code=code, asked={"counts_only": True})

@@ -1,0 +1,123 @@
+"""The plans of two builds: cut to what a process runs, pointed at a server, and hashed by the work they ask for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from whole import plan_of
+
+from mtbench.errors import UserError
+from mtbench.experiments.gate import plans
+from mtbench.experiments.gate.builds import Build
+from mtbench.experiments.gate.plans import Planned
+from mtbench.records import dump
+from mtbench.runs.plan import Plan, RunRequest
+from mtbench.runs.plan_checks import refuse_faulty
+from mtbench.runs.planner import begin_run, make_plan
+
+AR, MARS = "arithmetic.ar.ar.graph.b1", "arithmetic.mars.mars.graph.b1"
+SERVER = Build("url:http://one/v1", "one", Path("python"), "http://one/v1")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    return Planned.read(begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path)
+
+
+@pytest.fixture(scope="module")
+def with_server(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    plan = make_plan(RunRequest(limit=2, batch_size=(1,), method=("ar", "openai")))
+    return Planned.read(begin_run(tmp_path_factory.mktemp("server") / "run", plan, ["mtbench"]).path)
+
+
+def test_a_cut_plan_is_a_plan(planned: Planned) -> None:
+    """One of two cells, two of four blocks, three rounds: `generate` accepts it; no cell refers to one that is gone."""
+    cut = Plan.model_validate(plans.only(planned.stored, [MARS], blocks=2, rounds=3))
+    refuse_faulty(cut)
+    assert [cell.cell for cell in cut.cells] == [MARS]
+    assert cut.groups[0].rounds == [2, 2, 2]
+    assert cut.groups[0].blocks == planned.plan.groups[0].blocks[:2]
+    assert cut.cells[0].baselines == []
+    both = Plan.model_validate(plans.only(planned.stored, [AR, MARS]))
+    assert [cell.baselines for cell in both.cells] == [cell.baselines for cell in planned.plan.cells]
+    assert both.groups[0].blocks == planned.plan.groups[0].blocks
+
+
+def test_a_cut_plan_refers_to_no_arm_of_another_group() -> None:
+    """The reference has passed at batch size 1 and not at 2: the cell at 1 has no baseline left, that at 2 has."""
+    stored = dump(make_plan(RunRequest(limit=4, batch_size=(1, 2), method=("ar", "mars"))))
+    cut = Plan.model_validate(plans.only(stored, [MARS, f"{AR[:-1]}2", f"{MARS[:-1]}2"]))
+    refuse_faulty(cut)
+    assert [bool(cell.baselines) for cell in cut.cells if cell.method == "mars"] == [False, True]
+
+
+def test_fields_of_other_versions_stay(planned: Planned) -> None:
+    """A build gets the plan that it wrote, with what this mtbench does not know."""
+    stored = {**planned.stored, "newer": 1}
+    assert plans.only(stored, [AR])["newer"] == 1
+
+
+def test_cells_that_ask_a_server_get_its_address(with_server: Planned) -> None:
+    """And the plans of two servers ask for the same work."""
+    one = with_server.asking(SERVER)
+    other = with_server.asking(Build("url:http://two/v1", "two", Path("python"), "http://two/v1"))
+    assert [cell.options.get("url") for cell in one.plan.cells] == [None, "http://one/v1"]
+    assert one.stored["cells"][1]["options"]["url"] == "http://one/v1"
+    assert plans.compare(one, other) == []
+
+
+def test_another_address_hides_no_other_option(with_server: Planned) -> None:
+    one = with_server.asking(SERVER)
+    stored = json.loads(json.dumps(one.stored))
+    stored["cells"][1]["options"] = {"url": "http://two/v1", **stored["cells"][1]["options"], "model": "another"}
+    stored["cells"][1]["options"]["url"] = "http://two/v1"
+    with pytest.raises(UserError, match=r"options\.model of .* in base and 'another' in head"):
+        plans.compare(one, one._replace(plan=Plan.model_validate(stored), stored=stored))
+
+
+def test_other_private_prompts_are_other_work(planned: Planned) -> None:
+    """The plan of a private suite has no prompts, only their hash."""
+
+    def private(withheld: str) -> Planned:
+        stored = json.loads(json.dumps(planned.stored))
+        stored["suites"][0]["withheld"] = withheld
+        for item in stored["suites"][0]["items"]:
+            item["prompt_ids"] = []
+        return planned._replace(plan=Plan.model_validate(stored), stored=stored)
+
+    one, other = private("0" * 64), private("1" * 64)
+    assert plans.compare(one, one) == []
+    assert plans.sha256(one.stored) != plans.sha256(other.stored)
+    with pytest.raises(UserError, match="the prompts of arithmetic differ"):
+        plans.compare(one, other)
+
+
+def test_a_server_that_no_arm_asks_is_refused(planned: Planned) -> None:
+    with pytest.raises(UserError, match=r"no arm asks one; add `--method` with one of: openai"):
+        planned.asking(SERVER)
+
+
+def test_the_hash_is_of_the_work(planned: Planned) -> None:
+    """Words about a cell do not change it; blocks, rounds, cells and options do."""
+    stored = json.loads(json.dumps(planned.stored))
+    whole = plans.sha256(stored)
+    stored["cells"][0]["flags"] = ["another word"]
+    assert plans.sha256(stored) == whole
+    assert plans.sha256(plans.only(stored, [AR, MARS], blocks=2)) != whole
+    assert plans.sha256(plans.only(stored, [AR, MARS], rounds=2)) != whole
+    assert plans.sha256(plans.only(stored, [AR])) != whole
+    stored["cells"][1]["options"]["tau"] = 0.5
+    assert plans.sha256(stored) != whole
+
+
+def test_other_prompts_are_other_work(planned: Planned) -> None:
+    stored = json.loads(json.dumps(planned.stored))
+    stored["suites"][0]["items"][0]["prompt_ids"][0] += 1
+    other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
+    with pytest.raises(UserError, match="the prompts of arithmetic differ"):
+        plans.compare(planned, other)
+    stored = json.loads(json.dumps(planned.stored))
+    stored["groups"][0]["blocks"].reverse()
+    other = planned._replace(plan=Plan.model_validate(stored), stored=stored)
+    with pytest.raises(UserError, match="the blocks of arithmetic at batch size 1 differ"):
+        plans.compare(planned, other)

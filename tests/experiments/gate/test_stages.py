@@ -1,0 +1,579 @@
+"""A whole gate over made-up builds: every planted change is found in its stage, and a killed gate says the same."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver import Driver
+from fake_build import build, calls
+from fake_gate import AR, ARGUMENTS, MARS, a_gate
+from whole import plan_of
+
+from mtbench.decoding.registry import METHODS
+from mtbench.errors import UserError
+from mtbench.experiments.gate import decision, floor, page
+from mtbench.experiments.gate.calibrate import Calibration
+from mtbench.experiments.gate.format import CellFloor, Floor, Gate
+from mtbench.experiments.gate.stages import refuse_busy_gpu
+from mtbench.experiments.gate.timed import is_replayable
+from mtbench.hardware import machine
+from mtbench.runs.plan import RunRequest
+from mtbench.runs.planner import begin_run, make_plan
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with the plan that every made-up build makes: two cells, four blocks."""
+    return begin_run(tmp_path_factory.mktemp("plan") / "run", plan_of(4), ["mtbench"]).path
+
+
+@pytest.fixture
+def gate(tmp_path: Path, plan: Path) -> Callable[..., Gate]:
+    """Run a gate between a build and one with these faults."""
+
+    def run(base: dict[str, Any] | None = None, asked: dict[str, Any] | None = None, **faults: Any) -> Gate:
+        builds = build(tmp_path / "base", plan, **base or {}), build(tmp_path / "head", plan, **faults)
+        return a_gate(tmp_path / "runs" / "gate", *builds, **asked or {}).run()
+
+    return run
+
+
+def found(gate: Gate, level: str = "fail") -> set[tuple[str, str, str | None]]:
+    return {(f.stage, f.kind, f.cell) for f in gate.findings if f.level == level}
+
+
+def test_the_same_build_passes_at_the_first_look(gate: Callable[..., Gate]) -> None:
+    same = gate(noise=0.002, base={"noise": 0.002})
+    assert same.word == "PASS"
+    assert same.pairs == 6
+    assert [cell.cell for cell in same.timed] == [AR, MARS]
+    assert same.compared == [AR, MARS]
+    assert not found(same)
+    assert all(len(cell.base_s) == len(cell.head_s) == 6 for cell in same.timed)
+    assert {f.kind for f in same.findings} == {"environment"}  # not calibrated
+
+
+def test_a_slowdown_fails_and_fresh_pairs_confirm_it(gate: Callable[..., Gate]) -> None:
+    slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003})
+    assert slow.word == "FAIL"
+    assert found(slow) == {("timed", "slower", AR), ("timed", "slower", MARS)}
+    assert slow.confirmation_pairs == slow.looks[1]
+    for cell in slow.timed:
+        assert cell.test.ratio == pytest.approx(1.05, abs=0.01)
+        assert cell.attribution is not None
+        assert cell.attribution.total == pytest.approx(0.05, abs=0.01)
+    assert slow.timed[1].base_over_reference == pytest.approx(1, abs=0.01)
+    assert slow.timed[1].head_over_reference == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_speedup_over_the_reference_is_shown_for_each_build(gate: Callable[..., Gate]) -> None:
+    """Head is slower in one cell only, so its speedup over the reference is lower there."""
+    slow = gate(slower=1.25, slower_in=[MARS])
+    assert found(slow) == {("timed", "slower", MARS)}
+    of_mars = slow.timed[1]
+    assert of_mars.base_over_reference == pytest.approx(1)
+    assert of_mars.head_over_reference == pytest.approx(0.8)
+
+
+def test_the_first_blocks_are_timed(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    gate(asked={"blocks": 3, "pairs": 2})
+    for side in ("base", "head"):
+        stored = json.loads((tmp_path / f"runs/gate/pairs/0001/{side}/plan.json").read_text())
+        whole = json.loads((tmp_path / f"runs/gate/plans/{side}/plan.json").read_text())
+        assert [group["blocks"] for group in stored["groups"]] == [group["blocks"][:3] for group in whole["groups"]]
+
+
+@pytest.mark.slow
+def test_a_fresh_pair_without_valid_times_is_made_up_for(gate: Callable[..., Gate]) -> None:
+    slow = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, drops_in=["fresh/0002"])
+    assert slow.word == "FAIL"
+    assert slow.confirmation_pairs == slow.looks[1] + 1
+
+
+def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callable[..., Gate]) -> None:
+    noisy = gate(noise=0.08, base={"noise": 0.08}, asked={"pairs": 6})
+    assert noisy.word == "INCONCLUSIVE"
+    assert {kind for _, kind, _ in found(noisy, "inconclusive")} == {"undecided"}
+    assert any((cell.test.pairs_needed or 0) > 6 for cell in noisy.timed)
+    hidden = (
+        r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --live, or end other processes, or give --margin 0"
+    )
+    assert re.search(hidden, noisy.reason)
+
+
+def test_a_slowdown_names_the_slowest_cell_first(gate: Callable[..., Gate]) -> None:
+    """And not the mean of all cells; the other cell passes."""
+    slow = gate(slower=1.1, slower_in=[MARS], noise=0.002, base={"noise": 0.002})
+    assert slow.reason.startswith(f"{MARS}: slower by +")
+    assert {cell.cell: cell.test.word for cell in slow.timed} == {AR: "PASS", MARS: "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("faults", "expected"),
+    [
+        ({"tokens": [MARS]}, {("exact", "changed", MARS)}),
+        ({"forwards": [AR]}, {("exact", "more work", AR)}),
+        ({"fails": [MARS]}, {("exact", "failed", MARS)}),
+        ({"memory": 1.02}, {("exact", "memory", AR), ("exact", "memory", MARS)}),
+        ({"gone": ["mars"]}, {("exact", "vanished", MARS)}),
+        ({"crash": "exact"}, {("exact", "failed", None)}),
+    ],
+)
+def test_a_planted_change_fails_before_anything_is_timed(
+    gate: Callable[..., Gate], faults: dict[str, Any], expected: set[tuple[str, str, str | None]]
+) -> None:
+    changed = gate(**faults)
+    assert changed.word == "FAIL"
+    assert found(changed) == expected
+    assert changed.pairs == 0
+
+
+def test_a_crash_of_head_is_named(gate: Callable[..., Gate]) -> None:
+    assert "SIGSEGV: Fatal error: planted" in gate(crash="exact").reason
+
+
+def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """Twice: head fails. Once: the pair is run again and nothing is lost."""
+    assert found(gate(crash="timed")) == {("timed", "failed", None)}
+    shutil.rmtree(tmp_path / "runs")
+    for name in ("base", "head"):
+        shutil.rmtree(tmp_path / name)
+    assert gate(crash="timed once").word == "PASS"
+
+
+def test_a_build_that_dies_while_it_waits_for_its_turn_has_failed(gate: Callable[..., Gate]) -> None:
+    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"live": True}).reason
+
+
+def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> None:
+    assert gate(prints=200_000, asked={"counts_only": True}).word == "PASS"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_head_is_not_blamed_for_what_kills_both(gate: Callable[..., Gate], seed: int) -> None:
+    """Whichever build begins."""
+    with pytest.raises(UserError, match="base cannot decode"):
+        gate(base={"crash": "timed"}, crash="timed", asked={"seed": seed})
+
+
+def test_a_crash_of_base_leaves_nothing_to_compare(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match="base cannot decode: mtbench generate of base was killed by SIGSEGV"):
+        gate(base={"crash": "exact"})
+
+
+@pytest.mark.slow
+def test_what_base_fails_alone_is_a_note_and_what_both_fail_is_inconclusive(
+    gate: Callable[..., Gate], tmp_path: Path, plan: Path
+) -> None:
+    better = gate(base={"fails": [MARS]})
+    assert better.word == "PASS"
+    assert ("exact", "failed", MARS) in found(better, "note")
+    a, b = (build(tmp_path / name, plan, fails=[MARS]) for name in ("a", "b"))
+    both = a_gate(tmp_path / "both", a, b).run()
+    assert both.word == "INCONCLUSIVE"
+    assert found(both, "inconclusive") == {("exact", "failed", MARS)}
+
+
+def test_void_in_head_only_fails(gate: Callable[..., Gate]) -> None:
+    """Half of the samples are dropped in head: its times do not count, and that is a finding."""
+    void = gate(dropped=0.5, asked={"pairs": 6})
+    assert void.word == "FAIL"
+    assert ("timed", "void", AR) in found(void)
+
+
+def test_counts_only(gate: Callable[..., Gate]) -> None:
+    counts = gate(slower=2.0, asked={"counts_only": True})
+    assert counts.word == "PASS"
+    assert "nothing was timed" in counts.reason
+    assert counts.timed == []
+
+
+def test_a_cell_that_base_lacks_is_new(tmp_path: Path, plan: Path) -> None:
+    """Head plans it; base's plan has only the other."""
+    alone = tmp_path / "alone"
+    shutil.copytree(plan, alone)
+    stored = json.loads((alone / "plan.json").read_text())
+    stored["cells"] = [cell for cell in stored["cells"] if cell["cell"] == AR]
+    stored["groups"][0]["cells"] = [AR]
+    (alone / "plan.json").write_text(json.dumps(stored))
+    new = a_gate(tmp_path / "gate", build(tmp_path / "base", alone), build(tmp_path / "head", plan)).run()
+    assert new.word == "PASS"
+    assert ("exact", "new", MARS) in found(new, "note")
+    assert new.compared == [AR]
+
+
+# --- Not comparable -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_another_torch_is_refused_unless_it_is_what_changed(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"base has torch 2\.0 and head has torch 2\.1.*--allow-torch"):
+        gate(torch="2.1")
+    for name in ("base", "head"):
+        shutil.rmtree(tmp_path / name)
+    allowed = gate(torch="2.1", asked={"allow_torch": True})
+    assert allowed.word == "PASS"
+    assert any("torch 2.0 → 2.1" in finding.text for finding in allowed.findings)
+
+
+def test_changes_that_are_in_no_commit_are_refused(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--allow-dirty"):
+        gate(commit="abc-dirty")
+    for name in ("base", "head"):
+        shutil.rmtree(tmp_path / name)
+    assert gate(commit="abc-dirty", asked={"allow_dirty": True, "counts_only": True}).word == "PASS"
+
+
+def test_another_gpu_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """Or another driver or power cap: the plan of each build names its own."""
+    for name, cap in (("one", 700.0), ("two", 300.0)):
+        shutil.copytree(plan, tmp_path / name)
+        file = tmp_path / name / "environment.json"
+        gpu = {"uuid": "GPU-1", "driver": "580", "power_cap_w": cap}
+        file.write_text(json.dumps({**json.loads(file.read_text()), "gpu": gpu}))
+    builds = build(tmp_path / "base", tmp_path / "one"), build(tmp_path / "head", tmp_path / "two")
+    with pytest.raises(UserError, match=r"power cap in W is 700\.0 for base and 300\.0 for head"):
+        a_gate(tmp_path / "gate", *builds).run()
+
+
+def test_another_plan_is_refused_with_the_field(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match=r"options\.tau of arithmetic\.mars\.mars\.graph\.b1 is 1\.0 in base and 0\.5"):
+        gate(option=0.5)
+
+
+def test_a_plan_of_another_schema_is_refused(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(UserError, match=r"the plan of head \(head\) cannot be read: .*schema version 9"):
+        gate(schema=9)
+
+
+def test_a_build_that_plans_nothing(gate: Callable[..., Gate]) -> None:
+    with pytest.raises(
+        UserError, match="head makes no plan: mtbench plan of head ended with exit code 2: error: unknown"
+    ):
+        gate(gone=["ar", "mars"])
+
+
+# --- Order and turns --------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_the_processes_is_abba(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """Base begins as often as head, never twice more in a row, so that a drift of the machine cancels."""
+    pairs = gate(noise=0.03, base={"noise": 0.03}, asked={"pairs": 8}).pairs
+    assert pairs == 8
+    begun = []
+    for number in range(1, pairs + 1):
+        stamps = [
+            (tmp_path / f"runs/gate/pairs/{number:04}" / side / "memory.json").stat().st_mtime_ns
+            for side in ("base", "head")
+        ]
+        begun.append(stamps[0] < stamps[1])
+    assert sum(begun) == 4
+    first = begun[0]
+    assert [b == first for b in begun] in ([True, False, False, True] * 2, [True, True, False, False] * 2)
+
+
+def test_live_processes_take_turns_block_by_block(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """One block of one, then the same of the other; who begins changes with every block."""
+    live = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, asked={"live": True, "pairs": 6})
+    assert live.word == "FAIL"
+    turns = [line.split() for line in (tmp_path / "turns").read_text().splitlines()]
+    one_pair = turns[: 2 * 4 * 3]  # two builds, four blocks, three rounds
+    blocks = [one_pair[i : i + 2] for i in range(0, len(one_pair), 2)]
+    assert all(a[1] == b[1] and a[0] != b[0] for a, b in blocks)
+    assert [a[0] for a, _ in blocks] in (["base", "head"] * 6, ["head", "base"] * 6)
+
+
+@pytest.mark.slow
+def test_cells_that_passed_are_not_run_again(tmp_path: Path, plan: Path) -> None:
+    """Only the undecided cell is in the later pairs."""
+    noisy = build(tmp_path / "a", plan, noise=0.03), build(tmp_path / "b", plan, noise=0.03)
+    gate = a_gate(tmp_path / "gate", *noisy, pairs=12).run()
+    sizes = {cell.cell: len(cell.base_s) for cell in gate.timed}
+    last = json.loads((tmp_path / f"gate/pairs/{gate.pairs:04}/head/plan.json").read_text())
+    assert {cell["cell"] for cell in last["cells"]} == {cell for cell, n in sizes.items() if n == gate.pairs}
+
+
+# --- Kill and resume -----------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """Stands for a kill: the gate's process gets no chance to do anything more."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faults", [{"slower": 1.04}, {}])
+def test_a_gate_killed_anywhere_says_the_same(tmp_path: Path, plan: Path, faults: dict[str, Any]) -> None:
+    """Killed before every single process, resumed each time: the same word over the same pairs as without a kill."""
+    base, head = build(tmp_path / "base", plan, noise=0.002), build(tmp_path / "head", plan, noise=0.002, **faults)
+    whole = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    shutil.rmtree(tmp_path / "runs")
+    kills = 0
+    for _ in range(100):
+        patience = [0]
+
+        def note(_: str, patience: list[int] = patience) -> None:
+            patience[0] += 1
+            if patience[0] > 1:  # lets one step through
+                raise Killed
+
+        try:
+            resumed = a_gate(tmp_path / "runs" / "gate", base, head, note).run()
+            break
+        except Killed:
+            kills += 1
+    assert kills > 5
+    assert resumed.changed(started=whole.started) == whole
+
+
+def test_what_a_killed_process_left_is_run_again(tmp_path: Path, plan: Path) -> None:
+    """A pair without its name is not read, and its folder is made anew."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    whole = a_gate(tmp_path / "gate", base, head).run()
+    (tmp_path / "gate/pairs/0006").rename(tmp_path / "gate/pairs/0006.partial")
+    shutil.rmtree(tmp_path / "gate/pairs/0006.partial/head/timings")
+    again = a_gate(tmp_path / "gate", base, head).run()
+    assert again.changed(started=whole.started) == whole
+    assert not (tmp_path / "gate/pairs/0006.partial").exists()
+
+
+def test_a_resumed_gate_needs_the_builds_that_it_began_with(tmp_path: Path, plan: Path) -> None:
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+    faults = json.loads((head / "faults.json").read_text())
+    (head / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
+    (base / "faults.json").write_text(json.dumps({**faults, "torch": "3"}))
+    with pytest.raises(UserError, match="began with another base"):
+        a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_a_resumed_gate_needs_the_machine_that_it_began_on(
+    tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plans on disk name the machine of the beginning; today's counts."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+    monkeypatch.setattr(machine, "host", lambda: {"platform": "another kernel", "processor": "another"})
+    with pytest.raises(UserError, match="began with another machine or plan"):
+        a_gate(tmp_path / "gate", base, head, counts_only=True).run()
+
+
+def test_the_gpu_of_the_plan_is_read(tmp_path: Path, plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first one of the machine, and its power cap as it is now."""
+    on_gpu = tmp_path / "plan"
+    shutil.copytree(plan, on_gpu)
+    environment = json.loads((on_gpu / "environment.json").read_text())
+    gpu = {"uuid": "GPU-2", "driver": "580", "power_cap_w": 700.0}
+    (on_gpu / "environment.json").write_text(json.dumps({**environment, "gpu": gpu}))
+    read = []
+
+    def gpu_by_id(uuid: str) -> Any:
+        read.append(uuid)
+        return Driver(nvmlDeviceGetComputeRunningProcesses=[], nvmlDeviceGetEnforcedPowerLimit=300_000).gpu
+
+    monkeypatch.setattr(machine, "gpu_by_id", gpu_by_id)
+    env = build(tmp_path / "base", on_gpu)
+    key = a_gate(tmp_path / "gate", env, env).comparable().key
+    assert set(read) == {"GPU-2"}
+    assert (key.gpu_uuid, key.power_cap_w) == ("GPU-2", 300)
+    monkeypatch.setattr(machine, "gpu_by_id", lambda _: Driver().gpu)
+    with pytest.raises(UserError, match="another process uses the GPU"):
+        a_gate(tmp_path / "gate", env, env).comparable()
+
+
+def test_a_resumed_gate_keeps_its_looks(tmp_path: Path, plan: Path) -> None:
+    """A calibration in between changes nothing: the word does not depend on when a gate was killed."""
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan)
+    before = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    calibrated(tmp_path, plan, 0.004)
+    after = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    assert after == before
+
+
+@pytest.mark.slow
+def test_a_resumed_gate_keeps_its_findings(tmp_path: Path, plan: Path) -> None:
+    """What was said of the floor at the beginning stays, and findings are in the order of the stages."""
+    measured = calibrated(tmp_path, plan, 0.004)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    floor.add(tmp_path / "runs", measured.changed(key=measured.key.changed(torch="9")))
+    base, head = build(tmp_path / "base", plan), build(tmp_path / "head", plan, gone=["mars"])
+    before = a_gate(tmp_path / "runs" / "gate", base, head).run()
+    assert [finding.stage for finding in before.findings] == ["comparable", "exact"]
+    assert "torch 9" in before.findings[0].text
+    page.write(tmp_path / "runs" / "gate", before)
+    (tmp_path / "runs" / floor.FILE).unlink()
+    assert a_gate(tmp_path / "runs" / "gate", base, head).run() == before
+
+
+def test_a_busy_gpu_is_refused() -> None:
+    """The gate's own process computes nothing there, so whoever does is another."""
+    refuse_busy_gpu(None)
+    refuse_busy_gpu(Driver(nvmlDeviceGetComputeRunningProcesses=[]).gpu)
+    refuse_busy_gpu(Driver(nvmlDeviceGetComputeRunningProcesses=None).gpu)
+    with pytest.raises(UserError, match="another process uses the GPU"):
+        refuse_busy_gpu(Driver().gpu)
+
+
+# --- Floor ------------------------------------------------------------------------------------------------------------
+
+
+def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> Floor:
+    env = build(tmp_path / "calibrated", plan, noise=noise)
+    run = a_gate(tmp_path / "runs" / "calibration", env, env, **asked)
+    measured = Calibration(run, 6).measure(lambda _: None)
+    floor.add(tmp_path / "runs", measured)
+    return measured
+
+
+def test_the_floor_sets_the_looks(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """Six pairs of one build; a gate of the same plan finds their floor and takes no more pairs than it asks for."""
+    measured = calibrated(tmp_path, plan, 0.004)
+    assert {cell.cell for cell in measured.cells} == {AR, MARS}
+    judged = gate(noise=0.004, base={"noise": 0.004})
+    assert judged.floor == measured
+    assert judged.looks[-1] < 40
+    assert judged.looks == list(decision.looks(max(cell.pair_sd for cell in measured.cells), 0.02))
+    assert not any("not calibrated" in finding.text for finding in judged.findings)
+
+
+@pytest.mark.slow
+def test_more_noise_than_when_calibrated_is_noted(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    calibrated(tmp_path, plan, 0.002)
+    noisy = gate(noise=0.03, base={"noise": 0.03})
+    assert {f.cell for f in noisy.findings if f.kind == "environment" and "scatter" in f.text} == {AR, MARS}
+
+
+@pytest.mark.slow
+def test_a_shared_processor_is_noted_where_the_build_itself_computes(
+    gate: Callable[..., Gate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of arms whose tokens a server computes."""
+    shares: dict[str, Any] = {"base": {"computing": 0.6}, "computing": 0.4, "asked": {"pairs": 2}}
+    said = [f.text for f in gate(**shares).findings if "shared processor" in f.text]
+    assert [text.partition(";")[0] for text in said] == [
+        "shared processor: the builds waited for it in 50% of their time"
+    ]
+    for name in ("runs", "base", "head"):
+        shutil.rmtree(tmp_path / name)
+    for method in ("ar", "mars"):
+        monkeypatch.setattr(METHODS[method], "weightless", True)
+    assert not any("shared processor" in f.text for f in gate(**shares).findings)
+
+
+@pytest.mark.slow
+def test_a_margin_below_the_floor_is_refused(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    measured = calibrated(tmp_path, plan, 0.05)
+    assert measured.smallest_detectable > 0.02
+    with pytest.raises(UserError, match=r"--margin 0\.02 is below the smallest slowdown .*more --pairs.*--counts-only"):
+        gate()
+
+
+@pytest.mark.slow
+def test_more_pairs_find_less(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """A number of pairs that was asked for is taken, whatever the floor."""
+    calibrated(tmp_path, plan, 0.05)
+    assert gate(asked={"pairs": 60, "margin": 0.019}).looks[-1] == 60
+
+
+def test_a_finished_gate_says_what_it_said(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """A crash of head is on no disk; the word is."""
+    failed = gate(crash="exact")
+    (tmp_path / "head" / "faults.json").write_text((tmp_path / "base" / "faults.json").read_text())
+    page.write(tmp_path / "runs" / "gate", failed)
+    assert a_gate(tmp_path / "runs" / "gate", tmp_path / "base", tmp_path / "head").run() == failed
+
+
+def test_an_option_that_head_adds_is_a_remark(gate: Callable[..., Gate], tmp_path: Path, plan: Path) -> None:
+    """The usual change of a method: a new option with a default. Whether it changes anything, the stage exact finds."""
+    code = "import json; p = out / 'plan.json'; s = json.loads(p.read_text()); "
+    code += "[c['options'].update(fresh=1) for c in s['cells']]; p.write_text(json.dumps(s))"
+    added = gate(plan_code=code)
+    assert added.word == "PASS"
+    assert any("options.fresh is known in head only, where it is 1" in f.text for f in added.findings)
+
+
+def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan: Path) -> None:
+    measured = calibrated(tmp_path, plan, 0.004)
+    other = measured.key.changed(torch="9")
+    assert floor.find([measured], measured.key, live=False) == (measured, None)
+    assert floor.find([measured], measured.key, live=True) == (None, None)
+    none, why = floor.find([measured], other, live=False)
+    assert none is None
+    assert why is not None
+    assert "torch" in why
+    old = measured.changed(measured="2020-01-01T00:00:00Z")
+    assert floor.find([old], measured.key, live=False)[0] is None
+
+
+def test_the_nearest_floor_says_why_it_does_not_hold(tmp_path: Path, plan: Path) -> None:
+    measured = calibrated(tmp_path, plan, 0.004)
+    far = measured.changed(key=measured.key.changed(torch="8", kernel="k", processor="p"))
+    near = measured.changed(key=measured.key.changed(torch="9"))
+    for floors in ([far, near], [near, far]):
+        _, why = floor.find(floors, measured.key, live=False)
+        assert why is not None
+        assert why.endswith(f"does not hold: torch 9 → {measured.key.torch}")
+
+
+def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
+    cell = CellFloor(cell=AR, pair_sd=0.01, pair_sd_high=0.013, block_sd=None, outliers=0.0, drift_per_pair=None)
+    key = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "p", "kernel": "k", "torch": "2"}
+    values = {
+        "measured": "2026-11-22T00:00:00Z",
+        "live": False,
+        "pairs": 10,
+        "smallest_detectable": 0.01,
+        "cells": [cell],
+    }
+    first = Floor.model_validate({"key": {**key, "plan_sha256": "0" * 64}, **values})
+    floor.add(tmp_path, first)
+    floor.add(tmp_path, first.changed(pairs=12))
+    floor.add(tmp_path, first.changed(key=first.key.changed(torch="3")))
+    assert [(f.pairs, f.key.torch) for f in floor.read(tmp_path)] == [(12, "2"), (10, "3")]
+
+
+# --- Other tokens by permission -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_allowed_changes_are_timed_on_the_commits_of_base(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    """Both builds repeat base's commits in that cell, so that only time differs."""
+    allowed = gate(tokens=[MARS], asked={"allow_changed": True})
+    assert allowed.word == "PASS"
+    assert [(c.cell, c.differing, c.items) for c in allowed.changed_cells] == [(MARS, 1, 4)]
+    for side in ("base", "head"):
+        stored = json.loads((tmp_path / f"runs/gate/pairs/0001/{side}/plan.json").read_text())
+        scripts = {cell["cell"]: cell["accept"] for cell in stored["cells"]}
+        assert scripts[AR] is None
+        assert scripts[MARS]["scripts"] == [[2, 1]] * 4
+        assert scripts[MARS]["lengths"] == [3] * 4
+
+
+def test_what_other_tokens_cost_is_told(gate: Callable[..., Gate]) -> None:
+    """Head takes one forward more for as many tokens: 12 in 9 forwards where base takes 8."""
+    asked = {"allow_changed": True, "counts_only": True}
+    changed = gate(tokens=[MARS], forwards=[MARS], asked=asked).changed_cells[0]
+    assert changed.tokens_per_forward_ratio == pytest.approx(8 / 9)
+
+
+def test_only_cells_whose_commits_can_be_replayed_are_timed_after_a_change() -> None:
+    """A method with blocks decides places in any order, and an external engine takes no script."""
+    request = RunRequest(limit=2, batch_size=(1,), method=("ar", "mars", "block-diffusion", "openai"))
+    cells = {cell.method: cell for cell in make_plan(request).cells}
+    replayed = {name: is_replayable(cell) for name, cell in cells.items()}
+    assert replayed == {"ar": True, "mars": True, "block-diffusion": False, "openai": False}
+
+
+def test_the_pages_are_written(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    page.write(tmp_path / "out", gate())
+    assert "PASS" in (tmp_path / "out" / "gate.html").read_text()
+
+
+def test_each_build_gets_the_same_options(gate: Callable[..., Gate], tmp_path: Path) -> None:
+    gate(asked={"counts_only": True})
+    for name in ("base", "head"):
+        assert calls(tmp_path / name)[0][:5] == ["plan", *ARGUMENTS]

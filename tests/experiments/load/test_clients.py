@@ -1,0 +1,210 @@
+"""What real clients wrote is read as it was: texts, times, refusals, and what the server says about a request."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_loads import CLIENT, PYTHON
+from tool_files import RECORDED
+
+from mtbench.errors import UserError
+from mtbench.experiments.load import aiperf, guidellm
+from mtbench.experiments.load.clients import Sending, outcome_of, server_metrics, with_key
+from mtbench.experiments.load.format import Segment
+from mtbench.experiments.load.registry import CLIENTS
+from mtbench.programs import environments
+from mtbench.results import acceptance
+
+ITEMS, PROMPTS = zip(*json.loads((RECORDED / "prompts.json").read_text()), strict=True)
+
+
+def sending(**given: Any) -> Sending:
+    values: dict[str, Any] = {
+        "url": "http://127.0.0.1:8000/v1",
+        "model": "tiny",
+        "prompts": PROMPTS,
+        "items": ITEMS,
+        "rate": None,
+        "concurrency": 5,
+        "poisson": False,
+        "seed": 1,
+        "max_new_tokens": 24,
+        "stop": ["Q:"],
+        "timeout_s": 60.0,
+        "tokenizer": Path("tokenizer"),
+    }
+    return Sending(**values | given)
+
+
+@pytest.fixture
+def of_aiperf(tmp_path: Path) -> Path:
+    (tmp_path / aiperf.EXPORT).mkdir()
+    for name in (aiperf.RECORDS, aiperf.RAW):
+        shutil.copy(RECORDED / f"aiperf.{name}", tmp_path / aiperf.EXPORT / name)
+    return tmp_path
+
+
+@pytest.fixture
+def of_guidellm(tmp_path: Path) -> Path:
+    shutil.copy(RECORDED / f"guidellm.{guidellm.EXPORT}", tmp_path / guidellm.EXPORT)
+    return tmp_path
+
+
+def test_aiperf(of_aiperf: Path) -> None:
+    """Six requests, five at a time, to a server with one row and room for one more."""
+    lines = aiperf.read(sending(), of_aiperf)
+    assert [line.item for line in lines] == list(ITEMS)
+    assert [line.outcome for line in lines] == ["ok", "ok", "rejected", "rejected", "rejected", "rejected"]
+    first = lines[0]
+    assert first.text == "Well, she has 325 cards. First, from dropping some which makes 325-72"
+    assert (first.tokens, first.forwards, first.start_s) == (24, 11, 0.0)
+    assert first.options == [Segment(tokens=24, options={"tau": 0.8})]
+    assert first.ttft_s == pytest.approx(0.099816772)
+    assert first.e2e_s == pytest.approx(0.214992407)
+    assert first.itl_s == pytest.approx((0.214992407 - 0.099816772) / 23)
+    assert lines[1].queued_s == pytest.approx(0.188344)
+    assert lines[2].error is not None
+    assert "queue_full" in lines[2].error
+    assert lines[2].text is None
+
+
+def test_acceptance_in_aiperfs_export_equals_ours(of_aiperf: Path) -> None:
+    """Of each answer: aiperf's figures of what our server told, and ours of the commits of the same answer."""
+    lines = {line.position: line for line in aiperf.read(sending(), of_aiperf) if line.outcome == "ok"}
+    stored = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RAW).read_text().splitlines()]
+    told = {
+        int(raw["metadata"]["conversation_id"]): message["metrics"]["speculative_decoding"]
+        for raw in stored
+        for message in aiperf._messages(raw.get("responses") or ())
+        if message.get("metrics")
+    }
+    records = [json.loads(text) for text in (of_aiperf / aiperf.EXPORT / aiperf.RECORDS).read_text().splitlines()]
+    theirs = {int(record["metadata"]["conversation_id"]): record["metrics"] for record in records if record["metrics"]}
+
+    assert lines.keys() == told.keys() == theirs.keys() == {0, 1}
+    for position, line in lines.items():
+        commits = [1 + accepted for accepted in told[position]["per_step_accepted"]]
+        figures = {name: metric["value"] for name, metric in theirs[position].items()}
+        assert (sum(commits), len(commits)) == (line.tokens, line.forwards)
+        assert figures["spec_decode_steps"] == line.forwards
+        assert figures["spec_decode_acceptance_length"] == pytest.approx(acceptance.aiperf([commits]))
+        offered = figures["spec_decode_draft_tokens"]
+        assert figures["spec_decode_draft_acceptance_rate"] / 100 == pytest.approx(acceptance.rate([commits], offered))
+        assert figures["spec_decode_accepted_draft_tokens"] == (line.tokens or 0) - (line.forwards or 0)
+
+
+def test_guidellm(of_guidellm: Path) -> None:
+    """Answers are found by their prompts: guidellm's processes do not keep the order."""
+    lines = guidellm.read(sending(), of_guidellm)
+    assert [line.item for line in lines] == list(ITEMS)
+    assert [line.outcome for line in lines] == ["rejected", "rejected", "ok", "rejected", "ok", "rejected"]
+    answered = lines[2]
+    assert answered.text == "Well, he has 140 pens. First, by spending some this makes 140-52"
+    assert (answered.tokens, answered.forwards) == (24, 13)
+    assert answered.options == [Segment(tokens=24, options={"tau": 0.8})]
+    assert answered.e2e_s == pytest.approx(0.524443, rel=1e-5)
+    assert answered.ttft_s == pytest.approx(0.279365, rel=1e-5)
+    assert min(line.start_s for line in lines) == 0
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
+def test_an_export_without_all_requests_is_refused(client: Any, of_aiperf: Path, of_guidellm: Path) -> None:
+    more = sending(prompts=[*PROMPTS, "one more"], items=[*ITEMS, "x"])
+    with pytest.raises(UserError, match="6 of 7 requests"):
+        client.read(more, of_aiperf if client.name == "aiperf" else of_guidellm)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"benchmarks": []}', '{"benchmarks": [{"requests": 3}]}'])
+def test_an_export_that_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / guidellm.EXPORT).write_text(content)
+    with pytest.raises(UserError):
+        guidellm.read(sending(), tmp_path)
+    with pytest.raises(UserError, match="wrote no"):
+        aiperf.read(sending(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rate", "poisson", "words"),
+    [
+        (2.5, False, ["--request-rate 2.5", "--arrival-pattern constant"]),
+        (2.5, True, ["--request-rate 2.5", "--arrival-pattern poisson"]),
+        (None, False, ["--concurrency 5"]),
+    ],
+)
+def test_what_clients_are_told(tmp_path: Path, rate: float | None, poisson: bool, words: list[str]) -> None:
+    asked = sending(rate=rate, poisson=poisson)
+    command = " ".join(aiperf.command(Path("python"), asked, tmp_path))
+    assert all(word in command for word in [*words, "--request-count 6", '"max_tokens": 24', '"stop": ["Q:"]'])
+    assert json.loads((tmp_path / aiperf.PROMPTS).read_text().splitlines()[1])["text"] == PROMPTS[1]
+    command = " ".join(guidellm.command(Path("python"), asked, tmp_path))
+    kind = "concurrent" if rate is None else "poisson" if poisson else "constant"
+    assert f'"kind": "{kind}"' in command
+    assert "count=6" in command
+    assert json.loads((tmp_path / guidellm.PROMPTS).read_text().splitlines()[1])["prompt"] == PROMPTS[1]
+
+
+@pytest.mark.parametrize("metrics", [None, 3, {}, {"mtbench": 7}, {"mtbench": {"forwards": -1, "options": [4]}}])
+def test_a_server_that_tells_nothing(metrics: Any) -> None:
+    assert server_metrics(metrics) == {"forwards": None, "queued_s": None, "options": []}
+
+
+def test_only_a_full_server_rejects() -> None:
+    assert outcome_of(503, None) == outcome_of(429, "x") == "rejected"
+    assert outcome_of(500, "no 503 rows") == outcome_of(None, "timeout") == "failed"
+
+
+def test_a_client_that_fails_says_why(tmp_path: Path) -> None:
+    """Its last words are in the error, and its log is kept."""
+    with pytest.raises(UserError, match=r"aiperf 0.13.0 ended with exit code 1: .*Connection refused.*client.log"):
+        CLIENT.send(PYTHON, sending(url="http://127.0.0.1:9/v1"), tmp_path / "point")
+
+
+@pytest.mark.parametrize("client", [aiperf, guidellm])
+def test_a_key_is_in_no_command_line(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's process puts it in after its start; without a key nothing is sent."""
+    monkeypatch.setenv("THE_KEY", "sk-secret")
+    (tmp_path / "told.py").write_text("import json, sys\nprint(json.dumps(sys.argv))")
+    assert "key" not in json.dumps(client.command(Path(sys.executable), sending(), tmp_path)).lower().replace("_", "-")
+    command = client.command(Path(sys.executable), sending(key_env="THE_KEY"), tmp_path)
+    command = with_key([*command[:2], "told", *command[3:]], "THE_KEY")
+    assert "sk-secret" not in json.dumps(command)
+    told = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert "sk-secret" in told.stdout
+    assert "<key>" not in told.stdout
+
+
+def test_a_python_without_the_client_is_refused(tmp_path: Path) -> None:
+    client = CLIENTS["guidellm"]
+    with pytest.raises(UserError, match=r"has no guidellm, and 0\.8\.1 is needed"):
+        client.python(PYTHON, print)
+    with pytest.raises(UserError, match="cannot be run"):
+        client.python(tmp_path / "none", print)
+
+
+def test_a_client_that_cannot_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"--offline forbids.*--client-python"):
+        CLIENTS["aiperf"].python(None, print, offline=True)
+
+    def unreachable(*_: Any) -> None:
+        raise UserError("'aiperf 0.13.0' cannot be installed: no network.")
+
+    monkeypatch.setattr("mtbench.experiments.load.clients.installed", unreachable)
+    with pytest.raises(UserError, match="no network; name a Python that has it with `--client-python`"):
+        CLIENTS["aiperf"].python(None, print)
+
+
+def test_an_installed_client_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "mtbench" / "clients" / f"aiperf-{aiperf.VERSION}-{sys.implementation.cache_tag}"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    (folder / environments.MARKER).touch()
+    assert CLIENTS["aiperf"].python(None, print, offline=True) == folder / "bin" / "python"

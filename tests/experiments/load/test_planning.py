@@ -1,0 +1,120 @@
+"""The plan of a load: the same requests for every arm, points in rounds, and what is refused before anything starts."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from made_loads import request
+
+from mtbench.errors import UserError
+from mtbench.experiments.load import arms, planning
+
+URLS = {"one": "http://127.0.0.1:1/v1", "two": "http://127.0.0.1:2/v1"}
+
+
+def test_arms_get_the_same_requests() -> None:
+    planned = planning.plan(request(url=URLS))
+    sent: dict[Any, Any] = {}
+    for point in planned.points:
+        entry = sent.setdefault((point.round, point.level), (point.items, point.seed))
+        assert entry == (point.items, point.seed)
+    assert len({seed for _, seed in sent.values()}) == len(sent)
+
+
+def test_an_item_comes_again_only_when_all_were_sent() -> None:
+    planned = planning.plan(request(url=URLS, limit=5))
+    for level in planned.levels:
+        points = sorted((p for p in planned.points if (p.arm, p.level) == ("one", level)), key=lambda p: p.round)
+        order = [item for point in points for item in point.items]
+        assert sorted(order[:5]) == list(range(5))
+        assert order[5] == order[0]
+    assert len(planning.plan(request(url=URLS)).items) == 6
+
+
+def test_points_run_in_rounds_and_turns() -> None:
+    """Every arm runs once per round, with one server for all its levels; the order changes with the seed."""
+    points = planning.plan(request(url=URLS, rounds=3)).points
+    assert [point.round for point in points] == sorted(point.round for point in points)
+    turns = [(a.round, a.arm) for a, b in pairwise(points) if (a.round, a.arm) != (b.round, b.arm)]
+    assert len(turns) == 5
+    orders = {tuple(p.arm + f"{p.level}" for p in planning.plan(request(url=URLS, seed=s)).points) for s in range(4)}
+    assert len(orders) > 1
+    assert len({point.point for point in points}) == len(points)
+
+
+def test_prompts_are_those_of_a_run() -> None:
+    planned = planning.plan(request(arm=["mars:tau=0.95"]))
+    assert planned.items[0].prompt.startswith("<|im_start|>")
+    assert planned.arms[0].method == "mars:tau=0.95,on=mars,engine=graph"
+    assert planned.room >= planned.max_new_tokens + max(item.prompt_tokens for item in planned.items)
+
+
+def test_a_range_is_an_adaptive_arm() -> None:
+    found = arms.parse(["ar", "mars:tau=1|0.95|0.95..0.7,cache=block"])
+    assert [(arm.name, arm.adaptive) for arm in found] == [
+        ("ar", None),
+        ("mars:cache=block", None),
+        ("mars:tau=0.95,cache=block", None),
+        ("mars:cache=block,tau=0.95..0.7", "tau=0.95..0.7"),
+    ]
+    assert found[3].method == "mars:cache=block,on=mars,engine=graph"
+
+
+def test_a_rate_sends_for_the_duration() -> None:
+    asked = request(url=URLS, rates=[0.01, 2.0], requests=None, duration_s=10.0)
+    assert [planning.requests_at(asked, rate) for rate in asked.rates] == [1, 20]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"url": {}}, "no arm is given"),
+        ({"rates": []}, "either --rates 1,2,4 .* or --concurrency"),
+        ({"concurrency": [2]}, "either --rates 1,2,4 .* or --concurrency"),
+        ({"rates": [], "concurrency": [2], "requests": None}, "--concurrency needs --requests"),
+        ({"rates": [], "concurrency": [2], "poisson": True}, "--poisson belongs to --rates"),
+        ({"rates": [2.0, 2.0]}, "--rates has 2 twice"),
+        ({"rates": [1e5], "requests": None}, "3,000,000 requests is not allowed"),
+        ({"arm": ["openai:url=http://x/v1"]}, "external engine"),
+        ({"arm": ["mars:tau=0.9", "mars:tau=0.9"]}, "two arms have the name 'mars:tau=0.9'"),
+        ({"arm": ["mars:tau=high..low"]}, "tau='high' is not allowed"),
+        ({"arm": ["mars:speed=1..2"]}, "unknown option of mars 'speed'"),
+        ({"arm": ["marz"]}, "unknown method 'marz'"),
+        ({"suite": "nothing"}, "unknown suite"),
+    ],
+)
+def test_refusals(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        planning.plan(request(**{"url": URLS, **given}))
+
+
+def test_conversations_are_refused(tmp_path: Any) -> None:
+    turns = tmp_path / "turns.jsonl"
+    turns.write_text('{"question_id": 81, "category": "writing", "turns": ["Hello.", "Again."]}\n' * 1)
+    folder = tmp_path / "data" / "mt-bench"
+    folder.mkdir(parents=True)
+    (folder / "question.jsonl").write_text(turns.read_text())
+    with pytest.raises(UserError, match=r"several turns|not available|mt-bench"):
+        planning.plan(request(url=URLS, suite="mt-bench", family="tiny", data_dir=str(tmp_path / "data")))
+
+
+@pytest.mark.parametrize("text", ["x", "=http://a", "a=ftp://b/v1", "a=http://", "a=http://[", "a=http://u:p@h/v1"])
+def test_urls_that_are_none(text: str) -> None:
+    with pytest.raises(UserError, match="--url"):
+        arms.parse_urls([text])
+
+
+def test_a_key_is_the_name_of_a_variable() -> None:
+    """The plan has the name, never the key."""
+    assert arms.parse_urls(["a=http://h/v1=KEY", "b=http://i/v1"]) == (
+        {"a": "http://h/v1", "b": "http://i/v1"},
+        {"a": "KEY"},
+    )
+    with pytest.raises(UserError, match=r"'sk-1' is no name of an environment variable; write NAME=URL=VARIABLE"):
+        arms.parse_urls(["a=http://h/v1=sk-1"])
+
+
+def test_a_name_of_two_servers() -> None:
+    assert arms.parse_urls(["a=http://h:1/v1/"]) == ({"a": "http://h:1/v1"}, {})
+    with pytest.raises(UserError, match="given twice"):
+        arms.parse_urls(["a=http://h/v1", "a=http://i/v1"])

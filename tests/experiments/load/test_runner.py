@@ -1,0 +1,213 @@
+"""A load in its directory: it is scored as the suite scores, a killed load goes on, and what goes wrong is one line."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from living import is_alive
+from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
+from schemas import validator
+
+from mtbench.errors import UserError
+from mtbench.experiments.load import page, servers
+from mtbench.experiments.load.format import ClientName, LoadPlan
+from mtbench.experiments.load.planning import run_request
+from mtbench.experiments.load.registry import CLIENTS
+from mtbench.experiments.load.runner import LoadRun, read_points, read_scores
+from mtbench.experiments.load.summary import summarise
+from mtbench.records import dump
+from mtbench.runs.prompts import open_suite
+
+
+def knowing(planned: LoadPlan, wrong: int = 0) -> Any:
+    """A reply that is right for all items of the plan but the first `wrong` ones."""
+    suite = open_suite("arithmetic", run_request(planned))
+    known = {}
+    for place, item in enumerate(planned.items):
+        problem, _ = suite._problem(int(item.item.split("/")[1]))  # type: ignore[attr-defined]
+        known[item.prompt] = problem.amounts[-1] + (place < wrong)
+    return lambda prompt: (200, f"Okay. The answer is {known[prompt]}.")
+
+
+def test_a_whole_load(tmp_path: Path) -> None:
+    """Two servers answer the same requests; one is wrong on 2 of 6 items. All is stored as the schemas say."""
+    planned = begun(tmp_path / "plan", request(url={"x": "http://h/v1"}))[1]
+    with answering(knowing(planned)) as right, answering(knowing(planned, wrong=2)) as less:
+        run, planned = begun(tmp_path / "load", request(url={"right": right.url, "less": less.url}))
+        notes: list[str] = []
+        load_run(run, planned, notes).send(PYTHON)
+        assert len(notes) == 8
+        measured = [body for body in right.asked if body["prompt"] in {i.prompt for i in planned.items}]
+        warm_ups = 2 * planned.request.rows
+        assert len(measured) == 12 + warm_ups
+        assert all(body["temperature"] == 0 and body["max_tokens"] == planned.max_new_tokens for body in measured)
+    load_run(run, planned).score()
+    found = summarise(run, planned, CLIENTS["aiperf"])
+    accuracy = {(c.arm, c.level): None if c.accuracy is None else c.accuracy.value for c in found.cells}
+    assert accuracy == {(arm, lv): v for arm, v in (("right", 1.0), ("less", 4 / 6)) for lv in (1.0, 8.0)}
+    differences = [c.accuracy_difference.value for c in found.comparisons if c.accuracy_difference]
+    assert differences == [pytest.approx(-1 / 3)] * 2
+    assert found.cells[0].options["tau"].value == 0.75
+    assert found.complete
+    page.write(run, found)
+    assert not (run.path / "work").exists()
+    for name, kind in ((page.RESULTS, "load"), ("plan.json", "load_plan")):
+        validator(kind).validate(json.loads((run.path / name).read_text()))
+    for text in (run.path / "points.jsonl").read_text().splitlines():
+        validator("load_point").validate(json.loads(text))
+
+
+def test_scores_are_the_suites(tmp_path: Path) -> None:
+    odd, even = "The answer is 7.", "The answer is 12. Q: And?"
+    with answering(lambda prompt: (200, odd if len(prompt) % 2 else even)) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
+        load_run(run, planned).send(PYTHON)
+    load_run(run, planned).score()
+    suite, scores = open_suite("arithmetic", run_request(planned)), read_scores(run)
+    for ended in read_points(run, planned):
+        texts = {sent.item: sent.text or "" for sent in ended.requests}
+        assert scores[ended.point] == list(suite.score(texts).values())
+
+
+def test_a_killed_load_goes_on(tmp_path: Path) -> None:
+    """A torn line is no point, and no point is run twice."""
+    with answering(lambda prompt: (200, "The answer is 1.")) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
+
+        class Killed(Exception): ...
+
+        def until(note: str) -> None:
+            if note.startswith("2 of"):
+                raise Killed
+
+        with pytest.raises(Killed):
+            LoadRun(run, planned, CLIENT, until).send(PYTHON)
+        with (run.path / "points.jsonl").open("a") as file:
+            file.write('{"point": "02.one')
+        asked = len(server.asked)
+        assert len(load_run(run, planned).missing()) == 2
+        load_run(run, planned).send(PYTHON)
+        assert len(server.asked) == asked + 2 * 3 + planned.request.rows
+    assert [ended.point for ended in read_points(run, planned)] == [
+        planned_point.point for planned_point in planned.points
+    ]
+    assert load_run(run, planned).missing() == []
+
+
+def test_a_time_budget_ends_between_points(tmp_path: Path) -> None:
+    with answering(lambda prompt: (200, "1")) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}))
+        load_run(run, planned).send(PYTHON, deadline=time.monotonic() - 1)
+        assert not server.asked
+    found = summarise(run, planned, CLIENTS["aiperf"])
+    assert not found.complete
+    page.write(run, found)
+
+
+def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:
+    """Their refusals are counted; they end nothing."""
+    codes = iter([200, 200, 503, 500, 200, *[200] * 100])
+    with answering(lambda prompt: (next(codes), "1")) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rates=[4.0], rounds=1))
+        load_run(run, planned).send(PYTHON)
+    [ended] = read_points(run, planned)
+    assert [sent.outcome for sent in ended.requests] == ["rejected", "failed", "ok"]
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    run, planned = begun(tmp_path / "load", request(url={"one": "http://127.0.0.1:9/v1"}))
+    with pytest.raises(UserError, match=r"--url one: .*/models does not name a model"):
+        load_run(run, planned).send(PYTHON)
+
+
+def test_another_model_does_not_go_on(tmp_path: Path) -> None:
+    with answering(lambda prompt: (200, "1")) as server:
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rounds=1))
+        run.write_json("servers.json", {"one": {"name": "one", "model": "big", "command": None, "url": server.url}})
+        with pytest.raises(UserError, match="served the model 'big' before and serves 'served' now"):
+            load_run(run, planned).send(PYTHON)
+
+
+def test_a_point_of_another_plan(tmp_path: Path) -> None:
+    run, planned = begun(tmp_path / "load", request(url={"one": "http://h/v1"}))
+    first = planned.points[0]
+    run.append("points.jsonl", [dump(point(1, [line(0)], point=first.point, arm="one", level=first.level))])
+    with pytest.raises(UserError, match="not planned"):
+        read_points(run, planned)
+
+
+CODE = """
+import sys, time
+from pathlib import Path
+from mtbench.programs import processes
+sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+with processes.started(sleeping, {}, Path("log"), Path.cwd()) as process:
+    Path("id").write_text(str(process.pid))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_a_server_dies_with_a_killed_load(tmp_path: Path) -> None:
+    """Otherwise it would hold memory and compute beside the resumed load."""
+    killed = subprocess.Popen([sys.executable, "-c", CODE], cwd=tmp_path)
+    try:
+        for _ in range(600):
+            if (tmp_path / "id").exists() and (tmp_path / "id").read_text():
+                break
+            time.sleep(0.05)
+        time.sleep(0.3)  # the launcher asks for the signal first
+    finally:
+        killed.kill()
+        killed.wait()
+    time.sleep(0.2)
+    assert not is_alive(int((tmp_path / "id").read_text()))
+
+
+@pytest.mark.whole
+def test_a_server_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last words are in the error. (An older mtbench, say, that has no such command.)"""
+    monkeypatch.setattr(servers, "command", lambda *_: ["serves"])
+    run, planned = begun(tmp_path / "load", request(arm=["mars:tau=0.9"]))
+    reason = r"the server of 'mars:tau=0.9' did not come up: error: No such command 'serves'.*server\.log"
+    with pytest.raises(UserError, match=reason):
+        load_run(run, planned).send(PYTHON)
+
+
+@pytest.mark.whole
+def test_our_server_under_load(tmp_path: Path) -> None:
+    """It is started, answers as a run decodes, tells its counts and tau, and is gone in the end."""
+    asked = request(arm=["mars:tau=0.95..0.7"], rates=[50.0], requests=4, rounds=1)
+    run, planned = begun(tmp_path / "load", asked)
+    load_run(run, planned).send(PYTHON)
+    [ended] = read_points(run, planned)
+    assert {sent.outcome for sent in ended.requests} == {"ok"}
+    assert all("The answer is" in (sent.text or "") for sent in ended.requests)
+    assert all(sent.forwards and sent.options for sent in ended.requests)
+    load_run(run, planned).score()
+    found = summarise(run, planned, CLIENTS["aiperf"])
+    assert found.cells[0].tokens_per_forward is not None
+    assert 0.7 <= (found.cells[0].options["tau"].value or 0) <= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_real_client(tmp_path: Path, name: ClientName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is installed in the user's cache."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    client = CLIENTS[name]
+    try:
+        python = client.python(None, print, offline=True)
+    except UserError:
+        pytest.skip(f"{client.label} is not installed")
+    asked = request(arm=["mars"], rates=[4.0], requests=6, rounds=1, client=name, max_new_tokens=24)
+    run, planned = begun(tmp_path / "load", asked)
+    LoadRun(run, planned, client, print).send(python)
+    [ended] = read_points(run, planned)
+    assert {sent.outcome for sent in ended.requests} == {"ok"}
+    assert all(sent.tokens == 24 and sent.forwards for sent in ended.requests)

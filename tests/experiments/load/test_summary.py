@@ -1,0 +1,150 @@
+"""The figures of a load on cases computed by hand, and what is said of two arms."""
+
+from typing import Any
+
+import pytest
+from made_loads import line, point, refused
+
+from mtbench.experiments.load.format import RequestLine, Segment, Slo
+from mtbench.experiments.load.runner import passes, window_s
+from mtbench.experiments.load.summary import Sent, cell, compare, is_good
+
+SLO = Slo(ttft_s=0.2, itl_s=0.03)
+SLOW: dict[str, Any] = {"ttft_s": 0.5, "e2e_s": 0.7}
+
+
+def sent(points: list[Any], scores: Any = None, slo: Slo = SLO, arm: str = "a") -> Sent:
+    return Sent(arm, 2.0, points, scores or {}, slo)
+
+
+def rounds(requests: list[RequestLine], count: int = 5, **given: Any) -> list[Any]:
+    return [point(number, requests, **given) for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "good"),
+    [
+        (line(), True),
+        (line(ttft_s=0.2, itl_s=0.03), True),
+        (line(ttft_s=0.21), False),
+        (line(itl_s=0.031), False),
+        (line(itl_s=None), True),
+        (refused(0), False),
+        (refused(0, "failed"), False),
+    ],
+)
+def test_a_good_request(request_: RequestLine, good: bool) -> None:
+    assert is_good(request_, SLO) is good
+
+
+def test_without_limits_every_answer_is_good() -> None:
+    assert is_good(line(**SLOW), Slo())
+    assert not is_good(refused(0), Slo())
+
+
+def test_goodput_by_hand() -> None:
+    """Per round of 4 s: five requests, of which four are answered, three in time, two of these correctly."""
+    requests = [line(0), line(1), line(2), line(3, **SLOW), refused(4)]
+    scores = {f"{number}.a": [1.0, 0.0, 1.0, 1.0, None] for number in range(1, 6)}
+    found = cell(sent(rounds(requests), scores))
+    assert (found.sent, found.ok, found.rejected, found.failed) == (25, 20, 5, 0)
+    assert (found.good, found.good_and_correct) == (15, 10)
+    assert found.achieved_rate.value == 1.0
+    assert found.goodput.value == 0.75
+    assert found.correct_goodput is not None
+    assert found.correct_goodput.value == 0.5
+    assert found.goodput.ci_low == pytest.approx(0.75)
+    assert found.tokens_per_s.value == 11.0
+    assert found.tokens_per_forward is not None
+    assert found.tokens_per_forward.value == 2.2
+    assert found.ttft.p50.value == pytest.approx(0.1)
+    assert found.e2e.p99.value == pytest.approx(0.3 + 0.4 * 0.97)
+    assert any("20% rejected" in flag for flag in found.flags)
+
+
+def test_an_item_counts_once() -> None:
+    """Accuracy is over items, each with its first answer; correct goodput is over requests."""
+    points = [point(1, [line(0), line(1)]), point(2, [line(1), line(0)])]
+    found = cell(sent(points, {"1.a": [1.0, 0.0], "2.a": [1.0, 1.0]}))
+    assert found.items == 2
+    assert found.accuracy is not None
+    assert found.accuracy.value == 0.5
+    assert found.good_and_correct == 3
+
+
+def test_options_in_use_are_means_over_tokens() -> None:
+    segments = [Segment(tokens=30, options={"tau": 1.0}), Segment(tokens=10, options={"tau": 0.6})]
+    found = cell(sent(rounds([line(options=segments), line(1)])))
+    assert found.options["tau"].value == pytest.approx(0.9)
+    assert not cell(sent(rounds([line()]))).options
+
+
+def test_what_a_server_does_not_tell_is_null() -> None:
+    found = cell(sent(rounds([line(forwards=None, queued_s=None)])))
+    assert found.tokens_per_forward is None
+    assert found.queued_s is None
+    assert found.accuracy is None
+    assert found.j_per_token is None
+
+
+def test_nothing_answered() -> None:
+    found = cell(sent(rounds([refused(0)]), {f"{n}.a": [None] for n in range(1, 6)}))
+    assert found.goodput.value == 0.0
+    assert found.goodput.ci_low is None
+    assert found.e2e.p50.value is None
+    assert found.accuracy is not None
+    assert found.accuracy.value is None
+
+
+def test_energy_is_over_all_tokens() -> None:
+    found = cell(sent(rounds([line(), line(1)], energy_j=44.0)))
+    assert found.j_per_token is not None
+    assert found.j_per_token.value == 2.0
+
+
+def other(scores: Any = None, **given: Any) -> Sent:
+    return sent(rounds([line(0, **given), line(1, **given)], arm="b"), scores, arm="b")
+
+
+def test_words_are_the_projects() -> None:
+    base = sent(rounds([line(0), line(1)]))
+    [faster] = compare(base, [other(e2e_s=0.15)], 0.02)
+    assert faster.speedup.value == pytest.approx(2.0)
+    assert faster.speed_verdict == "faster"
+    assert faster.goodput_verdict == "same"
+    [slower] = compare(base, [other(**SLOW)], 0.02)
+    assert slower.speed_verdict == "slower"
+    assert slower.goodput_ratio.value is None
+    assert slower.goodput_verdict == "inconclusive: nothing measured"
+    few = sent(rounds([line(0), line(1)], 3))
+    assert compare(few, [other()], 0.02)[0].speed_verdict == "inconclusive: 3 rounds, 5 needed"
+
+
+def test_times_are_compared_on_the_same_requests() -> None:
+    """What only one arm answered says nothing about the other's speed."""
+    base = sent(rounds([line(0), line(1, e2e_s=9.0)]))
+    arm = sent(rounds([line(0), refused(1)], arm="b"), arm="b")
+    assert compare(base, [arm], 0.02)[0].speedup.value == pytest.approx(1.0)
+
+
+def test_accuracies_are_compared_on_the_same_items() -> None:
+    lines, right = [line(n) for n in range(100)], {f"{n}.a": [1.0] * 100 for n in range(1, 6)}
+    wrong = {f"{n}.b": [0.0] * 50 + [1.0] * 50 for n in range(1, 6)}
+    arm = sent(rounds(lines, arm="b"), wrong, arm="b")
+    [found] = compare(sent(rounds(lines), right), [arm], 0.02)
+    assert found.items == 100
+    assert found.accuracy_difference is not None
+    assert found.accuracy_difference.value == -0.5
+    assert found.accuracy_verdict == "worse than margin"
+
+
+def test_a_window_ends_with_the_last_answer() -> None:
+    assert window_s([line(start_s=3.9, e2e_s=0.3), refused(1)], planned_s=4.0) == pytest.approx(4.2)
+    assert window_s([line(start_s=3.5)], planned_s=4.0) == 4.0
+    assert window_s([line(start_s=1.0)], planned_s=0.0) == pytest.approx(1.3)
+
+
+def test_each_text_is_scored_once() -> None:
+    answers = [("a", "1"), ("b", "1"), ("a", "2"), ("a", "1"), ("a", "3")]
+    assert passes(answers) == [{"a": "1", "b": "1"}, {"a": "2"}, {"a": "3"}]
+    assert passes([]) == []

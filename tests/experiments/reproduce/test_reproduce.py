@@ -1,0 +1,596 @@
+"""`mtbench reproduce`: every published table in miniature, what is compared and what is not, and going on."""
+
+import dataclasses
+import html
+import json
+import re
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import block_drafts
+import eagle_cases
+import made_up
+import pytest
+import torch
+from rich.console import Console
+from schemas import validator
+from small import save_small
+
+from mtbench.cli import main
+from mtbench.errors import UserError
+from mtbench.experiments.reproduce import page
+from mtbench.experiments.reproduce import rerun as reproduction
+from mtbench.experiments.reproduce.agreement import WORDS
+from mtbench.experiments.reproduce.compare import compare
+from mtbench.experiments.reproduce.format import Asked, Benchmark, Published, PublishedRow, Reproduction, TablePlan
+from mtbench.experiments.reproduce.rerun import Part, lay_out, names, published
+from mtbench.models.families import FAMILIES
+from mtbench.records import dump
+from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL
+from mtbench.results.samples import read
+from mtbench.runs.directory import JsonObject, RunDirectory
+from mtbench.runs.plan import Cell, RunRequest
+
+pytestmark = pytest.mark.whole
+
+MINIATURE: dict[str, Any] = {
+    "family": "tiny",
+    "suite": ("arithmetic",),
+    "limit": 1,
+    "rounds": 1,
+    "max_new_tokens": 3,
+    "device": "cpu",
+}
+
+
+@dataclasses.dataclass
+class Quiet:
+    """Progress that says nothing, counts batches and, after `until` of them, dies."""
+
+    until: int = -1
+    batches: int = 0
+
+    def begin(self, cells: int, work: int, until: float) -> None: ...
+
+    def decoded(self, cell: Cell, index: int, rows: int, timing: Mapping[str, Any] | None) -> None:
+        self.batches += 1
+        if self.batches == self.until:
+            raise KeyboardInterrupt
+
+    def note(self, text: str) -> None: ...
+    def show(self, text: str) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def begun(table: Published, asked: Asked, folder: Path) -> list[Part]:
+    """A reproduction laid out and written, without its pass for peak memory (a process for each cell)."""
+    parts = lay_out(table, asked)
+    reproduction.begin(folder, asked, parts, ["mtbench", "reproduce"])
+    for part in parts:
+        if part.plan is not None:
+            skipped = {cell.cell: None for cell in part.plan.cells}
+            RunDirectory(folder / part.folder).write_json("memory.json", skipped)
+    return parts
+
+
+def carried_out(table: Published, asked: Asked, folder: Path) -> JsonObject:
+    """The reproduction as its file has it."""
+    parts = begun(table, asked, folder)
+    for part in parts:
+        if part.plan is not None:
+            reproduction.run(folder, part, asked, Quiet(), report=False)
+    return dump(compare(table, asked, parts, folder))
+
+
+def validate(result: JsonObject) -> None:
+    """As its schema says, read by a parser that knows no NaN."""
+    validator("reproduction").validate(json.loads(json.dumps(result, allow_nan=False)))
+
+
+WHOLE = ("mars-table-2", "mars-table-5")  # accuracies and a missing role; times and batch sizes
+
+
+@pytest.mark.parametrize("name", [n if n in WHOLE else pytest.param(n, marks=pytest.mark.slow) for n in names()])
+def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
+    """Whatever has a checkpoint is run and printed beside the paper's figure, and called no more than it is."""
+    table = published(name)
+    sizes = None if any(row.batch_size for row in table.rows) else (1,)
+    result = carried_out(table, Asked(name=name, batch_size=sizes, **MINIATURE), tmp_path / "all")
+    validate(result)
+    assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
+    assert sum(result["verdicts"].values()) == len(result["figures"])
+    lacking = {"base", "eagle", "dflash", "dspark"} - set(FAMILIES["tiny"].roles)
+    for figure in result["figures"]:
+        absent = not lacking.isdisjoint(reproduction.arm_of(figure["arm"], "eager").roles)
+        assert figure["word"] == ("not run" if absent else "not comparable"), figure
+        assert (figure["ours"] is None) == absent, figure
+        assert figure["why"].startswith("family 'tiny' has no" if absent else "a miniature: family tiny, suite arith")
+    page.write(tmp_path, Reproduction(**result))
+    shown, text = ((tmp_path / f"reproduction.{kind}").read_text() for kind in ("html", "md"))
+    assert DEMONSTRATION in shown
+    assert DEMONSTRATION in text
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]", shown)
+    words = re.sub("</?code>", "`", html.unescape(shown))
+    assert all(figure["why"] in words for figure in result["figures"])
+    for row in table.rows:
+        assert row.row in shown
+        assert row.row in text
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
+    """Every row has its arm in a plan, or a reason. Without results every figure is `not run`, with a reason."""
+    table = published(name)
+    sizes = None if any(row.batch_size for row in table.rows) else (1,)
+    asked = Asked(name=name, batch_size=sizes, **MINIATURE)
+    parts = lay_out(table, asked)
+    for part in parts:
+        arms = {cell.arm for cell in part.plan.cells} if part.plan else set()
+        for row in table.rows:
+            assert row.arm in part.missing or str(reproduction.arm_of(row.arm, table.plan.engine)) in arms
+    result = dump(compare(table, asked, parts, tmp_path))
+    assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
+    assert {figure["word"] for figure in result["figures"]} == {"not run"}
+    assert all(figure["why"] for figure in result["figures"])
+
+
+TEMPLATE = (  # of a chat; the last word stands for Qwen3's empty thoughts
+    "{% for turn in messages %}{{ turn.content }} {% endfor %}{% if enable_thinking is false %} b{% endif %}"
+)
+SCORED = {"gsm8k-deepspec", "math500", "aime25", "humaneval-deepspec"}
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    """The table of drafts with a small target, random drafts in DeepSpec's formats, and made-up questions."""
+    folder = tmp_path_factory.mktemp("drafted")
+    (save_small(folder / "ar") / "chat_template.jinja").write_text(TEMPLATE)
+    form = eagle_cases.FORMATS["deepspec"]
+    config = {**form.config, "max_position_embeddings": 1024}
+    eagle_cases.write_draft(folder / "eagle", dataclasses.replace(form, config=config))
+    for role, kind in (("dflash", "dflash"), ("dspark", "vanilla")):
+        config = {**block_drafts.CONFIGS[kind], "block_size": 7}
+        block_drafts.save_draft(folder / role, config, block_drafts.random_tensors(config))
+    return Asked(
+        name="dspark-table-1",
+        family="deepspec-qwen3-4b",
+        checkpoint={role: str(folder / role) for role in ("ar", "eagle", "dflash", "dspark")},
+        data_dir=str(made_up.write_all(folder / "data")),
+        allow_unsandboxed_code=True,
+        offline=True,
+        limit=1,
+        max_new_tokens=6,
+        batch_size=(1,),
+        device="cpu",
+    )
+
+
+@pytest.mark.slow
+def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: Path) -> None:
+    """Every draft drafts on every suite beside `ar`, at temperature 1, without thinking; what can be scored is."""
+    table = published(drafted.name)
+    result = carried_out(table, drafted, tmp_path / "it")
+    (run,) = result["runs"]
+    validate(result)
+    stored = RunDirectory(tmp_path / "it" / run["folder"])
+    plan, cells = stored.read_json("plan.json"), stored.read_json("results.json")["cells"]
+
+    assert (run["missing"], run["closed"]) == ([], [])
+    arms = [str(reproduction.arm_of(spec, "graph")) for spec in ("ar", *(row.arm for row in table.rows[:3]))]
+    assert {(cell["suite"], cell["arm"]) for cell in cells} == {
+        (benchmark.suite, arm) for benchmark in table.benchmarks.values() for arm in arms
+    }
+    assert {cell["suite"] for cell in cells if cell["accuracy"]} == SCORED
+    assert plan["request"]["temperature"] == 1
+    assert {suite["task"]["template_options"]["enable_thinking"] for suite in plan["suites"]} == {False}
+    assert {item["prompt_ids"][-1] for suite in plan["suites"] for item in suite["items"]} == {1}  # b
+    assert not any(suite["flags"] for suite in plan["suites"])
+    for figure in result["figures"]:
+        ran = figure["family"] == "deepspec-qwen3-4b"
+        assert figure["word"] == ("not comparable" if ran else "not run"), figure["why"]
+        assert figure["why"].startswith("a miniature: 6 new tokens, theirs 2048" if ran else "left out by --family")
+        assert not ran or 1 <= figure["ours"]["value"] <= 6
+    for cell in cells:
+        commits = [n for line in stored.lines(f"generations/{cell['cell']}.jsonl") for n in line["commits"] if n]
+        assert cell["acceptance"]["length"] == pytest.approx(sum(commits) / len(commits))
+
+
+OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(1,))
+
+
+def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "absent")) -> Published:
+    """A table that is published of the embedded family: its figures are the same thing as ours."""
+    rows: list[dict[str, Any]] = [
+        {"row": "plain", "arm": "ar:on=mars", "figures": {"accuracy": {"sums": "80.0"}}},
+        {
+            "row": "fast",
+            "arm": "mars:tau=0.5",
+            "figures": {
+                "accuracy": {"sums": "99.0", "average": "99.0"},
+                "accuracy_change": {"sums": "-80.0"},
+                "tokens_per_forward": {"sums": "1.00", "average": "1.00"},
+                "speedup": {"sums": "1.00"},
+                "tokens_per_s": {"sums": "1,000"},
+            },
+            "against": {"accuracy_change": "ar:on=mars", "speedup": "ar:on=mars"},
+        },
+        {"row": "steady", "arm": "mars:tau=1", "figures": {"tokens_per_forward": {"sums": "1.00"}}},
+        {
+            "row": "drafted",
+            "arm": "speculative:ahead=7,verify=rejection",
+            "figures": {"acceptance_length": {"sums": "1.00", "average": "8.00"}},
+        },
+        {"row": "absent", "arm": "ar:on=base", "figures": {"accuracy": {"sums": "50.0"}}},
+    ]
+    table = published("mars-table-9")
+    return table.changed(
+        name="own",
+        setup=table.setup.changed(max_new_tokens=tokens),
+        benchmarks={"sums": Benchmark(suite="arithmetic", items=8)},
+        plan=TablePlan(batch_sizes=[4], rounds=1, limit=8, engine="graph"),
+        families={"tiny": {}},
+        not_comparable={"tokens_per_s": "their GPU is not stated"},
+        rows=[PublishedRow(**{"family": "tiny", **row}) for row in rows if row["row"] in kept],
+    )
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> tuple[JsonObject, Path]:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("own") / "it"
+    return carried_out(own_table(80), OWN, folder), folder
+
+
+def figure(result: JsonObject, row: str, quantity: str, benchmark: str = "sums") -> JsonObject:
+    found: list[JsonObject] = [
+        f for f in result["figures"] if (f["row"], f["quantity"], f["benchmark"]) == (row, quantity, benchmark)
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_same_thing_is_compared(own: tuple[JsonObject, Path]) -> None:
+    """Accuracy and tokens per forward of a table's own family, suite and budget get a verdict with its difference."""
+    result, _ = own
+    validate(result)
+    accuracy = figure(result, "fast", "accuracy")
+    assert accuracy["word"] == "differs", "far fewer are right where half sure is enough"
+    assert accuracy["difference"]["kind"] == "points"
+    assert accuracy["difference"]["value"] == pytest.approx(accuracy["ours"]["value"] - 99)
+    assert figure(result, "fast", "tokens_per_forward")["word"] == "differs"
+    assert figure(result, "steady", "tokens_per_forward")["word"] == "agrees"
+    assert figure(result, "fast", "accuracy_change")["word"] == "differs"
+    plain = figure(result, "plain", "accuracy")
+    assert plain["ours"]["n"] == 8
+    assert plain["word"] in WORDS[:3]
+
+
+def test_an_accepted_length_is_counted_as_deepspec_does(tmp_path: Path) -> None:
+    """Pooled over forwards: that of results.json, with an interval over blocks. No other accounting is shown."""
+    table = own_table(24, ["drafted"])
+    table = table.changed(plan=table.plan.changed(batch_sizes=[1], temperature=1.0, beside=["ar"]))
+    result = carried_out(table, OWN, tmp_path / "it")
+    validate(result)
+    cells = json.loads((tmp_path / "it" / "tiny" / "results.json").read_text())["cells"]
+    lines = [*RunDirectory(tmp_path / "it" / "tiny").lines(f"generations/{cells[1]['cell']}.jsonl")]
+    steps = [step for line in lines for step in line["commits"] if step]
+    beyond = sum(line["surplus"] for line in lines if line["finish_reason"] == "length")
+    ours = figure(result, "drafted", "acceptance_length")["ours"]
+
+    assert [cell["method"] for cell in cells] == ["ar", "speculative"]
+    assert beyond, "some answers are cut at the budget"
+    assert ours["value"] == pytest.approx((sum(steps) + beyond) / len(steps))
+    assert ours["value"] == pytest.approx(cells[1]["acceptance"]["derived"]["deepspec"])
+    assert ours["ci_low"] < ours["value"] < ours["ci_high"]
+    assert ours["n"] == 8
+    assert figure(result, "drafted", "acceptance_length")["word"] == "differs"
+    assert result["accounting"] == []
+    page.write(tmp_path, Reproduction(**result))
+    shown = (tmp_path / "reproduction.md").read_text()
+    assert "accepted length" in shown
+    assert "- **Accepted length.**" in shown
+    assert "- **The paper's accounting.**" not in shown
+
+
+def test_a_table_says_how_tokens_are_chosen_and_what_runs_beside() -> None:
+    """Temperature, variables of the chat template and baselines are part of every plan of the table."""
+    table = own_table(3, ["drafted"])
+    how = {"temperature": 0.5, "template_option": {"enable_thinking": False}, "beside": ["ar", "ar:on=mars"]}
+    (part,) = lay_out(table.changed(plan=table.plan.changed(**how)), OWN)
+
+    assert part.plan is not None
+    assert (part.plan.request.temperature, part.plan.request.template_option) == (0.5, {"enable_thinking": False})
+    assert [cell.arm for cell in part.plan.cells] == [
+        "ar@ar/graph",
+        "ar@mars/graph",
+        "speculative:ahead=7,verify=rejection@ar/graph",
+    ]
+
+
+def test_a_mean_of_one_is_that_one(own: tuple[JsonObject, Path]) -> None:
+    """The average over benchmarks combines values, intervals and differences."""
+    result, _ = own
+    for quantity in ("accuracy", "tokens_per_forward"):
+        one, mean = figure(result, "fast", quantity), figure(result, "fast", quantity, "average")
+        for part in ("ours", "difference"):
+            assert all(one[part][k] == pytest.approx(mean[part][k]) for k in ("value", "ci_low", "ci_high"))
+
+
+def test_times_are_compared_only_where_they_can_be(own: tuple[JsonObject, Path]) -> None:
+    """A CPU is no GPU, and a GPU that is not stated is none that can be had."""
+    result, _ = own
+    assert figure(result, "fast", "speedup")["why"] == "measured on cpu, theirs on a GPU"
+    assert figure(result, "fast", "tokens_per_s")["why"] == "their GPU is not stated"
+    assert figure(result, "fast", "speedup")["ours"]["value"] > 0
+
+
+def test_a_speedup_is_compared_on_a_gpu_by_the_eager_engine(tmp_path: Path) -> None:
+    """As far as the run's own record says so; with the blocks it has, and the blocks it takes."""
+    table = own_table(4, ["plain", "fast"])
+    carried_out(table, OWN.changed(engine="eager", batch_size=(4,)), tmp_path / "eager")
+    environment = tmp_path / "eager" / "tiny" / "environment.json"
+    environment.write_text(environment.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    results = tmp_path / "eager" / "tiny" / "results.json"
+    results.write_text(results.read_text().replace('"dtype": "float32"', '"dtype": "bfloat16"'))
+    asked, parts = reproduction.reopen(tmp_path / "eager")
+    speedup = figure(dump(compare(table, asked, parts, tmp_path / "eager")), "fast", "speedup")
+    assert (speedup["word"], speedup["why"]) == ("cannot tell", "n = 2 blocks, 6 needed")
+    assert speedup["difference"]["value"] == pytest.approx(speedup["ours"]["value"])
+    same = table.changed(rows=[table.rows[1].changed(against={**table.rows[1].against, "speedup": "mars:tau=0.5"})])
+    assert (
+        figure(dump(compare(same, asked, parts, tmp_path / "eager")), "fast", "speedup")["why"]
+        == "it is its own baseline"
+    )
+
+
+def test_the_papers_accounting_counts_what_is_behind_the_end(own: tuple[JsonObject, Path]) -> None:
+    """Its tokens per forward are all tokens that were accepted over the same forwards; recounted from the lines."""
+    result, folder = own
+    _, parts = reproduction.reopen(folder)
+    assert parts[0].plan is not None
+    measured = read(RunDirectory(folder / "tiny"), parts[0].plan)
+    for line in result["accounting"]:
+        cell = next(m for m in measured.values() if m.cell.arm == line["arm"])
+        tokens = cell.tokens
+        forwards = sum(len(g.commits or ()) for g in cell.lines.values())
+        after = sum(g.surplus or 0 for g in cell.lines.values())
+        assert line["tokens_after_the_end"] == after
+        assert line["tokens_per_forward"] == pytest.approx(tokens / forwards)
+        assert line["paper_tokens_per_forward"] == pytest.approx((tokens + after) / forwards)
+        assert line["tokens_per_forward_with_prompt_forward"] == pytest.approx(tokens / (forwards + 8))
+    fast = figure(result, "fast", "tokens_per_forward")["ours"]
+    assert fast["value"] == next(a["paper_tokens_per_forward"] for a in result["accounting"] if "0.5" in a["arm"])
+    assert any(line["tokens_after_the_end"] for line in result["accounting"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"protocol": "own"}, "--protocol own stops at stop strings, theirs does not"),
+        ({"max_new_tokens": 7}, "a miniature: 7 new tokens, theirs 8"),
+        ({"limit": 9}, "a miniature: 9 items, theirs 8"),
+    ],
+)
+def test_another_thing_is_not_compared(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    """Another protocol, budget or set of questions."""
+    table = own_table(8, ["steady"])
+    result = carried_out(table, OWN.changed(**changes), tmp_path / "it")
+    assert [(f["word"], f["why"]) for f in result["figures"]] == [("not comparable", why)]
+
+
+def test_fewer_questions_are_told_less_surely(tmp_path: Path) -> None:
+    """The same thing with too few items for an interval: it says how many there are."""
+    table = own_table(8, ["steady"])
+    result = carried_out(table, OWN.changed(limit=3), tmp_path / "it")
+    assert [(f["word"], f["why"]) for f in result["figures"]] == [("cannot tell", "n = 3 blocks, 6 needed")]
+
+
+def test_what_has_no_checkpoint_says_how_to_get_one() -> None:
+    """By an option, and by a recipe where one makes it; the rest of the table is planned."""
+    part = lay_out(published("mars-table-2"), Asked(name="", **MINIATURE))[0]
+    assert part.plan is not None
+    assert part.missing == {
+        "ar:on=base": "family 'tiny' has no checkpoint in the role 'base': add `--checkpoint base=PATH_OR_ID`"
+    }
+    small = Asked(name="", family="qwen2.5-0.5b", offline=True)
+    with pytest.raises(UserError, match=r"nothing of mars-table-2 can be run here: "):
+        lay_out(published("mars-table-2"), small)
+    missing = reproduction._missing(["ar:on=ar_long"], RunRequest(family="qwen2.5-0.5b", offline=True))
+    assert missing["ar:on=ar_long"].endswith("`mtbench train --recipe mars-qwen2.5-0.5b --only ar_long`")
+
+
+def test_a_suite_that_cannot_be_opened_costs_its_own_figures(tmp_path: Path) -> None:
+    """One benchmark without its data is not run, with the reason; the other is."""
+    table = own_table(8)
+    suite = f"prompts:{tmp_path}/nowhere.jsonl"
+    lost = Benchmark(suite=suite, items=5)
+    row = PublishedRow(
+        row="r", family="tiny", arm="ar", figures={"accuracy": {"sums": "1.0", "lost": "1.0", "average": "1.0"}}
+    )
+    table = table.changed(benchmarks={**table.benchmarks, "lost": lost}, rows=[row])
+    result = carried_out(table, OWN.changed(max_new_tokens=3), tmp_path / "it")
+    words = {f["benchmark"]: f["word"] for f in result["figures"]}
+    assert words == {"sums": "not comparable", "lost": "not run", "average": "not run"}
+    assert "nowhere.jsonl" in figure(result, "r", "accuracy", "lost")["why"]
+    assert figure(result, "r", "accuracy", "average")["why"] == "lost was not run"
+    assert [one["suite"] for one in result["runs"][0]["closed"]] == [suite]
+    with pytest.raises(UserError, match=r"nowhere\.jsonl"):
+        lay_out(table, OWN.changed(suite=(suite,)))
+
+
+def test_a_family_or_a_suite_of_the_table_is_a_choice() -> None:
+    """What is left out is not run; what is not the table's takes the place of all."""
+    table = published("mars-table-2")
+    asked = Asked(name=table.name, suite=("gsm8k-paper",))
+    assert reproduction.suites_of(table, asked) == {"gsm8k": "gsm8k-paper"}
+    stand_in = reproduction.suites_of(table, asked.changed(suite=("arithmetic",)))
+    assert stand_in == dict.fromkeys(table.benchmarks, "arithmetic")
+    assert reproduction._families(table, asked) == ["qwen2.5-0.5b", "qwen2.5-7b"]
+    assert reproduction._families(table, asked.changed(family="qwen2.5-7b")) == ["qwen2.5-7b"]
+    with pytest.raises(UserError, match="does not say of which family; add `--family` with one of qwen"):
+        reproduction._families(table, asked.changed(checkpoint={"base": "./mine"}))
+
+
+def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
+    """What was decoded is not decoded again, and the figures are those of one that was not interrupted."""
+    table, asked = own_table(5, ["plain", "fast"]), OWN.changed(batch_size=(4,))
+    parts = begun(table, asked, tmp_path / "twice")
+    first = Quiet(until=3)
+    with pytest.raises(KeyboardInterrupt):
+        reproduction.run(tmp_path / "twice", parts[0], asked, first, report=False)
+    kept, reopened = reproduction.reopen(tmp_path / "twice")
+    assert json.dumps(dump(kept)) == json.dumps(dump(asked))
+    second, third = Quiet(), Quiet()
+    reproduction.run(tmp_path / "twice", reopened[0], kept, second, report=False)
+    assert second.batches == 4 - 2, "of 2 blocks of 2 arms, the first was whole"
+    reproduction.run(tmp_path / "twice", reopened[0], kept, third, report=False)
+    assert third.batches == 0
+    result = dump(compare(table, kept, reopened, tmp_path / "twice"))
+    whole = carried_out(table, asked, tmp_path / "once")
+    timed = ("speedup", "tokens_per_s")
+    for one, other in zip(result["figures"], whole["figures"], strict=True):
+        assert one["quantity"] in timed or one == other
+
+
+def test_a_reproduction_that_stopped_before_its_plans_starts_anew(tmp_path: Path) -> None:
+    """Killed between the plans and asked.json it holds no results. Anything else in the directory is kept."""
+    table, asked = own_table(5, ["plain"]), OWN
+    folder, parts = tmp_path / "run", lay_out(table, asked)
+    reproduction.begin(folder, asked, parts, ["mtbench"])
+    (folder / "asked.json").rename(folder / ".asked.json.abcdefgh.tmp")
+    with pytest.raises(UserError, match="Repeat the command that started it"):
+        reproduction.clear_unplanned(folder, named=False)
+    assert reproduction.clear_unplanned(folder, named=True)
+    assert not folder.exists()
+    reproduction.begin(folder, asked, parts, ["mtbench"])
+    (folder / "asked.json").unlink()
+    (folder / "notes.txt").touch()
+    assert not reproduction.clear_unplanned(folder, named=True)
+    assert (folder / "notes.txt").exists()
+
+
+def test_what_models_and_files_say_is_text(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
+    """Markup in a name is shown, not obeyed."""
+    result = json.loads(json.dumps(own[0]).replace("absent", "<script>broken</script>"))
+    page.write(tmp_path, Reproduction(**result))
+    assert "<script" not in (tmp_path / "reproduction.html").read_text()
+    assert "<script" not in (tmp_path / "reproduction.md").read_text()
+
+
+def test_real_questions_are_no_synthetic_task(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
+    """Over other suites than its own, the embedded family is a demonstration of a small model."""
+    result = Reproduction(**own[0])
+    page.write(tmp_path, result.changed(figures=[f.changed(suite="questions") for f in result.figures]))
+    for name in ("reproduction.html", "reproduction.md"):
+        text = (tmp_path / name).read_text()
+        assert SMALL_MODEL in text
+        assert "synthetic task" not in text
+
+
+def test_the_terminal_says_every_figure_and_reason(own: tuple[JsonObject, Path]) -> None:
+    """Theirs, ours, the verdict; reasons once, below."""
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(page.terminal_table(Reproduction(**own[0])))
+    said = " ".join(console.export_text().split())
+    assert "1,000" in said
+    assert said.count("their GPU is not stated") == 1
+    assert "not run (" in said
+    assert DEMONSTRATION in said
+
+
+def mtbench(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["mtbench", "reproduce", *words])
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    return int(left.value.code or 0)
+
+
+SMALL = ["--family", "tiny", "--suite", "arithmetic", "--limit", "2", "--rounds", "1", "--max-new-tokens", "3"]
+SMALL += ["--batch-size", "2", "--device", "cpu"]
+
+
+def test_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table, its dry run, its page as the last line, and going on, which does nothing twice."""
+    out = str(tmp_path / "run")
+    command = ["mars-table-9", *SMALL, "-o", out]
+    assert mtbench(*command, "--dry-run", monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "jacobi:ahead=256" in said
+    assert re.search(r"tiny: about \d", said)
+    assert not (tmp_path / "run").exists()
+    assert mtbench(*command, monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == f"{out}/reproduction.html"
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "asked.json",
+        "reproduction.json",
+        "reproduction.md",
+        "reproduction.html",
+        "tiny",
+        ".lock",
+    }
+    assert (tmp_path / "run" / "tiny" / "report.html").is_file()
+    before = (tmp_path / "run" / "reproduction.json").read_text()
+    assert mtbench("-o", out, "--resume", monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "run" / "reproduction.json").read_text() == before
+    assert mtbench(*command, monkeypatch=monkeypatch) == 2
+    assert "go on with `mtbench reproduce -o" in capsys.readouterr().err
+    assert mtbench("-o", out, "--resume", "--limit", "3", monkeypatch=monkeypatch) == 2
+    assert "has limit=2, not 3; resume it with" in capsys.readouterr().err
+    assert mtbench("mars-table-2", "-o", out, "--resume", monkeypatch=monkeypatch) == 2
+    assert "holds 'mars-table-9'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mars-table-7"], "unknown reproduction 'mars-table-7' (did you mean"),
+        (["mars-table-9", *SMALL, "--limit", "0"], "--limit 0 is not allowed"),
+        (["mars-table-9", *SMALL, "--suite", "nowhere"], "unknown suite 'nowhere'"),
+        (["mars-table-9", *SMALL, "--family", "huge"], "unknown family 'huge'"),
+        (["mars-table-9", *SMALL, "--engine", "steam"], "unknown engine 'steam'"),
+        (["mars-table-9", *SMALL, "--protocol", "other"], "unknown protocol 'other'"),
+        (["--resume"], "--resume needs the directory"),
+        (["--resume", "-o", "nowhere"], "'nowhere' has no asked.json"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the value, and what to do; nothing is begun."""
+    monkeypatch.chdir(tmp_path)
+    assert mtbench(*words, monkeypatch=monkeypatch) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_name_they_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every one, and what it needs beyond what is released."""
+    assert mtbench(monkeypatch=monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in names())
+    assert "ar_long" in said
+
+
+def test_an_interruption_names_the_reproduction_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not the run inside it."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduction, "run", interrupted)
+    out = str(tmp_path / "run")
+    assert mtbench("mars-table-9", *SMALL, "-o", out, monkeypatch=monkeypatch) == 130
+    assert f"resume with `mtbench reproduce -o {out} --resume`" in capsys.readouterr().err
