@@ -10,9 +10,11 @@ import kernel_checks
 import torch
 
 from mtbench import kernels
+from mtbench.models import fused_decoder
 from mtbench.models.fused_decoder import Decoder
 
-MODELS = Path(kernels.__file__).parent
+KERNELS = Path(kernels.__file__).parent
+SOURCES = {"fused_decoder": Path(fused_decoder.__file__), "kernels": Path(kernels.__file__)}
 
 
 class Fault(NamedTuple):
@@ -173,7 +175,7 @@ def decoder_finds(fault: Fault, folder: Path) -> bool:
 def _planted(fault: Fault, folder: Path) -> ModuleType:
     """Return the faulty module, in a file: Triton reads the source of kernels there."""
     path = folder / f"{fault.file}.py"
-    source = (MODELS / path.name).read_text()
+    source = SOURCES.get(fault.file, KERNELS / path.name).read_text()
     assert source.count(fault.text) == 1, f"the text of {fault.name!r} occurs {source.count(fault.text)} times"
     path.write_text(source.replace(fault.text, fault.fault))
     spec = importlib.util.spec_from_file_location(f"planted_{path.stem}", path)

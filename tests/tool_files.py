@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "imports"
-RECORDED = Path(__file__).parent / "loadtest" / "recorded"
+RECORDED = Path(__file__).parent / "load" / "recorded"
 
 
 def answer(question: int, category: str, lengths: list[int], tokens: list[int], wall_s: list[float]) -> dict[str, Any]:

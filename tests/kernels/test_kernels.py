@@ -307,7 +307,7 @@ for rows, width in ((1, 1), (16, 4)):
 """
 COMPILE = """
 from mtbench.kernels import triton_attention, triton_products, triton_rotary
-from mtbench.models import triton_kernels as kernels
+from mtbench.kernels import triton_kernels as kernels
 from mtbench.kernels.norms import Norm, NormInput
 for module in (triton_attention, triton_products, triton_rotary):
     module.dependent_launch = lambda device: True
@@ -331,7 +331,7 @@ kernels.argmax_logsumexp(like.new_empty(4, 152064))
 kernels.norm(like.new_empty(7, 3584), like.new_empty(3584), 1e-6)
 """
 ATTENTION = """
-from mtbench.models import triton_attention as attention
+from mtbench.kernels import triton_attention as attention
 attention.shared_memory = lambda device: (LIMIT, ARCHITECTURE in (90, 100))
 for dtype, size, width, split in CELLS:
     like = torch.empty(0, dtype=getattr(torch, dtype))
