@@ -198,7 +198,7 @@ def qwen(blocks: int, rounds: int) -> dict[str, Any]:
             suite=("synthetic:32x64",),
             weights="random:qwen2.5-0.5b",
             method=AGAINST_GENERATE,
-            fixed_length=True,
+            ignore_eos=True,
             batch_size=(1,),
             limit=blocks,
         )

@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("options", nargs="*", default=["--method", "mars:tau=0.9", "--rows", "8"])
+    parser.add_argument("options", nargs="*", default=["--method", "mars:tau=0.9", "--max-num-seqs", "8"])
     asked = parser.parse_args()
     seconds = 1800.0 if asked.seconds is None and asked.requests is None else asked.seconds
     print(json.dumps(soak(asked.options, asked.clients, requests=asked.requests, seconds=seconds, seed=asked.seed)))

@@ -14,7 +14,7 @@ OWN = Path(__file__).parent / "mtbench-example" / "mtbench_example" / "bigram.py
 def main(out: str) -> mtbench.Chosen:
     chosen = mtbench.choose(
         out=out,
-        candidates=["speculative", "mars:tau=0.5", "bigram"],  # without it all that can run
+        method=["speculative", "mars:tau=0.5", "bigram"],  # without it all that can run
         plugin=OWN,
         max_loss=2,
         batch_size=[4, 8],

@@ -69,10 +69,10 @@ class HFGenerate(Outside):
             inspect_draft(target.source + "#mtp", target, offline=target.offline)  # refuses a target without weights
 
     def generate(
-        self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, fixed_length: bool, room: int
+        self, checkpoints: Mapping[str, Checkpoint], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
         if self.assisted and len(requests) > 1:
-            alone = [self.generate(checkpoints, [r], fixed_length=fixed_length, room=room) for r in requests]
+            alone = [self.generate(checkpoints, [r], ignore_eos=ignore_eos, room=room) for r in requests]
             return Answers([answers.token_ids[0] for answers in alone])
         checkpoint = target_of(checkpoints)
         model, pad = stock(checkpoint), next(iter(checkpoint.end_ids), 0)
@@ -92,7 +92,7 @@ class HFGenerate(Outside):
         settings = GenerationConfig(
             do_sample=False,
             max_new_tokens=budget,
-            eos_token_id=None if fixed_length else list(checkpoint.end_ids) or None,
+            eos_token_id=None if ignore_eos else list(checkpoint.end_ids) or None,
             pad_token_id=pad,
             suppress_tokens=suppressed or None,
             prompt_lookup_num_tokens=self.prompt_lookup or None,

@@ -88,23 +88,23 @@ class OpenAI(Outside):
         return {ours: totals[theirs] for theirs, ours in COUNTERS.items() if theirs in totals}
 
     def generate(
-        self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, fixed_length: bool, room: int
+        self, checkpoints: Mapping[str, Inspected], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
         server, checkpoint = self.server, target_of(checkpoints)
         model, refused = self.served, None
-        bodies = [body_of(request, model, fixed_length=fixed_length) for request in requests]
-        if not fixed_length and self._forms.plain:
+        bodies = [body_of(request, model, ignore_eos=ignore_eos) for request in requests]
+        if not ignore_eos and self._forms.plain:
             bodies = [plain_body_of(request, model, checkpoint) for request in requests]
         started_at = time.perf_counter()
         try:
             replies = self._complete(bodies)
         except ServerError as error:
-            if error.status not in REFUSALS or fixed_length or self._forms.plain:
+            if error.status not in REFUSALS or ignore_eos or self._forms.plain:
                 raise
             replies = self._complete_plainly(requests, model, checkpoint, error)
             refused = "the server refused fields, and was asked again without them"
-        if fixed_length and any(reply.finish != "length" for reply in replies):
-            raise ServerError(f"{server.url} does not support ignore_eos; leave out --fixed-length or this arm")
+        if ignore_eos and any(reply.finish != "length" for reply in replies):
+            raise ServerError(f"{server.url} does not support ignore_eos; leave out --ignore-eos or this arm")
         answers = [ids_of(reply, checkpoint, request.stop) for reply, request in zip(replies, requests, strict=True)]
         for ids in answers:
             check(ids, server, checkpoint)

@@ -131,7 +131,7 @@ def choose(
 ) -> Chosen:
     """Say which method to use, by a race, as `mtbench choose` does. Return its decision and its results.
 
-    `options` are the options of the command, with underscores: `candidates`, `suite`, `batch_size`, `max_loss`, … A
+    `options` are the options of the command, with underscores: `method`, `suite`, `batch_size`, `max_loss`, … A
     single value may stand for a list; `checkpoint` maps roles to paths. `time_budget` is "30m" or seconds.
     `out` is the run directory, by default runs/<suite>-<time>; with `resume`, the race in it goes on with its options.
     `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
@@ -178,6 +178,8 @@ def _values(options: Mapping[str, Any], defaults: records.Record, function: str)
     """Return options as the record of `defaults` takes them. Raises UserError for an unknown name."""
     known, values = type(defaults).model_fields, dict[str, Any]()
     for name, value in options.items():
+        if (former := getattr(type(defaults), "FORMER", {}).get(name)) is not None:
+            raise UserError(f"option {name!r} of {function} is now {former.now!r}; see help({function}).")
         if name not in known:
             raise unknown(f"option of {function}", name, known, f"help({function})")
         if isinstance(getattr(defaults, name), tuple) and isinstance(value, str | int):
@@ -201,8 +203,8 @@ def _request(options: Mapping[str, Any]) -> RunRequest:
 def _command(name: str, values: Mapping[str, Any]) -> list[str]:
     """Return the command line with the same options.
 
-    >>> _command("choose", {"batch_size": (1, 8), "candidates": ("a", "b"), "checkpoint": {"ar": "x"}, "offline": True})
-    ['mtbench', 'choose', '--batch-size', '1,8', '--candidates', 'a', '--candidates', 'b', '--checkpoint', 'ar=x', \
+    >>> _command("choose", {"batch_size": (1, 8), "method": ("a", "b"), "checkpoint": {"ar": "x"}, "offline": True})
+    ['mtbench', 'choose', '--batch-size', '1,8', '--method', 'a', '--method', 'b', '--checkpoint', 'ar=x', \
 '--offline']
     """
     words = ["mtbench", name]

@@ -1,6 +1,6 @@
 """User errors: one line with the wrong value, the allowed values and the next command.
 
-Messages repeat text that strangers wrote: names, paths, a server's answer. `printable` makes such text harmless.
+Messages repeat untrusted text: names, paths, a server's answer. `printable` makes such text harmless.
 """
 
 import difflib

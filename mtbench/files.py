@@ -1,4 +1,4 @@
-"""Write files atomically, and read the files of strangers within bounds.
+"""Write files atomically, and read untrusted files within bounds.
 
 Written data goes to a temporary file in the same folder, is flushed to the disk and then renamed to its final name: a
 file is complete or absent, whatever interrupts the process. A killed process leaves its temporary file behind;

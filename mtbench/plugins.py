@@ -9,7 +9,7 @@ The files of methods/ and suites/ register their classes when imported. Others a
   everything else works.
 - A command names a file: `--plugin FILE.py`. The file may import installed packages, but no other file beside it. A
   plan holds the SHA-256 of each file that it needs, and a command that reads the plan must name the same file: a plan
-  may come from a stranger, and a plugin is code.
+  is untrusted input, and a plugin is code.
 """
 
 import hashlib

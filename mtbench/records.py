@@ -8,9 +8,9 @@ the field, the value found and the values allowed. A JSON number stored as an in
 holds a float; nothing else is converted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     model_serializer,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, core_schema, from_json
@@ -38,7 +39,7 @@ Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seconds = NonNegative
-# Figures of strangers' files are bounded, so that their sums, products and ratios remain finite.
+# Figures of untrusted files are bounded, so that their sums, products and ratios remain finite.
 MOST = 1 << 50
 StoredNumber = Annotated[int, Field(ge=-MOST, le=MOST)]
 StoredCount = Annotated[int, Field(ge=0, le=MOST)]
@@ -82,6 +83,22 @@ def _refuse_null(value: Any) -> Any:
     return value
 
 
+class Former(NamedTuple):
+    """What a field of an earlier file is now."""
+
+    now: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
+def points(share: Any) -> Any:
+    """Return a share in points, as options give an accuracy; a value that is no number is returned as it is.
+
+    >>> points(0.02)
+    2.0
+    """
+    return round(100 * share, 10) if isinstance(share, float) else share
+
+
 class Record(BaseModel):
     """A JSON object with a fixed set of keys. It cannot be changed once made.
 
@@ -94,6 +111,23 @@ class Record(BaseModel):
     def changed(self, **changes: Any) -> Self:
         """A copy in which some fields have other values. The copy is validated."""
         return type(self)(**{name: getattr(self, name) for name in self.model_fields_set} | changes)
+
+
+class Upgraded(Record):
+    """A record whose fields had other names, or units, in earlier files. Both are read; today's are written."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _upgrade(cls, stored: Any) -> Any:
+        if not isinstance(stored, dict) or cls.FORMER.keys().isdisjoint(stored):
+            return stored
+        today = {name: value for name, value in stored.items() if name not in cls.FORMER}
+        for name in cls.FORMER.keys() & stored.keys():
+            former = cls.FORMER[name]
+            today.setdefault(former.now, former.convert(stored[name]))
+        return today
 
 
 ROOT = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)  # of a record that is a mapping with free keys
@@ -118,7 +152,7 @@ def dump(record: BaseModel) -> dict[str, Any]:
 
 
 def cleaned(record: M) -> M:
-    """The record without control characters, for what people read: its texts come from strangers."""
+    """The record without control characters, for what people read: its texts are untrusted input."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):

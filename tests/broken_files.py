@@ -256,7 +256,7 @@ PLANS: dict[str, Change] = {
     "plan: a temperature of -1": edit(PLAN, "request", "temperature", to=-1.0),
     "plan: a temperature of 1e308": edit(PLAN, "request", "temperature", to=1e308),
     "plan: a seed of 300 digits": edit(PLAN, "request", "seed", to=10**300),
-    "plan: a margin of 0": edit(PLAN, "request", "accuracy_margin", to=0.0),
+    "plan: a margin of 0": edit(PLAN, "request", "max_loss", to=0.0),
     "plan: a limit of 0": edit(PLAN, "request", "limit", to=0),
     "plan: a request of 10^9 rounds": edit(PLAN, "request", "rounds", to=10**9),
     "plan: NaN inside": with_text(PLAN, '"temperature": 0.0', '"temperature": NaN'),

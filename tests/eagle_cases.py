@@ -306,7 +306,7 @@ def make_pair(folder: Path, form: Format) -> Pair:
     tensors = stored(draft)
     reference = Reference(form, tensors, target)
     if form.heads:
-        says = run(ar(), target, fixed_length=True)
+        says = run(ar(), target, ignore_eos=True)
         texts = [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
         tensors["lm_head.weight"] = fitted(reference, texts, PROMPTS)
         save_file(tensors, draft / "model.safetensors")

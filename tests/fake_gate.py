@@ -20,7 +20,7 @@ def request(base: Path, head: Path, **asked: Any) -> GateRequest:
         "margin": 0.02,
         "blocks": 4,
         "pairs": None,
-        "live": False,
+        "interleave": False,
         "counts_only": False,
         "allow_changed": False,
         "allow_torch": False,

@@ -103,7 +103,7 @@ def measure_run(folder: Path) -> None:
 
 def measure_choose(folder: Path) -> None:
     candidates = ["mars:tau=0.9", "mars-selfspec", "lookahead"]
-    mtbench.choose(candidates=candidates, batch_size=2, limit=32, out=folder)
+    mtbench.choose(method=candidates, batch_size=2, limit=32, out=folder)
 
 
 def measure_gate(folder: Path) -> None:

@@ -87,7 +87,13 @@ PYTHON = Path(sys.executable)
 
 
 def request(**given: Any) -> LoadRequest:
-    values: dict[str, Any] = {"suite": "arithmetic", "rates": [1.0, 8.0], "requests": 3, "rounds": 2, "rows": 2}
+    values: dict[str, Any] = {
+        "suite": "arithmetic",
+        "request_rate": [1.0, 8.0],
+        "requests": 3,
+        "rounds": 2,
+        "max_num_seqs": 2,
+    }
     return LoadRequest(**values | given)
 
 

@@ -593,7 +593,7 @@ def test_a_method_that_does_not_stop_is_stopped(
     """Whatever it commits behind its budget or an end token is cut by the loop."""
     endless = {"claims": "lossy", "accept": commits(count=lambda rows: like(rows, value=3))}
     enter(endless | {"propose": lambda self, state, rows, runners: like(rows, 2)})
-    run = start(tmp_path / "run", asked(checkpoint, fixed_length=True, max_new_tokens=7))
+    run = start(tmp_path / "run", asked(checkpoint, ignore_eos=True, max_new_tokens=7))
 
     assert [c["tokens"] for c in finish(run)["cells"]] == [14, 14]
     enter(endless | {"accept": commits(tokens=lambda rows: like(rows, 3, value=END), count=lambda r: like(r, value=3))})

@@ -8,8 +8,8 @@ vLLM: vllm-project/vllm 009e6d4a, vllm/benchmarks/serve.py
 SGLang: sgl-project/sglang 00f9ec47, python/sglang/benchmark/serving.py
 
 `RECORDED` has what aiperf 0.13.0 and guidellm 0.8.1 wrote when `mtbench load` sent six prompts, five at a time, to
-`mtbench serve --family tiny --method mars:tau=0.8 --rows 1 --max-queue 1 --max-new-tokens 24`: two answers and four
-refusals each. Ids, headers, payloads, tracebacks and connection metrics were taken out.
+`mtbench serve --family tiny --method mars:tau=0.8 --max-num-seqs 1 --max-queue 1 --max-new-tokens 24`: two answers and
+four refusals each. Ids, headers, payloads, tracebacks and connection metrics were taken out.
 """
 
 import json

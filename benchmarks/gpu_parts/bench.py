@@ -137,7 +137,7 @@ class Bench:
                 batch_size=(size,),
                 batching=(batching,),
                 limit=blocks * size * (REFILLS if batching == REFILL else 1),
-                accept=ACCEPT,
+                simulate_acceptance=ACCEPT,
                 device=self.args.device,
                 dtype=self.dtype,
                 rounds=1,

@@ -46,11 +46,9 @@ SloOption = Annotated[
         "--slo", help="Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none."
     ),
 ]
-CandidatesOption = Annotated[
+MethodOption = Annotated[
     list[str],
-    Option(
-        "--candidates", help="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run."
-    ),
+    Option("--method", help="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run."),
 ]
 LimitOption = Annotated[
     str | None,
@@ -71,7 +69,7 @@ DecisionOption = Annotated[
 def choose(
     ctx: typer.Context,
     suite: SuiteOption = list(RACE_DEFAULTS.suite),  # noqa: B006
-    candidates: CandidatesOption = list(RACE_DEFAULTS.candidates),  # noqa: B006
+    method: MethodOption = list(RACE_DEFAULTS.method),  # noqa: B006
     max_loss: LossOption = RACE_DEFAULTS.max_loss,
     objective: ObjectiveOption = RACE_DEFAULTS.objective,
     slo: SloOption = RACE_DEFAULTS.slo,

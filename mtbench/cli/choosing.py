@@ -87,7 +87,7 @@ def dry_run(request: RaceRequest, directory: Path | None, execution: Execution) 
     print_candidates(found)
     for warning in pipeline.warnings(plan):
         warn(warning)
-    show_estimate(plan, "at most, if no arm leaves: ")
+    show_estimate(plan, "at most; eliminated arms shorten it: ")
     say("for less time: --max-new-tokens, --limit, or --time-budget 10m, which ends with what is known by then")
 
 

@@ -70,13 +70,13 @@ def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
     """Return by cell the noise of this machine's latest floors, from the folder of the first run.
 
     Any plan with such a cell will do: what differs between processes depends little on the number of blocks. Processes
-    that took turns (`--live`) differ by less than two sessions, so their floors do not count.
+    that took turns (`--interleave`) differ by less than two sessions, so their floors do not count.
     """
     machines = (*base.machines, *head.machines)
     fitting = [
         measured
         for measured in floor.read(base.run.path.resolve().parent)
-        if not measured.live and floor.is_recent(measured) and all(_is_of(measured, m) for m in machines)
+        if not measured.interleave and floor.is_recent(measured) and all(_is_of(measured, m) for m in machines)
     ]
     latest = sorted(fitting, key=lambda measured: measured.measured)
     return {cell.cell: cell.pair_sd for measured in latest for cell in measured.cells}

@@ -23,7 +23,7 @@ MOST_PAIRS = 1000
 PER_SESSION = {"directory", "resume", "time_budget"}  # options that `--resume` takes
 NOT_PASSED_ON = ("time_budget", "plugin")  # of the options of a run: the gate has its own, and each build its files
 ENV = "the folder of a virtual environment, git:REV, pip:REQUIREMENT or url:ADDRESS of a server"
-_with_options = partial(with_options, without=("accuracy_margin", "limit", "price_per_hour"))
+_with_options = partial(with_options, without=("max_loss", "limit", "price_per_hour"))
 BaseOption = Annotated[str | None, Option("--base", help=f"Build to compare with: {ENV}.")]
 HeadOption = Annotated[str | None, Option("--head", help="Build to judge; default: this environment.")]
 BasePluginOption = Annotated[
@@ -50,10 +50,10 @@ PairsOption = Annotated[
         "a FAIL once more come on top.",
     ),
 ]
-LiveOption = Annotated[
+InterleaveOption = Annotated[
     bool,
     Option(
-        "--live",
+        "--interleave",
         help="Both processes of a pair are alive and take turns, block by block: less noise, but both must fit into "
         "memory.",
     ),
@@ -68,7 +68,8 @@ LimitOption = Annotated[
     Option(
         "--process-limit",
         metavar="DURATION",
-        help="Longest time of one process of a build, such as 90s, 30m or 2h; with --live, of one turn. A head that "
+        help="Longest time of one process of a build, such as 90s, 30m or 2h; with --interleave, of one turn. A "
+        "head that "
         "takes longer fails.",
     ),
 ]
@@ -80,7 +81,7 @@ CalibrationOutOption = Annotated[
 ]
 
 
-ASKED = {"base", "head", "margin", "blocks", "pairs", "live", "counts_only"}  # parameters that a gate stores
+ASKED = {"base", "head", "margin", "blocks", "pairs", "interleave", "counts_only"}  # parameters that a gate stores
 ASKED |= {"allow_changed", "allow_torch", "allow_dirty"}
 
 
@@ -94,7 +95,7 @@ def gate(
     margin: MarginOption = 0.02,
     blocks: BlocksOption = 8,
     pairs: PairsOption = None,
-    live: LiveOption = False,
+    interleave: InterleaveOption = False,
     counts_only: CountsOption = False,
     allow_changed: ChangedOption = False,
     allow_torch: TorchOption = False,
@@ -147,7 +148,7 @@ def calibrate(
     base: Annotated[str | None, Option("--base", help=f"Build: {ENV}; default: this environment.")] = None,
     blocks: BlocksOption = 8,
     pairs: Annotated[int, Option("--pairs", min=3, max=MOST_PAIRS, help="Pairs of processes.")] = 10,
-    live: LiveOption = False,
+    interleave: InterleaveOption = False,
     allow_dirty: DirtyOption = False,
     process_limit: LimitOption = "2h",
     limit: GateLimitOption = DEFAULT_LIMIT,
@@ -171,7 +172,7 @@ def calibrate(
         **build,
         blocks=blocks,
         pairs=pairs,
-        live=live,
+        interleave=interleave,
         allow_torch=False,
         allow_dirty=allow_dirty,
     )

@@ -18,7 +18,7 @@ from mtbench.cli.request_options import (
     DtypeOption,
     EngineOption,
     FamilyOption,
-    MarginOption,
+    LossOption,
     ModelOption,
     OfflineOption,
     PluginOption,
@@ -34,10 +34,10 @@ from mtbench.runs.run_request import DEFAULTS, seconds
 app = typer.Typer()
 
 PER_SESSION = {"directory", "resume", "time_budget", "client_python", "plugin", "url"}  # options that `--resume` takes
-ArmOption = Annotated[
+MethodOption = Annotated[
     list[str],
     Option(
-        "--arm",
+        "--method",
         help="Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server adapts to "
         "its queue, mars:tau=0.95..0.7. Repeatable.",
     ),
@@ -52,13 +52,13 @@ UrlOption = Annotated[
 ]
 SuiteOption = Annotated[str, Option("--suite", help="Suite as NAME or NAME:REST. See `mtbench ls suites`.")]
 LimitOption = Annotated[int | None, Option("--limit", help="Most items of the suite; default: as many as are sent.")]
-RatesOption = Annotated[str | None, Option("--rates", help="Requests per second, such as 1,2,4.")]
+RateOption = Annotated[str | None, Option("--request-rate", help="Requests per second, such as 1,2,4.")]
 ConcurrencyOption = Annotated[
-    str | None, Option("--concurrency", help="Requests at a time, such as 1,4,16; instead of --rates.")
+    str | None, Option("--concurrency", help="Requests at a time, such as 1,4,16; instead of --request-rate.")
 ]
 PoissonOption = Annotated[bool, Option("--poisson", help="Poisson arrivals; default: constant gaps.")]
 DurationOption = Annotated[
-    float, Option("--duration-s", help="Seconds in which a point's requests are sent, with --rates.")
+    float, Option("--duration-s", help="Seconds in which a point's requests are sent, with --request-rate.")
 ]
 RequestsOption = Annotated[int | None, Option("--requests", help="Requests of a point; default: rate times duration.")]
 RoundsOption = Annotated[int, Option("--rounds", help="How often every point is run; intervals of times need 5.")]
@@ -66,7 +66,7 @@ SloOption = Annotated[
     str | None,
     Option("--slo", help="Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good."),
 ]
-RowsOption = Annotated[int, Option("--rows", help="Rows of a served method: requests decoded side by side.")]
+SeqsOption = Annotated[int, Option("--max-num-seqs", help="Rows of a served method: requests decoded side by side.")]
 QueueOption = Annotated[int, Option("--max-queue", help="Requests that a served method lets wait.")]
 TimeoutOption = Annotated[float, Option("--request-timeout-s", help="Seconds after which a request has failed.")]
 ClientOption = Annotated[str, Option("--client", help="Program that sends the requests: aiperf or guidellm.")]
@@ -85,7 +85,7 @@ LoadOutOption = Annotated[Path | None, Option("-o", "--out", help="Folder of the
 @in_panels
 def load(
     ctx: typer.Context,
-    arm: ArmOption = [],  # noqa: B006
+    method: MethodOption = [],  # noqa: B006
     plugin: PluginOption = [],  # noqa: B006
     url: UrlOption = [],  # noqa: B006
     suite: SuiteOption = DEFAULTS.suite[0],
@@ -99,21 +99,21 @@ def load(
     data_dir: DataOption = None,
     offline: OfflineOption = False,
     allow_unsandboxed_code: UnsandboxedOption = False,
-    rates: RatesOption = None,
+    request_rate: RateOption = None,
     concurrency: ConcurrencyOption = None,
     poisson: PoissonOption = False,
     duration_s: DurationOption = 30.0,
     requests: RequestsOption = None,
     rounds: RoundsOption = 5,
     slo: SloOption = None,
-    rows: RowsOption = 8,
+    max_num_seqs: SeqsOption = 8,
     max_queue: QueueOption = 64,
     max_new_tokens: TokensOption = None,
     request_timeout_s: TimeoutOption = 300.0,
     client: ClientOption = "aiperf",
     client_python: PythonOption = None,
     seed: LoadSeedOption = 0,
-    accuracy_margin: MarginOption = DEFAULTS.accuracy_margin,
+    max_loss: LossOption = DEFAULTS.max_loss,
     time_budget: BudgetOption = None,
     directory: LoadOutOption = None,
     resume: ResumeOption = False,
@@ -122,8 +122,8 @@ def load(
     """Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.
 
     Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf or guidellm
-    sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start: --arm ar
-    --arm mars:tau=0.95 --rates 2,8 --duration-s 10 --rounds 1.
+    sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start:
+    --method ar --method mars:tau=0.95 --request-rate 2,8 --duration-s 10 --rounds 1.
     """
     _load(ctx, directory, client_python, seconds(time_budget), resume=resume, dry_run=dry_run)
 

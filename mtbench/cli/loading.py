@@ -40,7 +40,7 @@ def request_of(params: Mapping[str, Any]) -> LoadRequest:
         "url": urls,
         "key_env": keys,
         "checkpoint": checkpoints(params["checkpoint"]),
-        "rates": numbers(params["rates"], "--rates", float),
+        "request_rate": numbers(params["request_rate"], "--request-rate", float),
         "concurrency": numbers(params["concurrency"], "--concurrency", int),
         "slo": Slo(**{LIMITS[name]: s for name, s in latency_limits(params["slo"], LIMITS).items()}),
         "data_dir": absolute(params["data_dir"]),
@@ -91,7 +91,7 @@ def reopen(directory: Path) -> RunDirectory:
 def run(opened: RunDirectory, client_python: Path | None, budget_s: float | None, urls: Sequence[str]) -> Load:
     """Run the points that are missing, score the answers, write load.json and the page.
 
-    `urls`: servers that this command names. A key is sent to no other server: the plan may come from a stranger.
+    `urls`: servers that this command names. A key is sent to no other server: the plan is untrusted input.
     """
     deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
     planned = opened.read(PLAN, LoadPlan)

@@ -19,6 +19,17 @@ from mtbench.cli.session import INTERRUPTED, MISTAKE, err, out, say
 from mtbench.errors import UserError, first_line, is_out_of_memory
 from mtbench.version import __version__
 
+RENAMED = {  # options of earlier versions -> today's
+    "--accept": "--simulate-acceptance",
+    "--accuracy-margin": "--max-loss, in points (2, not 0.02)",
+    "--arm": "--method",
+    "--candidates": "--method",
+    "--fixed-length": "--ignore-eos",
+    "--live": "--interleave",
+    "--rates": "--request-rate",
+    "--rows": "--max-num-seqs",
+    "--template-option": "--chat-template-kwargs",
+}
 UsageError: type[Any] = typer.BadParameter.__base__ or typer.BadParameter  # raised by the option parser of Typer
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
@@ -139,7 +150,8 @@ def _execute() -> Any:
     except UserError as error:
         return _complain(str(error))
     except UsageError as error:
-        return _complain_of_usage(error.format_message())
+        renamed = RENAMED.get(getattr(error, "option_name", ""))
+        return _complain_of_usage(f"{error.option_name} is now {renamed}" if renamed else error.format_message())
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+from pydantic import TypeAdapter, ValidationError
 from typer import Context, Option
 
 from mtbench import plugins, records
@@ -85,8 +86,9 @@ BudgetOption = Annotated[
         help="Start no batch after 90s, 30m or 2h, counted from loading the models; continue with --resume.",
     ),
 ]
-MarginOption = Annotated[
-    float, Option("--accuracy-margin", help="Margin of the verdict `not worse`; 0.02 is 2 points.")
+LossOption = Annotated[
+    float,
+    Option("--max-loss", help="Loss of accuracy that you accept, in points: the margin of the verdict `not worse`."),
 ]
 OutOption = Annotated[Path | None, Option("-o", "--out", help="Run directory; default: runs/<suite>-<time>.")]
 ResumeOption = Annotated[bool, Option("--resume", help="Run what is missing in -o DIR.")]
@@ -109,19 +111,17 @@ JsonOption = Annotated[
 
 PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in this order
     "Builds": ("base", "head", "base_plugin", "allow_torch", "allow_dirty"),
-    "Gate": ("margin", "blocks", "pairs", "live", "counts_only", "allow_changed", "process_limit"),
+    "Gate": ("margin", "blocks", "pairs", "interleave", "counts_only", "allow_changed", "process_limit"),
     "What to compare": (
         "method",
         "plugin",
-        "candidates",
-        "arm",
         "url",
         "engine",
         "family",
         "model",
         "checkpoint",
         "weights",
-        "accept",
+        "simulate_acceptance",
     ),
     "Benchmark": (
         "suite",
@@ -134,11 +134,11 @@ PANELS: Mapping[str, Sequence[str]] = {  # panel of `--help` -> parameters, in t
         "skip_unscorable",
         "allow_unsandboxed_code",
     ),
-    "Decoding": ("max_new_tokens", "temperature", "template_option", "seed", "protocol", "fixed_length"),
-    "Load": ("rates", "concurrency", "poisson", "duration_s", "requests", "slo", "client", "client_python"),
-    "Server": ("rows", "max_queue", "request_timeout_s"),
+    "Decoding": ("max_new_tokens", "temperature", "chat_template_kwargs", "seed", "protocol", "ignore_eos"),
+    "Load": ("request_rate", "concurrency", "poisson", "duration_s", "requests", "slo", "client", "client_python"),
+    "Server": ("max_num_seqs", "max_queue", "request_timeout_s"),
     "Decision": ("max_loss", "objective"),
-    "Batches and timing": ("batch_size", "batching", "rounds", "time_budget", "accuracy_margin"),
+    "Batches and timing": ("batch_size", "batching", "rounds", "time_budget"),
     "Machine": ("device", "dtype", "workers", "ray", "server", "peak_memory"),
     "Output": ("directory", "resume", "dry_run", "fail_on", "json_to", "price_per_hour"),
 }
@@ -155,16 +155,16 @@ def options(
         str | None,
         Option("--weights", help="random:SHAPE: random weights for all roles. Simulated: measures speed only."),
     ] = DEFAULTS.weights,
-    accept: Annotated[
+    simulate_acceptance: Annotated[
         str | None,
         Option(
-            "--accept",
+            "--simulate-acceptance",
             help="Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which the "
             "last one repeats; rates=0.8,0.5, shares of forwards that accept so many drafts (vLLM's "
             "synthetic_acceptance_rates); or length=2.4, mean tokens per forward with the model's own (vLLM's "
             "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability.",
         ),
-    ] = DEFAULTS.accept,
+    ] = DEFAULTS.simulate_acceptance,
     method: Annotated[
         list[str],
         Option(
@@ -210,11 +210,13 @@ def options(
             help="0 is greedy. Above 0, all arms share one random seed per request and position.",
         ),
     ] = DEFAULTS.temperature,
-    template_option: Annotated[
+    chat_template_kwargs: Annotated[
         list[str],
         Option(
-            "--template-option",
-            help="NAME=VALUE: a variable of the chat template, such as enable_thinking=false. Repeatable.",
+            "--chat-template-kwargs",
+            metavar="NAME=VALUE|JSON",
+            help="Variables of the chat template, such as enable_thinking=false or '{\"enable_thinking\": false}'. "
+            "Repeatable.",
         ),
     ] = [],  # noqa: B006
     data_dir: DataOption = None,
@@ -228,10 +230,10 @@ def options(
         str,
         Option("--protocol", help="own, or paper: ignore stop strings while decoding; cut the text before scoring."),
     ] = DEFAULTS.protocol,
-    fixed_length: Annotated[
-        bool, Option("--fixed-length", help="Ignore end tokens: every answer takes its whole token budget.")
-    ] = DEFAULTS.fixed_length,
-    accuracy_margin: MarginOption = DEFAULTS.accuracy_margin,
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Ignore end tokens: every answer takes its whole token budget.")
+    ] = DEFAULTS.ignore_eos,
+    max_loss: LossOption = DEFAULTS.max_loss,
     plugin: PluginOption = [],  # noqa: B006
     price_per_hour: PriceOption = DEFAULTS.price_per_hour,
 ) -> None:
@@ -312,7 +314,7 @@ def fields_of(params: Mapping[str, Any], names: Collection[str]) -> dict[str, An
     """Return the named fields of a request, by what the options say. Raises UserError for text that cannot be read."""
     return {name: params[name] for name in names if name in params} | {
         "checkpoint": checkpoints(params["checkpoint"]),
-        "template_option": template_options(params["template_option"]),
+        "chat_template_kwargs": template_options(params["chat_template_kwargs"]),
         "batch_size": whole_numbers(params["batch_size"]),
         "data_dir": absolute(params["data_dir"]),
     }
@@ -349,7 +351,7 @@ def checkpoints(texts: Sequence[str]) -> dict[str, str]:
 
 
 def template_options(texts: Sequence[str]) -> dict[str, bool | int | float | str]:
-    """Return name -> value of every NAME=VALUE: true, false or a number if it is one, else text.
+    """Return name -> value of every NAME=VALUE or JSON object: true, false or a number if it is one, else text.
 
     Raises UserError for other text.
 
@@ -358,13 +360,28 @@ def template_options(texts: Sequence[str]) -> dict[str, bool | int | float | str
     """
     found: dict[str, bool | int | float | str] = {}
     for text in texts:
+        if text.startswith("{"):
+            found |= _object(text)
+            continue
         name, equals, value = text.partition("=")
         if not name.isidentifier() or not equals:
             raise UserError(
-                f"--template-option {text!r} is not NAME=VALUE, such as `--template-option enable_thinking=false`."
+                f"--chat-template-kwargs {text!r} is not NAME=VALUE, such as `--chat-template-kwargs "
+                "enable_thinking=false`."
             )
         found[name] = _plain_value(value)
     return found
+
+
+def _object(text: str) -> dict[str, bool | int | float | str]:
+    """Return the variables of a JSON object. Raises UserError unless all values are plain."""
+    try:
+        return TypeAdapter(dict[str, bool | int | float | str]).validate_json(text, strict=True)
+    except ValidationError:
+        raise UserError(
+            f"--chat-template-kwargs {text!r} is no JSON object of texts, numbers and truth values, such as "
+            "'{\"enable_thinking\": false}'."
+        ) from None
 
 
 def _plain_value(text: str) -> bool | int | float | str:

@@ -37,7 +37,9 @@ def serve(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     offline: OfflineOption = False,
-    rows: Annotated[int, Option("--rows", min=1, max=4096, help="Requests decoded at the same time.")] = 8,
+    max_num_seqs: Annotated[
+        int, Option("--max-num-seqs", min=1, max=4096, help="Requests decoded at the same time.")
+    ] = 8,
     max_length: Annotated[
         int | None,
         Option("--max-length", min=2, help="Tokens of a prompt and its answer; default: the context, at most 4096."),
@@ -94,7 +96,7 @@ def serve(
         device=device,
         offline=offline,
     )
-    loaded = served.load(request, method, rows, max_length)
+    loaded = served.load(request, method, max_num_seqs, max_length)
     if off := kernels.off():
         warn(f"mtbench's kernels do not run, and PyTorch's do: {off}")
     if span is not None:

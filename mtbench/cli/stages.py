@@ -115,7 +115,7 @@ def show_estimate(planned: Plan, before: str = "") -> Estimate:
 
 def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
     """Return the items and the time of a verdict on accuracy, and whether the plan has enough items."""
-    group, within = need.group, 100 * planned.request.accuracy_margin
+    group, within = need.group, planned.request.max_loss
     place = f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(need.arms, 'arm')}"
     if need.needed is None or time_s is None:
         return f"{place}: no number of items shows `not worse` within {within:g} points"

@@ -18,9 +18,9 @@ REPLY = {
 }
 
 
-def body_of(request: Request, model: str, *, fixed_length: bool) -> dict[str, Any]:
+def body_of(request: Request, model: str, *, ignore_eos: bool) -> dict[str, Any]:
     """Return the body of a completion request."""
-    body: dict[str, Any] = {"model": model, "ignore_eos": fixed_length, **GREEDY, **REPLY}
+    body: dict[str, Any] = {"model": model, "ignore_eos": ignore_eos, **GREEDY, **REPLY}
     body |= {"cache_salt": uuid4().hex, "cache_prompt": False}  # vLLM's and SGLang's name; llama.cpp's
     if request.stop:
         body["stop"] = list(request.stop)

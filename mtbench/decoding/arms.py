@@ -198,12 +198,12 @@ def safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+-]", "_", text)
 
 
-def cell_id(suite: str, arm: Arm, batch_size: int, *, fixed_length: bool = False, batching: str = "static") -> str:
+def cell_id(suite: str, arm: Arm, batch_size: int, *, ignore_eos: bool = False, batching: str = "static") -> str:
     """Return the name of a cell's files: `suite.method[-optVALUE…].on.engine.[fixed.][refill.]bN`.
 
     Raises UserError if it is too long for the name of a file.
     """
-    length = "fixed." if fixed_length else ""
+    length = "fixed." if ignore_eos else ""
     batches = "" if batching == "static" else f"{batching}."
     name = f"{safe(suite)}.{arm.file_id}.{length}{batches}b{batch_size}"
     if len(name) > LONGEST_NAME:

@@ -90,12 +90,12 @@ class Outside(Method):
         return {}
 
     def generate(
-        self, checkpoints: Mapping[str, Any], requests: Sequence[Request], *, fixed_length: bool, room: int
+        self, checkpoints: Mapping[str, Any], requests: Sequence[Request], *, ignore_eos: bool, room: int
     ) -> Answers:
         """Decode each request greedily; return its answer with its end token.
 
         `checkpoints`: role -> Checkpoint, the target's first; for a `weightless` method role -> Inspected. Never emit
-        one of the target's `suppressed` ids. `fixed_length`: ignore end tokens; the requests then have no stop strings.
+        one of the target's `suppressed` ids. `ignore_eos`: ignore end tokens; the requests then have no stop strings.
         Stop strings only allow the engine to stop early; the answer is cut at them afterwards. `room`: a number of
         positions that no call of the run exceeds, or 0; an engine that compiles for a shape can compile for this one.
         """
@@ -107,7 +107,7 @@ def run_outside(
     checkpoints: Mapping[str, Checkpoint | Inspected],
     requests: Sequence[Request],
     *,
-    fixed_length: bool = False,
+    ignore_eos: bool = False,
     room: int = 0,
 ) -> tuple[list[Generation], Timing]:
     """Decode like `mtbench.decoding.loop.decode`, but with the method's own loop.
@@ -117,12 +117,12 @@ def run_outside(
     target = target_of(checkpoints)
     refuse_unknown_ids(requests, target.vocabulary, next(iter(checkpoints)))
     end_ids = target.end_ids
-    if fixed_length:
+    if ignore_eos:
         end_ids, requests = (), [replace(request, stop=()) for request in requests]
     stopwatch = Stopwatch(target.model.device if isinstance(target, Checkpoint) else torch.device("cpu"))
     before = method.counters()
     started_at = stopwatch.now()
-    answers = method.generate(checkpoints, requests, fixed_length=fixed_length, room=room)
+    answers = method.generate(checkpoints, requests, ignore_eos=ignore_eos, room=room)
     wall_s = stopwatch.now() - started_at
     after = method.counters()
     if answers.speculation is None:

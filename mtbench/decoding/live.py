@@ -211,7 +211,7 @@ class LiveRun(RunState):
         if ticket.given_up:
             ticket.outcome = GivenUpError()
         else:
-            ends = () if request.fixed_length else self.checkpoint.end_ids
+            ends = () if request.ignore_eos else self.checkpoint.end_ids
             ids = token_ids[len(request.prompt_ids) :]
             generation = finished(self.checkpoint.tokenizer, ids, counts, ends, request.stop)
             assert generation.commits is not None

@@ -57,19 +57,19 @@ def decode(
     requests: Sequence[Request],
     *,
     rows: int | None = None,
-    fixed_length: bool = False,
+    ignore_eos: bool = False,
     room: int = 0,
     temperature: float = 0.0,
     make: "BatchFactory | None" = None,
 ) -> tuple[list[Generation], Timing]:
     """Continue each request's prompt up to its budget, an end token or one of its stop strings.
 
-    All are decoded at once, or in `rows` rows that are refilled. `fixed_length`: only the budget ends an answer.
+    All are decoded at once, or in `rows` rows that are refilled. `ignore_eos`: only the budget ends an answer.
     `room`: minimum positions per row, so that several calls share a shape. With a `temperature`, tokens are sampled;
     prompt and seed determine them. `make`: the engine's function that builds the batch. Raises UserError for a prompt
     that does not fit, NoProgressError if the method stops committing.
     """
-    workload = Workload(requests=requests, fixed_length=fixed_length, temperature=temperature)
+    workload = Workload(requests=requests, ignore_eos=ignore_eos, temperature=temperature)
     _check_fit(method, runners, workload, room)
     width = min(rows or len(requests), len(requests))
     batch = (make or Batch)(method, runners, width, max(room, workload.slots))
@@ -316,7 +316,7 @@ class Batch:
         options, endless = (self.options, self.endless) if setting.own else ({}, None)
         self.rows = replace(self.rows, temperature=setting.temperature, options=options, endless=endless)
         self.ends.zero_()
-        if not setting.fixed_length:
+        if not setting.ignore_eos:
             self.ends[list(self.target.checkpoint.end_ids)] = True
         for runner in self.runners.values():
             taps = self.method.taps(self.runners) if runner is self.target else ()
@@ -388,7 +388,7 @@ class Batch:
         ]
         if setting.own:
             values.append((self.temperatures, [self._temperature(request, setting) for request in requests]))
-            values.append((self.endless, [request.fixed_length for request in requests]))
+            values.append((self.endless, [request.ignore_eos for request in requests]))
             for name, tensor in self.options.items():
                 default = getattr(self.method, name)
                 values.append((tensor, [request.options.get(name, default) for request in requests]))

@@ -18,7 +18,7 @@ class Request:
     item: int = 0  # number of the suite's item; simulated acceptance has one script per item
     # what it has of its own; external methods take none of these
     temperature: float | None = None  # None: the batch's
-    fixed_length: bool = False  # its end tokens do not end it
+    ignore_eos: bool = False  # its end tokens do not end it
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those declared `per_request`
 
 
@@ -26,7 +26,7 @@ class Request:
 class Setting:
     """What the requests of a batch share, and whether some have values of their own."""
 
-    fixed_length: bool = False  # end tokens and stop strings are ignored
+    ignore_eos: bool = False  # end tokens and stop strings are ignored
     temperature: float = 0.0  # 0: greedy
     own: bool = False  # requests have their own temperature, length or options
 
@@ -36,7 +36,7 @@ class Workload:
     """Requests to decode, and the settings that all of them share."""
 
     requests: Sequence[Request]
-    fixed_length: bool = False  # end tokens and stop strings are ignored
+    ignore_eos: bool = False  # end tokens and stop strings are ignored
     temperature: float = 0.0  # 0: greedy
 
     @property
@@ -50,13 +50,13 @@ class Workload:
 
     @property
     def setting(self) -> Setting:
-        own = any(r.temperature is not None or r.fixed_length or r.options for r in self.requests)
-        return Setting(fixed_length=self.fixed_length, temperature=self.temperature, own=own)
+        own = any(r.temperature is not None or r.ignore_eos or r.options for r in self.requests)
+        return Setting(ignore_eos=self.ignore_eos, temperature=self.temperature, own=own)
 
     @property
     def stops_early(self) -> bool:
         """Whether a stop string may end an answer."""
-        return not self.fixed_length and any(request.stop for request in self.requests)
+        return not self.ignore_eos and any(request.stop for request in self.requests)
 
 
 def refuse_unknown_ids(requests: Sequence[Request], vocabulary: int, role: str) -> None:

@@ -161,8 +161,8 @@ class WorkloadRun(RunState):
         generations = []
         for number, request in enumerate(self.requests):
             ids, counts, first_step = self.answers[number]
-            ends = () if self.setting.fixed_length or request.fixed_length else checkpoint.end_ids
-            stop = () if self.setting.fixed_length else request.stop
+            ends = () if self.setting.ignore_eos or request.ignore_eos else checkpoint.end_ids
+            stop = () if self.setting.ignore_eos else request.stop
             generation = finished(checkpoint.tokenizer, ids, counts, ends, stop)
             end = first_step + len(generation.commits or ())
             fed = self.positions_fed[end] - self.positions_fed[first_step]

@@ -1,4 +1,4 @@
-"""What an importer is, and the helpers that all of them use. A file of a stranger is checked before it is believed.
+"""What an importer is, and the helpers that all of them use. An untrusted file is checked before it is believed.
 
 An importer recognises its format by content and turns a file into results. The files may be of any size, depth and
 type: what is wrong becomes one UserError, which names the file and the field.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 from mtbench.errors import UserError, printable
 from mtbench.imports.format import ImportedFigure
 
-LONGEST_TEXT = 200  # characters of a text of a stranger that are kept
+LONGEST_TEXT = 200  # characters of an untrusted text that are kept
 LARGEST_NUMBER = 1e30
 MOST_FIGURES = 5000  # of a result
 STATISTICS = {"mean": "Mean", "median": "Median", "std": "Standard deviation", "max": "Maximum"}
@@ -155,7 +155,7 @@ def lowered(sentence: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Return a value of a stranger as printable text of bounded length; of an object or array only its kind."""
+    """Return an untrusted value as printable text of bounded length; of an object or array only its kind."""
     if isinstance(value, dict | list):
         return shown(value)
     if isinstance(value, bool):

@@ -53,7 +53,8 @@ def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
     for name in names:
         if name in reserved:
             raise UserError(
-                f"--template-option {name}=… is not allowed: it is no variable of a chat template. Give one that the "
+                f"--chat-template-kwargs {name}=… is not allowed: it is no variable of a chat template. Give one "
+                "that the "
                 "template reads, such as enable_thinking=false."
             )
 

@@ -1,4 +1,4 @@
-"""The terminal. It gets no control character but rich's own: names, paths and model output come from strangers."""
+"""The terminal. It gets no control character but rich's own: names, paths and model output are untrusted input."""
 
 from collections.abc import Iterable
 from typing import Any

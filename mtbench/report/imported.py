@@ -187,5 +187,5 @@ def _pair(pair: PairedSamples) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a stranger's text so that Markdown shows it as it is."""
+    """Return an untrusted text so that Markdown shows it as it is."""
     return "".join(f"\\{character}" if character in "\\|<>`*_[]" else character for character in text)

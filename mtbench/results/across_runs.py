@@ -256,7 +256,7 @@ def _conditions(stored: Stored, cells: Iterable[Cell]) -> dict[str, str | None]:
     told |= {name: _listed(read(session) for session in stored.sessions) for name, read in SESSION.items()}
     request = stored.plan.request
     told |= {"protocol": request.protocol, "temperature": f"{request.temperature:g}", "seed": str(request.seed)}
-    told["template options"] = _listed(f"{name}={value}" for name, value in request.template_option.items())
+    told["template options"] = _listed(f"{name}={value}" for name, value in request.chat_template_kwargs.items())
     of_cells: dict[str, list[object]] = {}
     for cell in cells:
         suite = cell.cell.partition(".")[0]  # the suite's name may hold a path, which differs between machines

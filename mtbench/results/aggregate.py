@@ -163,7 +163,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
             method=STATISTICS if stored.race is None else STATISTICS + SHARED,
             level=0.95,
             speed_margin=statistics.SPEED_MARGIN,
-            accuracy_margin=plan.request.accuracy_margin,
+            accuracy_margin=plan.request.max_loss / 100,
         ),
         price_per_hour=plan.request.price_per_hour if price_per_hour is None else price_per_hour,
         cells=cells,
@@ -176,7 +176,7 @@ def assemble(run: RunDirectory, *, price_per_hour: float | None = None) -> Resul
 def _group_cells(stored: Stored, group: Group) -> list[ResultCell]:
     """Return the cells of a group, compared with each other."""
     of_arm = {stored.cells[name].cell.arm: stored.cells[name] for name in group.cells}
-    suite, margin = stored.plan.suite(group.suite), stored.plan.request.accuracy_margin
+    suite, margin = stored.plan.suite(group.suite), stored.plan.request.max_loss / 100
     synchronisation_s = stored.last_session.synchronisation_s or 0.0
     lossless = {arm: _lossless(stored, data) for arm, data in of_arm.items()}
     void = {arm: _void(data, lossless[arm]) for arm, data in of_arm.items()}

@@ -45,7 +45,7 @@ def accuracy_needs(plan: Plan) -> list[AccuracyNeed]:
         if suite.metric is None or not arms or any(cell.length == "fixed" for cell in cells):
             continue
         one_way = round(1000 * DIFFERING / 2)
-        needed = statistics.n_needed(one_way, one_way, 1000, plan.request.accuracy_margin, arms=arms)
+        needed = statistics.n_needed(one_way, one_way, 1000, plan.request.max_loss / 100, arms=arms)
         items = sum(suite.items[place].scored for block in group.blocks for place in block)
         found.append(AccuracyNeed(group, place, arms, None if needed is None else needed.n, items))
     return found

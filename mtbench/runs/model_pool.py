@@ -109,14 +109,14 @@ class ModelPool:
         cell: Cell,
         requests: Sequence[Request],
         *,
-        fixed_length: bool | None = None,
+        ignore_eos: bool | None = None,
         room: int = 0,
     ) -> tuple[list[Generation], Timing]:
         """Decode requests with a cell's method, checkpoints, engine, batch size and length.
 
-        `fixed_length` overrides the cell's. `room`: least positions per row.
+        `ignore_eos` overrides the cell's. `room`: least positions per row.
         """
-        fixed = cell.length == "fixed" if fixed_length is None else fixed_length
+        fixed = cell.length == "fixed" if ignore_eos is None else ignore_eos
         method = self.method(cell)
         if cell.accept is not None:
             fixed, requests = True, _scripted_requests(cell.accept, requests)
@@ -124,13 +124,13 @@ class ModelPool:
                 method.serve([request.item for request in requests])
         if isinstance(method, Outside):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
-            return run_outside(method, checkpoints, requests, fixed_length=fixed, room=room)
+            return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         return decode(
             method,
             self.runners_of(cell),
             requests,
             rows=cell.batch_size,
-            fixed_length=fixed,
+            ignore_eos=fixed,
             room=room,
             temperature=self.temperature,
             make=self.engine(cell.engine or Engine.name).batch,

@@ -74,8 +74,8 @@ def _check_request(request: RunRequest) -> None:
         raise unknown("dtype", request.dtype, ("auto", *DTYPES), "mtbench run --help")
     if not 0 <= request.temperature <= HOTTEST:
         raise _fault("request.temperature", f"{request.temperature:g} is not from 0 to {HOTTEST:g}")
-    if not 0 < request.accuracy_margin < 1:
-        raise _fault("request.accuracy_margin", f"{request.accuracy_margin:g} is not between 0 and 1")
+    if not 0 < request.max_loss < 100:
+        raise _fault("request.max_loss", f"{request.max_loss:g} is not between 0 and 100")
     if request.limit is not None and request.limit < 1:
         raise _fault("request.limit", f"{request.limit} is below 1")
 

@@ -63,7 +63,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     opened: the suites of the request, if they are open already.
     """
     _refuse_bad_values(request)
-    acceptance = None if request.accept is None else Acceptance(request.accept)
+    acceptance = None if request.simulate_acceptance is None else Acceptance(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
     inspected: dict[str, Inspected] = {}
@@ -131,8 +131,10 @@ def _refuse_bad_values(request: RunRequest) -> None:
     if not 0 <= request.temperature <= HOTTEST:
         allowed = f"a number from 0 (greedy) to {HOTTEST:g}"
         raise UserError(f"--temperature {request.temperature:g} is not allowed; it is {allowed}.")
-    if not 0 < request.accuracy_margin < 1:
-        raise UserError(f"--accuracy-margin {request.accuracy_margin} is not allowed; 0.02 means 2 points.")
+    if not 0 < request.max_loss < 100:
+        raise UserError(
+            f"--max-loss {request.max_loss:g} is not allowed; it is points of accuracy above 0 and below 100."
+        )
 
 
 def _refuse_bad_counts(request: RunRequest) -> None:
@@ -162,20 +164,21 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
     """Return the family and the arms of a suite. Raises UserError for what is known to fail before any download."""
     suite = SUITES[spec.partition(":")[0]]
     family = _family(request, suite)
-    for name in ("accept", "weights"):
+    for name in ("simulate_acceptance", "weights"):
         if (text := getattr(request, name)) is not None:
-            refuse_scored(spec, suite.metric, f"--{name} {text}")
+            refuse_scored(spec, suite.metric, f"--{name.replace('_', '-')} {text}")
             break
     if acceptance is not None:
-        if acceptance.run and request.fixed_length:
+        if acceptance.run and request.ignore_eos:
             raise UserError(
-                f"--accept {acceptance.source} gives every item the length of a stored answer, and --fixed-length "
+                f"--simulate-acceptance {acceptance.source} gives every item the length of a stored answer, and "
+                "--ignore-eos "
                 "gives it the whole budget; give one of them."
             )
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
             raise UserError(
-                f"--accept {acceptance.source} needs a model, and none is named; any weights will do: add "
+                f"--simulate-acceptance {acceptance.source} needs a model, and none is named; any weights will do: add "
                 f"`--weights {families.RANDOM}{next(iter(SHAPES))}`, or name one with --family or --model."
             )
     return family, _arms(request, family)
@@ -211,7 +214,7 @@ def _arms(request: RunRequest, family: Family) -> list[Arm]:
     arms = parse_arms([spec for method in methods for spec in method.default_arms], request.engine)
     arms = [arm for arm in arms if all(role in family.roles for role in arm.roles)]
     if arms and all(METHODS[arm.method].reference for arm in arms):
-        inside = bool(request.temperature or request.accept)  # what external engines refuse
+        inside = bool(request.temperature or request.simulate_acceptance)  # what external engines refuse
         there = {arm.method for arm in arms}
         more = [m.name for m in methods if _untrained(m) and m.name not in there and not (inside and m.outside)]
         arms += parse_arms(more, request.engine)
@@ -239,10 +242,11 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
             f"{str(arm)!r}: {part!r} is a part of {checkpoint!r} that drafts, and a whole model is needed; leave out "
             f"`{families.PART}{part}`. See `mtbench ls methods {arm.method}`."
         )
-    if request.accept is not None and external and arm.decoding:
+    if request.simulate_acceptance is not None and external and arm.decoding:
         raise UserError(
-            f"{str(arm)!r} drafts in an external engine, so --accept cannot script what it accepts; leave that "
-            "`--method` or `--accept` out."
+            f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
+            "leave that "
+            "`--method` or `--simulate-acceptance` out."
         )
     if request.temperature and external:
         raise UserError(
@@ -323,10 +327,10 @@ class _GroupPlanner:
         self._refuse_short_prompts(arm, 1 if fault else method.variants[-1].block)
         script, simulated = self._simulation(arm, method, simulated_parts(checkpoints, self.acceptance), fault)
         # Scripted probabilities do not say where an answer ends, so every item takes its whole budget.
-        fixed_length = self.request.fixed_length or (self.acceptance is not None and self.acceptance.run is None)
+        ignore_eos = self.request.ignore_eos or (self.acceptance is not None and self.acceptance.run is None)
         flags = [*self.suite.flags, *untrained, *_mask_flags(arm, self.inspected[checkpoints[arm.on]])]
         return Cell(
-            cell=cell_id(_stem(spec), arm, self.batch_size, fixed_length=fixed_length, batching=self.batching),
+            cell=cell_id(_stem(spec), arm, self.batch_size, ignore_eos=ignore_eos, batching=self.batching),
             suite=spec,
             arm=str(arm),
             method=arm.method,
@@ -336,7 +340,7 @@ class _GroupPlanner:
             family=self.family.name,
             checkpoints=checkpoints,
             batch_size=self.batch_size,
-            length="fixed" if fixed_length else "natural",
+            length="fixed" if ignore_eos else "natural",
             batching=self.batching,
             flags=flags + flags_of(simulated),
             baselines=baselines(arm, self.arms),

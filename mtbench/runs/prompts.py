@@ -142,14 +142,14 @@ def _with_private_prompts(suite: SuitePlan, plan: Plan, request: RunRequest, run
 
 def _described(suite: Suite, request: RunRequest) -> dict[str, Any]:
     """Return the suite's description of its task, with the variables that the chat template gets."""
-    if not request.template_option or not suite.task.get("chat_template"):
+    if not request.chat_template_kwargs or not suite.task.get("chat_template"):
         return dict(suite.task)
-    return {**suite.task, "template_options": dict(request.template_option)}
+    return {**suite.task, "template_options": dict(request.chat_template_kwargs)}
 
 
 def _flags_of_template(suite: Suite, checkpoint: Inspected, request: RunRequest) -> list[str]:
     """Return a remark for each option of the chat template that changes nothing."""
-    names = list(request.template_option)
+    names = list(request.chat_template_kwargs)
     if suite.task.get("chat_template"):
         names = chat_template.ignored(checkpoint.tokenizer, names)
     return [f"the chat template does not read {name}" for name in names]
@@ -160,7 +160,7 @@ def _chat_template(checkpoint: Inspected, request: RunRequest) -> Template:
 
     Raise UserError for an option that is no variable of a template.
     """
-    tokenizer, options = checkpoint.tokenizer, request.template_option
+    tokenizer, options = checkpoint.tokenizer, request.chat_template_kwargs
     chat_template.refuse_reserved(tokenizer, options)
 
     def render(messages: Messages) -> str:

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from mtbench.errors import UserError
-from mtbench.records import Price, Record
+from mtbench.records import Former, Price, Upgraded, points
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import LeftLine
@@ -25,8 +25,10 @@ REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at it
 CHECKPOINTS = "path or hub id of the checkpoint of each role"
 
 
-class DecodingRequest(Record):
+class DecodingRequest(Upgraded):
     """The options that a run and a race share: what is decoded, how, and how it is scored."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"template_option": Former("chat_template_kwargs")}
 
     suite: Sequence[str] = Field(("arithmetic",), description="suites, each as name or name:rest")
     family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
@@ -41,7 +43,7 @@ class DecodingRequest(Record):
     device: str = Field("auto", description="cpu, cuda, or auto: a GPU if there is one")
     seed: int = Field(0, description="seed of blocks, orders and drawn data")
     temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
-    template_option: Mapping[str, bool | int | float | str] = Field(
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="variables of the chat template by name, such as enable_thinking"
     )
     data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
@@ -54,17 +56,24 @@ class DecodingRequest(Record):
 class RunRequest(DecodingRequest):
     """The options of `mtbench run` and `mtbench plan`. The planner checks the values; a record checks the types."""
 
+    FORMER: ClassVar[Mapping[str, Former]] = {
+        **DecodingRequest.FORMER,
+        "accept": Former("simulate_acceptance"),
+        "fixed_length": Former("ignore_eos"),
+        "accuracy_margin": Former("max_loss", points),
+    }
+
     method: Sequence[str] = Field((), description="methods with their options; empty: the default arms of every method")
     batching: Sequence[str] = Field(("static",), description="ways of batching: static, refill")
     limit: int | None = Field(None, description="most items per suite or subtask; null: all items")
     rounds: int = Field(3, description="how many times the first blocks are timed")
     time_budget_s: float | None = Field(None, description="seconds of decoding before a session stops; null: no limit")
     weights: str | None = Field(None, description="random:SHAPE for random weights; null: real checkpoints")
-    accept: str | None = Field(
+    simulate_acceptance: str | None = Field(
         None, description="run, probabilities, rates or length that script the acceptance; null: no script"
     )
-    fixed_length: bool = Field(False, description="true: every answer takes its whole budget of tokens")
-    accuracy_margin: float = Field(0.02, description="margin of accuracy for `not worse`, as a share")
+    ignore_eos: bool = Field(False, description="true: every answer takes its whole budget of tokens")
+    max_loss: float = Field(2.0, description="accepted loss of accuracy, in points: the margin of `not worse`")
     price_per_hour: Price | None = Field(
         None, description="price of the machine that one worker decodes on, per hour; null: not given"
     )

@@ -1,20 +1,20 @@
 """Speed without trained weights: a script decides how many tokens each forward pass commits; the rest is real.
 
-Random weights with the exact shapes (`--weights random:qwen2.5-7b`) and scripted acceptance (`--accept`) show what a
-number of tokens per forward pass would gain on a GPU before any training. The text has no meaning, so mtbench neither
-scores nor grades it, and marks every result as simulated.
+Random weights with the exact shapes (`--weights random:qwen2.5-7b`) and scripted acceptance (`--simulate-acceptance`)
+show what a number of tokens per forward pass would gain on a GPU before any training. The text has no meaning, so
+mtbench neither scores nor grades it, and marks every result as simulated. The script is given as:
 
-- `--accept RUN_DIRECTORY` replays the commits of that run: each item takes the commits and the length of a stored
-  answer of the same arm.
-- `--accept 0.8,0.6,0.4` gives probabilities. A forward pass accepts its d-th draft token with the d-th probability if
-  it accepted all tokens before; the last probability also holds for deeper tokens, and probabilities beyond an arm's
-  deepest token have no effect.
-- `--accept length=2.4` gives an acceptance length: mean tokens per forward pass, the model's own token included, as
-  vLLM's `synthetic_acceptance_length` and SGLang's `SGLANG_SIMULATE_ACC_LEN` count it. Every forward pass commits 2
-  or 3 tokens, which is the least variance (as in vLLM, and in SGLang with `match-expected`). With
-  `--accept length=2.4,independent` every draft token has the same probability, from which the arm gets this mean.
-- `--accept rates=0.8,0.5,0.3` gives, as vLLM's `synthetic_acceptance_rates`, the share of forward passes that accept
-  the first d draft tokens; deeper ones are never accepted.
+- `RUN_DIRECTORY`, which replays the commits of that run: each item takes the commits and the length of a stored answer
+  of the same arm.
+- `0.8,0.6,0.4`, probabilities. A forward pass accepts its d-th draft token with the d-th probability if it accepted all
+  tokens before; the last probability also holds for deeper tokens, and probabilities beyond an arm's deepest token have
+  no effect.
+- `length=2.4`, an acceptance length: mean tokens per forward pass, the model's own token included, as vLLM's
+  `synthetic_acceptance_length` and SGLang's `SGLANG_SIMULATE_ACC_LEN` count it. Every forward pass commits 2 or 3
+  tokens, which is the least variance (as in vLLM, and in SGLang with `match-expected`). With `length=2.4,independent`
+  every draft token has the same probability, from which the arm gets this mean.
+- `rates=0.8,0.5,0.3`, as vLLM's `synthetic_acceptance_rates`: the share of forward passes that accept the first d draft
+  tokens; deeper ones are never accepted.
 
 Without a run, each item uses its whole budget. mtbench draws once for each item, so this becomes a script as well.
 
@@ -176,7 +176,7 @@ def budgets(script: Script, items: Sequence[int], most: Sequence[int]) -> list[i
 
 
 class Acceptance:
-    """The value of `--accept`, used by planning: probabilities, rates, a length, or a run to replay."""
+    """The value of `--simulate-acceptance`, used by planning: probabilities, rates, a length, or a run to replay."""
 
     def __init__(self, text: str) -> None:
         """Raise UserError if `text` is neither the directory of a run nor one of the other forms."""
@@ -193,8 +193,10 @@ class Acceptance:
             self._parse(text)
         except ValueError:
             raise UserError(
-                f"--accept {text!r} is neither the directory of a run nor probabilities from 0 to 1, falling rates or "
-                "a length of at least 1; give one of them, such as `--accept 0.8,0.6,0.4` or `--accept length=2.4`."
+                f"--simulate-acceptance {text!r} is neither the directory of a run nor probabilities from 0 to 1, "
+                "falling rates or "
+                "a length of at least 1; give one of them, such as `--simulate-acceptance 0.8,0.6,0.4` or "
+                "`--simulate-acceptance length=2.4`."
             ) from None
 
     def _parse(self, text: str) -> None:
@@ -228,7 +230,8 @@ class Acceptance:
             return self.probabilities
         if self.length > most:
             raise UserError(
-                f"--accept {self.source}: {str(arm)!r} commits at most {most} tokens per forward; give a length from 1 "
+                f"--simulate-acceptance {self.source}: {str(arm)!r} commits at most {most} tokens per forward; "
+                "give a length from 1 "
                 f"to {most}, or widen the arm in `--method`."
             )
         return same_probability(self.length, most) if self.independent else least_variance(self.length)
@@ -271,7 +274,8 @@ class Acceptance:
         missing = " or ".join(dict.fromkeys(map(_without_engine, candidates)))
         available = dict.fromkeys(_strip_engine(c.arm, c.engine) for c in self.cells if self._lines(c.cell))
         return UserError(
-            f"--accept {self.source}: the run has no commits of {missing}; it has: {', '.join(available) or 'none'}. "
+            f"--simulate-acceptance {self.source}: the run has no commits of {missing}; it has: "
+            f"{', '.join(available) or 'none'}. "
             "Choose one of these with `--method`."
         )
 
@@ -282,7 +286,8 @@ class Acceptance:
             stored = cell.options.get(name)
             if stored != value:
                 raise UserError(
-                    f"--accept {self.source}: {_without_engine(arm)!r} ran there with {name}={show(stored)}, and would "
+                    f"--simulate-acceptance {self.source}: {_without_engine(arm)!r} ran there with "
+                    f"{name}={show(stored)}, and would "
                     f"run now with {show(value)}; set {name} in `--method`."
                 )
 
@@ -303,13 +308,14 @@ def _read_cells(run: RunDirectory) -> Sequence[Cell]:
     """Return the cells of a run. Raise UserError if the directory holds no run."""
     if not run.has("plan.json"):
         raise UserError(
-            f"--accept {run.path}: the directory holds no run; give the directory of a finished run, or probabilities "
-            "such as `--accept 0.8,0.6,0.4`."
+            f"--simulate-acceptance {run.path}: the directory holds no run; give the directory of a finished run, "
+            "or probabilities "
+            "such as `--simulate-acceptance 0.8,0.6,0.4`."
         )
     try:
         return read_plan(run).cells
     except UserError as error:
-        raise UserError(f"--accept {run.path}: {error}") from None
+        raise UserError(f"--simulate-acceptance {run.path}: {error}") from None
 
 
 def _shortening_note(
@@ -360,7 +366,8 @@ def refuse_unsuitable(suite: str, metric: str | None, arm: Arm, method: Method, 
     if simulated.accept is None and most_commits(method) > 1:
         raise UserError(
             f"{str(arm)!r} can commit {most_commits(method)} tokens per forward, and random weights do not "
-            "determine how many; add `--accept RUN_DIRECTORY`, `--accept 0.8,0.6,0.4` or `--accept length=2.4`."
+            "determine how many; add `--simulate-acceptance RUN_DIRECTORY`, `--simulate-acceptance 0.8,0.6,0.4` "
+            "or `--simulate-acceptance length=2.4`."
         )
 
 
@@ -372,7 +379,7 @@ def refuse_unscriptable(arm: Arm, method: Method) -> None:
     if method.variants[-1].block > 1:
         raise UserError(
             f"{str(arm)!r} decides tokens out of order, and a script describes tokens in order only; "
-            "leave out that `--method` or `--accept`."
+            "leave out that `--method` or `--simulate-acceptance`."
         )
     if method.reference or most_commits(method) == 1 or method.claims == "lossy":
         return
@@ -382,7 +389,8 @@ def refuse_unscriptable(arm: Arm, method: Method) -> None:
         if any(_claims(method, field.name, value) == "lossy" for value in values):
             raise UserError(
                 f"{str(arm)!r} promises the plain loop's tokens at {field.name}={show(getattr(method, field.name))}, "
-                f"so --accept cannot make it commit more per forward; set another {field.name} in `--method`."
+                f"so --simulate-acceptance cannot make it commit more per forward; set another {field.name} in "
+                "`--method`."
             )
 
 

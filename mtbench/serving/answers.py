@@ -45,7 +45,7 @@ class Answer:
         """Return the message with what was decoded since the last one; None if no character is complete."""
         new = self.job.token_ids[self._read :]
         self._read += len(new)
-        endings = () if self.asked.request.fixed_length else self.served.end_ids
+        endings = () if self.asked.request.ignore_eos else self.served.end_ids
         text = self._stream.add([token for token in new if token not in endings])
         if not text or self._stream.stopped:
             return None  # `end` returns what comes before a stop string

@@ -221,7 +221,7 @@ def parse(raw: bytes, served: Served, *, chat: bool, max_new_tokens: int) -> Ask
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             seed=secrets.randbits(63) if body.seed is None else body.seed,
             temperature=body.temperature or 0.0,
-            fixed_length=bool(body.ignore_eos),
+            ignore_eos=bool(body.ignore_eos),
             options=options,
         ),
         chat=chat,

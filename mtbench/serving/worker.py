@@ -66,7 +66,7 @@ class Worker:
         """Decode a short request, so that what is compiled or captured is ready. Raises what the method raises."""
         prompt = [0] * self.served.method.block
         room = self.served.max_length - len(prompt)
-        job = self.submit(Request(prompt_ids=prompt, max_new_tokens=min(16, room), fixed_length=True))
+        job = self.submit(Request(prompt_ids=prompt, max_new_tokens=min(16, room), ignore_eos=True))
         while job.outcome is None and self.alive:
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.news.wait(), 0.1)

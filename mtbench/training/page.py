@@ -77,7 +77,7 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
         page = _page(trainings)
     except UserError:
         raise
-    except Exception as error:  # a stranger's record may hold anything
+    except Exception as error:  # an untrusted record may hold anything
         names = ", ".join(str(folder / RECORD) for folder in folders)
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{names}: no page can be made of it ({reason}); restore it, or train again.") from error

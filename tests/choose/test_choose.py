@@ -158,7 +158,7 @@ def test_a_race_that_stopped_before_its_plan_begins_again(tmp_path: Path, monkey
     path = tmp_path / "race"
     path.mkdir()
     (path / "race.json").write_text("{}")
-    options = ["--candidates", "speculative", "--limit", "1", "--batch-size", "1"]
+    options = ["--method", "speculative", "--limit", "1", "--batch-size", "1"]
     errors = [
         str(CliRunner().invoke(command.app, [*words, "-o", str(path)]).exception) for words in (options, ["--resume"])
     ]
@@ -244,7 +244,7 @@ def test_a_race_takes_the_options_of_a_run_that_say_how_to_decode_and_score(monk
     asked: list[RaceRequest] = []
     monkeypatch.setattr("mtbench.cli.choosing.begin", lambda request, *_: asked.append(request))
     options = ["--metric", "number", "--subtask", "a", "--subtask", "b", "--engine", "eager", "--protocol", "paper"]
-    options += ["--template-option", "enable_thinking=false", "--skip-unscorable", "--batch-size", "2,4"]
+    options += ["--chat-template-kwargs", "enable_thinking=false", "--skip-unscorable", "--batch-size", "2,4"]
     CliRunner().invoke(command.app, options)
     [request] = asked
     expected: dict[str, Any] = {
@@ -255,7 +255,7 @@ def test_a_race_takes_the_options_of_a_run_that_say_how_to_decode_and_score(monk
         "batch_size": [2, 4],
         "suite": ["arithmetic"],
     }
-    expected |= {"template_option": {"enable_thinking": False}, "skip_unscorable": True, "limit": 256}
+    expected |= {"chat_template_kwargs": {"enable_thinking": False}, "skip_unscorable": True, "limit": 256}
     assert dump(request.run_request()) == dump(RunRequest(**expected))
 
 
@@ -297,8 +297,8 @@ def test_notes_of_the_page_stand_below_the_table_of_the_terminal() -> None:
 
 
 def test_auto_stands_alone() -> None:
-    with pytest.raises(UserError, match="--candidates auto names all arms that can run"):
-        RaceRequest(candidates=("auto", "mars")).run_request()
+    with pytest.raises(UserError, match="--method auto names all arms that can run"):
+        RaceRequest(method=("auto", "mars")).run_request()
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def test_the_page_tells_how_the_race_went(race: RunDirectory) -> None:
         "loses more accuracy than accepted",
         f"{decision.spent.forwards:,} of {decision.spent.forwards_full:,} forwards",
         "A bound on the times of two arms is wrong: at most 2.5 %",
-        "mtbench choose --candidates speculative --candidates mars:tau=0.5 --candidates bigram"
+        "mtbench choose --method speculative --method mars:tau=0.5 --method bigram"
         " --max-loss 2 --batch-size 4,8 --limit 48",
         f"--plugin {PLUGIN}",
     ):
@@ -418,13 +418,13 @@ MISTAKES = [
     ({"objective": "energy", "device": "cpu"}, "--objective energy needs a GPU"),
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
     ({"max_loss": 100.0}, "above 0 and below 100"),
-    ({"candidates": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
+    ({"method": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
     ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
     ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
     ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),
     ({"suite": ["arithmetic", "gsm8k"]}, "one race has one suite, not arithmetic, gsm8k; race each by itself"),
-    ({"family": "tiny", "candidates": "suffix", "limit": 1, "metric": "best"}, "metric 'best'"),
-    ({"family": "tiny", "candidates": "suffix:engine=eager"}, "the engine of plain decoding; give `--engine eager`"),
+    ({"family": "tiny", "method": "suffix", "limit": 1, "metric": "best"}, "metric 'best'"),
+    ({"family": "tiny", "method": "suffix:engine=eager"}, "the engine of plain decoding; give `--engine eager`"),
     ({"engine": "fast"}, "engine 'fast'"),
     ({"protocol": "none"}, "protocol 'none'"),
 ]
@@ -466,7 +466,7 @@ def test_options_and_defaults_of_the_library_are_those_of_the_command() -> None:
     options |= {"out": options.pop("directory")}
     assert shown.keys() - {"progress"} == options.keys() - {"dry_run", "json_to"}
     options["batch_size"] = whole_numbers(options["batch_size"])
-    for name in shown.keys() - {"progress", "plugin", "checkpoint", "template_option"}:
+    for name in shown.keys() - {"progress", "plugin", "checkpoint", "chat_template_kwargs"}:
         default = tuple(options[name]) if isinstance(options[name], list) else options[name]
         assert default == shown[name].default, name
 

@@ -118,7 +118,7 @@ def floor(runs: list[Path], *, live: bool = False, days: float = 2, **key: Any) 
     entry = {
         "key": machine | {"torch": "2.13.0", "plan_sha256": digest} | key,
         "measured": time.strftime(TIME, time.gmtime(time.time() - days * 24 * 3600)),
-        "live": live,
+        "interleave": live,
         "pairs": 10,
         "smallest_detectable": 0.02,
         "cells": [{"cell": AR, **sds}],
@@ -140,7 +140,7 @@ def alike(path: Path) -> None:
         ({"torch": "2.9.0"}, False),
         ({"plan_sha256": "0" * 64}, True),
         ({"processor": "other"}, False),
-        ({"live": True}, False),
+        ({"interleave": True}, False),
         ({"days": 31}, False),
     ],
     ids=["same", "torch", "plan", "processor", "turns", "old"],

@@ -90,7 +90,7 @@ def test_the_exit_code_is_the_word(
 
 def test_the_builds_get_the_options_of_the_plan(made: Callable[..., list[str]], tmp_path: Path) -> None:
     """As they were given, and at most 100 items unless --limit says otherwise; options of the gate stay here."""
-    more = ["--batch-size", "1,8", "--fixed-length"]
+    more = ["--batch-size", "1,8", "--ignore-eos"]
     gate(*made(), *more, "--counts-only", "--time-budget", "1h", "-o", tmp_path / "gate")
     asked = calls(tmp_path / "head")[0][1:-2]
     assert sorted(asked) == sorted([*OPTIONS, *more, "--limit", "100"])
@@ -156,7 +156,7 @@ def test_mistakes_cost_one_line(made: Callable[..., list[str]], tmp_path: Path) 
     assert "--base is missing" in mistake()
     assert "does not exist; give a virtual environment" in mistake("--base", tmp_path / "none")
     assert "--margin 2 is not allowed" in mistake(*envs, "--margin", "2", "-o", out)
-    assert "stands before `calibrate`" in mistake("--live", "calibrate")
+    assert "stands before `calibrate`" in mistake("--interleave", "calibrate")
     assert not out.exists()
     assert "holds no gate" in mistake("-o", out, "--resume")
     gate(*envs, "--counts-only", "-o", out)

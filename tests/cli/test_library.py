@@ -79,7 +79,7 @@ def test_options_and_defaults_are_those_of_the_command() -> None:
     """`help(mtbench.run)` shows them."""
     shown = inspect.signature(mtbench.run).parameters
     assert set(OPTIONS) < set(shown)
-    for name in set(OPTIONS) - {"checkpoint", "template_option"}:
+    for name in set(OPTIONS) - {"checkpoint", "chat_template_kwargs"}:
         assert shown[name].default == getattr(DEFAULTS, name)
 
 

@@ -28,7 +28,9 @@ def mistake(*words: Any) -> str:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    result = load("--arm", "ar", "--arm", "mars:tau=1..0.7", "--rates", "1,4", "--dry-run", "-o", tmp_path / "load")
+    result = load(
+        "--method", "ar", "--method", "mars:tau=1..0.7", "--request-rate", "1,4", "--dry-run", "-o", tmp_path / "load"
+    )
     assert result.exit_code == 0, result.exception
     shown = " ".join(result.output.split())
     assert "20 points in 5 rounds. 1 per second: 30 requests, 4 per second: 120 requests." in shown
@@ -42,7 +44,7 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(type(CLIENT), "python", lambda *_, **__: PYTHON)
     folder = tmp_path / "load"
     with answering(lambda prompt: (200, "The answer is 1.")) as server:
-        options = ["--url", f"one={server.url}", "--rates", "8", "--requests", 2, "--rounds", 1, "-o", folder]
+        options = ["--url", f"one={server.url}", "--request-rate", "8", "--requests", 2, "--rounds", 1, "-o", folder]
         first = load(*options, "--time-budget", "0s")
         assert first.exit_code == 3, first.exception
         assert "go on with --resume" in first.output
@@ -61,19 +63,19 @@ def test_a_load_and_its_resumption(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([*URL], "either --rates"),
-        (["--rates", "1"], "no arm is given"),
-        ([*URL, "--rates", "0,1"], "--rates '0,1' is not allowed; give positive numbers"),
-        ([*URL, "--rates", "nan"], "--rates 'nan' is not allowed"),
-        ([*URL, "--rates", "fast"], "--rates 'fast' is not allowed"),
+        ([*URL], "either --request-rate"),
+        (["--request-rate", "1"], "no arm is given"),
+        ([*URL, "--request-rate", "0,1"], "--request-rate '0,1' is not allowed; give positive numbers"),
+        ([*URL, "--request-rate", "nan"], "--request-rate 'nan' is not allowed"),
+        ([*URL, "--request-rate", "fast"], "--request-rate 'fast' is not allowed"),
         ([*URL, "--concurrency", "1.5", "--requests", "3"], "--concurrency '1.5' is not allowed"),
-        ([*URL, "--rates", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, itl, e2e"),
-        ([*URL, "--rates", "1", "--slo", "ttft=3"], "'3' is not a time; write 500ms or 2s"),
-        ([*URL, "--rates", "1", "--slo", "ttft=0s"], "'0s' is not a time"),
-        ([*URL, "--rates", "1", "--slo", "ttft=1s,ttft=2s"], "ttft is given twice"),
-        ([*URL, "--rates", "1", "--client", "locust"], "unknown client 'locust'"),
-        ([*URL, "--rates", "1", "--rounds", "0"], "rounds is 0"),
-        (["--url", "one", "--rates", "1"], "is not NAME=URL"),
+        ([*URL, "--request-rate", "1", "--slo", "speed=3s"], "'speed' is not known; limits: ttft, itl, e2e"),
+        ([*URL, "--request-rate", "1", "--slo", "ttft=3"], "'3' is not a time; write 500ms or 2s"),
+        ([*URL, "--request-rate", "1", "--slo", "ttft=0s"], "'0s' is not a time"),
+        ([*URL, "--request-rate", "1", "--slo", "ttft=1s,ttft=2s"], "ttft is given twice"),
+        ([*URL, "--request-rate", "1", "--client", "locust"], "unknown client 'locust'"),
+        ([*URL, "--request-rate", "1", "--rounds", "0"], "rounds is 0"),
+        (["--url", "one", "--request-rate", "1"], "is not NAME=URL"),
     ],
 )
 def test_mistakes(words: list[str], reason: str) -> None:

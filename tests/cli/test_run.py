@@ -129,7 +129,7 @@ def test_peak_memory_on_a_cpu_is_measured_on_request(checkpoints: dict[str, str]
 
 def test_in_fixed_length_mode_all_arms_make_equal_tokens(checkpoints: dict[str, str], tmp_path: Path) -> None:
     """Every row generates its whole token budget; nothing is scored, since answers continue after their end token."""
-    request = request_for(checkpoints, method=["ar", "mars:tau=0.3"], fixed_length=True, batch_size=(3,))
+    request = request_for(checkpoints, method=["ar", "mars:tau=0.3"], ignore_eos=True, batch_size=(3,))
     cells = cells_of(finish(start(tmp_path / "run", request)))
     assert [c["tokens"] for c in cells.values()] == [7 * 6, 7 * 6]
     assert [(c["length"], c["accuracy"], c["flags"]) for c in cells.values()] == [("fixed", None, [])] * 2

@@ -113,8 +113,8 @@ def test_a_lossless_arm_is_compared_with_plain_decoding_on_its_checkpoint() -> N
 def test_the_id_of_a_cell_is_a_safe_file_name(name: str, file: str) -> None:
     """Any character except letters, digits and `.=+-` becomes an underscore."""
     arm = parse_arms(["mars:tau=0.9"])[0]
-    assert cell_id(name, arm, 1, fixed_length=True) == file
-    refilled = cell_id(name, arm, 1, fixed_length=True, batching="refill")
+    assert cell_id(name, arm, 1, ignore_eos=True) == file
+    refilled = cell_id(name, arm, 1, ignore_eos=True, batching="refill")
     assert refilled == file.replace("fixed.", "fixed.refill.")
 
 

@@ -336,5 +336,5 @@ def test_commits_follow_the_script_for_any_drafts(name: str, make_runner: Callab
     """With simulated acceptance the commits are the script's, with or without a draft."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(METHODS[name](), scripts, torch.device("cpu"))
-    got, _ = decode_prompts(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode_prompts(method, on(make_runner(seed=3)), PROMPTS[:2], budgets, ignore_eos=True)
     assert [g.commits for g in got] == scripts

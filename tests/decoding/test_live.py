@@ -116,8 +116,8 @@ def test_a_request_may_ignore_end_tokens(runner: ModelRunner) -> None:
     """It takes its whole budget beside others that end."""
     plain = run(ar(), runner, MANY, 40)
     assert any(g.finish_reason == "end" for g in plain)
-    asked = [replace(r, fixed_length=i % 2 == 0) for i, r in enumerate(requests_for(MANY, 40))]
-    want, _ = decode_prompts(ar(), on(runner), MANY, 40, fixed_length=True)
+    asked = [replace(r, ignore_eos=i % 2 == 0) for i, r in enumerate(requests_for(MANY, 40))]
+    want, _ = decode_prompts(ar(), on(runner), MANY, 40, ignore_eos=True)
     got, _ = decode(ar(), on(runner), asked, rows=3)
     assert [g.token_ids for g in got[::2]] == [g.token_ids for g in want[::2]]
     assert [g.token_ids for g in got[1::2]] == [g.token_ids for g in plain[1::2]]
@@ -127,7 +127,7 @@ def test_a_request_may_ignore_end_tokens(runner: ModelRunner) -> None:
 def test_a_request_given_up_leaves_its_row_within_three_steps(runner: ModelRunner, tight: bool) -> None:
     """The next one has the row; nobody else's tokens change."""
     first, second, other = (
-        Ticket(Request(prompt_ids=p, max_new_tokens=45, fixed_length=True)) for p in ([3], [7, 2], [9])
+        Ticket(Request(prompt_ids=p, max_new_tokens=45, ignore_eos=True)) for p in ([3], [7, 2], [9])
     )
     at = {"given up": 0, "freed": 0}
     with live(batch(ar(), runner, rows=2, tight=tight)) as (queue, watcher):
@@ -145,7 +145,7 @@ def test_a_request_given_up_leaves_its_row_within_three_steps(runner: ModelRunne
         watcher.wait(3)
     assert isinstance(first.outcome, GivenUpError)
     assert at["freed"] - at["given up"] <= 3
-    want, _ = decode_prompts(ar(), on(runner), [[7, 2], [9]], 45, fixed_length=True)
+    want, _ = decode_prompts(ar(), on(runner), [[7, 2], [9]], 45, ignore_eos=True)
     assert [generation_of(second).token_ids, generation_of(other).token_ids] == [g.token_ids for g in want]
 
 
@@ -220,7 +220,7 @@ def test_an_error_without_requests_ends_the_thread(runner: ModelRunner, monkeypa
 
 def test_nothing_grows_with_the_life_of_a_batch(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that rests for longer than its log is long does no harm, and what the host keeps has one size."""
-    tickets = [Ticket(Request(prompt_ids=[3 + i % 5], max_new_tokens=45, fixed_length=True)) for i in range(8)]
+    tickets = [Ticket(Request(prompt_ids=[3 + i % 5], max_new_tokens=45, ignore_eos=True)) for i in range(8)]
     sizes, runs, open_run = [], [], Batch.open
 
     def opened(batch: Batch, run: RunState) -> None:
@@ -247,7 +247,7 @@ def test_an_answer_says_which_value_each_token_had(runner: ModelRunner) -> None:
         return {"tau": 1.0 if len(seen) < 8 else 0.0}
 
     plain, own = (
-        Ticket(Request(prompt_ids=[3, 4], max_new_tokens=30, fixed_length=True, options=o)) for o in ({}, {"tau": 1.0})
+        Ticket(Request(prompt_ids=[3, 4], max_new_tokens=30, ignore_eos=True, options=o)) for o in ({}, {"tau": 1.0})
     )
     with live(batch(mars(tau=0.5), runner, rows=2), policy) as (queue, watcher):
         queue.put(plain)
@@ -282,8 +282,8 @@ def test_a_row_that_has_finished_does_not_lengthen_the_next_steps(
         return views[-1]
 
     monkeypatch.setattr(Batch, "shape", noted)
-    long, short = (Ticket(Request(prompt_ids=[3], max_new_tokens=n, fixed_length=True)) for n in (50, 5))
-    first = Ticket(Request(prompt_ids=[4], max_new_tokens=1, fixed_length=True))
+    long, short = (Ticket(Request(prompt_ids=[3], max_new_tokens=n, ignore_eos=True)) for n in (50, 5))
+    first = Ticket(Request(prompt_ids=[4], max_new_tokens=1, ignore_eos=True))
     with live(batch(ar(), runner, rows=2)) as (queue, watcher):
         for ticket in (first, long):
             queue.put(ticket)

@@ -165,9 +165,9 @@ def test_refilled_rows_emit_what_each_prompt_emits_alone(
 
 def test_a_waiting_request_is_decoded_once_if_several_rows_finish_together(runner: ModelRunner) -> None:
     """Four rows finish in the same forward and one request waits: exactly one of the rows decodes it."""
-    alone = [run(ar(), runner, [p], fixed_length=True)[0] for p in MANY[:5]]
+    alone = [run(ar(), runner, [p], ignore_eos=True)[0] for p in MANY[:5]]
     for make in (None, LATE):
-        assert outcomes(run(ar(), runner, MANY[:5], rows=4, fixed_length=True, make=make)) == outcomes(alone)
+        assert outcomes(run(ar(), runner, MANY[:5], rows=4, ignore_eos=True, make=make)) == outcomes(alone)
 
 
 def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
@@ -301,7 +301,7 @@ def test_a_step_never_waits_for_the_host(
 def test_where_budgets_end_answers_no_forward_is_surplus(runner: ModelRunner, method: Method) -> None:
     """The host reads late, but knows when all rows may have reached their budgets, and then waits for the latest."""
     for make in (None, LATE):
-        generations, timing = decode_prompts(method, on(runner), PROMPTS, BUDGET, fixed_length=True, make=make)
+        generations, timing = decode_prompts(method, on(runner), PROMPTS, BUDGET, ignore_eos=True, make=make)
         assert timing.batch_forwards == max(g.forwards or 0 for g in generations)
 
 
@@ -414,7 +414,7 @@ def test_a_stop_string_found_late_does_not_change_the_answer() -> None:
 
 def test_fixed_length_ignores_end_tokens(runner: ModelRunner) -> None:
     """Every row emits exactly its budget, even with stop strings."""
-    generations, _ = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET, stop=[["a"]] * 4, fixed_length=True)
+    generations, _ = decode_prompts(mars(tau=0.3), on(runner), PROMPTS, BUDGET, stop=[["a"]] * 4, ignore_eos=True)
     assert [len(g.token_ids) for g in generations] == [BUDGET] * 4
 
 

@@ -57,7 +57,7 @@ def test_output_beyond_a_pipe_stops_no_process(gate: Callable[..., Gate], stream
     """Of `plan`, `generate`, and at a turn; it is not text."""
     flood = FLOOD.format(stream)
     faults = {"plan_code": flood, "code": flood, "turn_code": flood}
-    assert within(60, lambda: gate(**faults, asked={"live": True, "pairs": 2, "counts_only": False})).pairs == 2
+    assert within(60, lambda: gate(**faults, asked={"interleave": True, "pairs": 2, "counts_only": False})).pairs == 2
 
 
 def test_what_a_process_leaves_alive_ends_with_it(gate: Callable[..., Gate], tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ import subprocess
 with open({str(tmp_path / "children")!r}, "a") as file:
     file.write(f"{{subprocess.Popen(['sleep', '100']).pid}}\\n")
 """
-    assert within(60, lambda: gate(code=child, asked={"live": True, "pairs": 2})).pairs == 2
+    assert within(60, lambda: gate(code=child, asked={"interleave": True, "pairs": 2})).pairs == 2
     children = [int(line) for line in (tmp_path / "children").read_text().split()]
     assert children
     time.sleep(0.1)
@@ -76,7 +76,7 @@ with open({str(tmp_path / "children")!r}, "a") as file:
 
 def test_a_process_that_ends_at_its_turn(gate: Callable[..., Gate]) -> None:
     """It gets no turn any more; its exit code is the reason."""
-    ended = within(60, lambda: gate(turn_code="import os\nif block: os._exit(7)", asked={"live": True}))
+    ended = within(60, lambda: gate(turn_code="import os\nif block: os._exit(7)", asked={"interleave": True}))
     assert ended.word == "FAIL"
     assert "ended with exit code 7" in ended.reason
 
@@ -94,7 +94,7 @@ HANG = "__import__('time').sleep(100)"
     ids=["exact", "timed", "at its turn"],
 )
 def test_a_head_that_hangs_fails(gate: Callable[..., Gate], faults: dict[str, Any]) -> None:
-    asked = {"process_limit_s": 1.5, "live": faults.pop("live", False)}
+    asked = {"process_limit_s": 1.5, "interleave": faults.pop("live", False)}
     ended = within(60, lambda: gate(**faults, asked=asked))
     assert ended.word == "FAIL"
     assert "mtbench generate of head did not go on within 2 s" in ended.reason
@@ -108,7 +108,7 @@ def test_a_base_that_hangs_leaves_nothing_to_compare(gate: Callable[..., Gate]) 
 def test_of_two_that_die_at_their_turns_base_is_named(gate: Callable[..., Gate]) -> None:
     dies = "block and __import__('os')._exit(7)"
     with pytest.raises(UserError, match="base cannot decode: mtbench generate of base ended with exit code 7"):
-        gate(base={"turn_code": dies}, turn_code=dies, asked={"live": True})
+        gate(base={"turn_code": dies}, turn_code=dies, asked={"interleave": True})
 
 
 @pytest.mark.parametrize(

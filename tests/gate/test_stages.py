@@ -100,9 +100,8 @@ def test_too_much_noise_is_inconclusive_and_names_the_pairs_needed(gate: Callabl
     assert noisy.word == "INCONCLUSIVE"
     assert {kind for _, kind, _ in found(noisy, "inconclusive")} == {"undecided"}
     assert any((cell.test.pairs_needed or 0) > 6 for cell in noisy.timed)
-    hidden = (
-        r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --live, or end other processes, or give --margin 0"
-    )
+    hidden = r"speed is not decided.*so 6 pairs cannot show 2\.0%: add --interleave, or end other processes, or "
+    r"give --margin 0"
     assert re.search(hidden, noisy.reason)
 
 
@@ -499,14 +498,14 @@ def test_an_option_that_head_adds_is_a_remark(gate: Callable[..., Gate], tmp_pat
 def test_a_floor_is_void_when_its_key_changes_or_it_is_old(tmp_path: Path, plan: Path) -> None:
     measured = calibrated(tmp_path, plan, 0.004)
     other = measured.key.changed(torch="9")
-    assert floor.find([measured], measured.key, live=False) == (measured, None)
-    assert floor.find([measured], measured.key, live=True) == (None, None)
-    none, why = floor.find([measured], other, live=False)
+    assert floor.find([measured], measured.key, interleave=False) == (measured, None)
+    assert floor.find([measured], measured.key, interleave=True) == (None, None)
+    none, why = floor.find([measured], other, interleave=False)
     assert none is None
     assert why is not None
     assert "torch" in why
     old = measured.changed(measured="2020-01-01T00:00:00Z")
-    assert floor.find([old], measured.key, live=False)[0] is None
+    assert floor.find([old], measured.key, interleave=False)[0] is None
 
 
 def test_the_nearest_floor_says_why_it_does_not_hold(tmp_path: Path, plan: Path) -> None:
@@ -514,7 +513,7 @@ def test_the_nearest_floor_says_why_it_does_not_hold(tmp_path: Path, plan: Path)
     far = measured.changed(key=measured.key.changed(torch="8", kernel="k", processor="p"))
     near = measured.changed(key=measured.key.changed(torch="9"))
     for floors in ([far, near], [near, far]):
-        _, why = floor.find(floors, measured.key, live=False)
+        _, why = floor.find(floors, measured.key, interleave=False)
         assert why is not None
         assert why.endswith(f"does not hold: torch 9 → {measured.key.torch}")
 

@@ -45,7 +45,7 @@ def made(names: tuple[str, ...] = ("ar", "mars:tau=0.95..0.7"), *, rounds: int =
         started="2026-11-22T12:00:00Z",
         complete=True,
         environment=Environment(started="2026-11-22T12:00:00Z", processor="a processor", platform="Linux", cores=2),
-        request=request(slo=slo, rates=LEVELS, rounds=rounds),
+        request=request(slo=slo, request_rate=LEVELS, rounds=rounds),
         metric="exact_match" if scored else None,
         max_new_tokens=160,
         client=CLIENT.facts,

@@ -43,7 +43,7 @@ def test_points_run_in_rounds_and_turns() -> None:
 
 
 def test_prompts_are_those_of_a_run() -> None:
-    planned = planning.plan(request(arm=["mars:tau=0.95"]))
+    planned = planning.plan(request(method=["mars:tau=0.95"]))
     assert planned.items[0].prompt.startswith("<|im_start|>")
     assert planned.arms[0].method == "mars:tau=0.95,on=mars,engine=graph"
     assert planned.room >= planned.max_new_tokens + max(item.prompt_tokens for item in planned.items)
@@ -61,25 +61,25 @@ def test_a_range_is_an_adaptive_arm() -> None:
 
 
 def test_a_rate_sends_for_the_duration() -> None:
-    asked = request(url=URLS, rates=[0.01, 2.0], requests=None, duration_s=10.0)
-    assert [planning.requests_at(asked, rate) for rate in asked.rates] == [1, 20]
+    asked = request(url=URLS, request_rate=[0.01, 2.0], requests=None, duration_s=10.0)
+    assert [planning.requests_at(asked, rate) for rate in asked.request_rate] == [1, 20]
 
 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
         ({"url": {}}, "no arm is given"),
-        ({"rates": []}, "either --rates 1,2,4 .* or --concurrency"),
-        ({"concurrency": [2]}, "either --rates 1,2,4 .* or --concurrency"),
-        ({"rates": [], "concurrency": [2], "requests": None}, "--concurrency needs --requests"),
-        ({"rates": [], "concurrency": [2], "poisson": True}, "--poisson belongs to --rates"),
-        ({"rates": [2.0, 2.0]}, "--rates has 2 twice"),
-        ({"rates": [1e5], "requests": None}, "3,000,000 requests is not allowed"),
-        ({"arm": ["openai:url=http://x/v1"]}, "external engine"),
-        ({"arm": ["mars:tau=0.9", "mars:tau=0.9"]}, "two arms have the name 'mars:tau=0.9'"),
-        ({"arm": ["mars:tau=high..low"]}, "tau='high' is not allowed"),
-        ({"arm": ["mars:speed=1..2"]}, "unknown option of mars 'speed'"),
-        ({"arm": ["marz"]}, "unknown method 'marz'"),
+        ({"request_rate": []}, "either --request-rate 1,2,4 .* or --concurrency"),
+        ({"concurrency": [2]}, "either --request-rate 1,2,4 .* or --concurrency"),
+        ({"request_rate": [], "concurrency": [2], "requests": None}, "--concurrency needs --requests"),
+        ({"request_rate": [], "concurrency": [2], "poisson": True}, "--poisson belongs to --request-rate"),
+        ({"request_rate": [2.0, 2.0]}, "--request-rate has 2 twice"),
+        ({"request_rate": [1e5], "requests": None}, "3,000,000 requests is not allowed"),
+        ({"method": ["openai:url=http://x/v1"]}, "external engine"),
+        ({"method": ["mars:tau=0.9", "mars:tau=0.9"]}, "two arms have the name 'mars:tau=0.9'"),
+        ({"method": ["mars:tau=high..low"]}, "tau='high' is not allowed"),
+        ({"method": ["mars:speed=1..2"]}, "unknown option of mars 'speed'"),
+        ({"method": ["marz"]}, "unknown method 'marz'"),
         ({"suite": "nothing"}, "unknown suite"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_whole_load(tmp_path: Path) -> None:
         load_run(run, planned, notes).send(PYTHON)
         assert len(notes) == 8
         measured = [body for body in right.asked if body["prompt"] in {i.prompt for i in planned.items}]
-        warm_ups = 2 * planned.request.rows
+        warm_ups = 2 * planned.request.max_num_seqs
         assert len(measured) == 12 + warm_ups
         assert all(body["temperature"] == 0 and body["max_tokens"] == planned.max_new_tokens for body in measured)
     load_run(run, planned).score()
@@ -91,7 +91,7 @@ def test_a_killed_load_goes_on(tmp_path: Path) -> None:
         asked = len(server.asked)
         assert len(load_run(run, planned).missing()) == 2
         load_run(run, planned).send(PYTHON)
-        assert len(server.asked) == asked + 2 * 3 + planned.request.rows
+        assert len(server.asked) == asked + 2 * 3 + planned.request.max_num_seqs
     assert [ended.point for ended in read_points(run, planned)] == [
         planned_point.point for planned_point in planned.points
     ]
@@ -112,7 +112,7 @@ def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:
     """Their refusals are counted; they end nothing."""
     codes = iter([200, 200, 503, 500, 200, *[200] * 100])
     with answering(lambda prompt: (next(codes), "1")) as server:
-        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, rates=[4.0], rounds=1))
+        run, planned = begun(tmp_path / "load", request(url={"one": server.url}, request_rate=[4.0], rounds=1))
         load_run(run, planned).send(PYTHON)
     [ended] = read_points(run, planned)
     assert [sent.outcome for sent in ended.requests] == ["rejected", "failed", "ok"]
@@ -173,7 +173,7 @@ def test_a_server_dies_with_a_killed_load(tmp_path: Path) -> None:
 def test_a_server_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last words are in the error. (An older mtbench, say, that has no such command.)"""
     monkeypatch.setattr(servers, "command", lambda *_: ["serves"])
-    run, planned = begun(tmp_path / "load", request(arm=["mars:tau=0.9"]))
+    run, planned = begun(tmp_path / "load", request(method=["mars:tau=0.9"]))
     reason = r"the server of 'mars:tau=0.9' did not come up: error: No such command 'serves'.*server\.log"
     with pytest.raises(UserError, match=reason):
         load_run(run, planned).send(PYTHON)
@@ -182,7 +182,7 @@ def test_a_server_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.whole
 def test_our_server_under_load(tmp_path: Path) -> None:
     """It is started, answers as a run decodes, tells its counts and tau, and is gone in the end."""
-    asked = request(arm=["mars:tau=0.95..0.7"], rates=[50.0], requests=4, rounds=1)
+    asked = request(method=["mars:tau=0.95..0.7"], request_rate=[50.0], requests=4, rounds=1)
     run, planned = begun(tmp_path / "load", asked)
     load_run(run, planned).send(PYTHON)
     [ended] = read_points(run, planned)
@@ -205,7 +205,7 @@ def test_the_real_client(tmp_path: Path, name: ClientName, monkeypatch: pytest.M
         python = client.python(None, print, offline=True)
     except UserError:
         pytest.skip(f"{client.label} is not installed")
-    asked = request(arm=["mars"], rates=[4.0], requests=6, rounds=1, client=name, max_new_tokens=24)
+    asked = request(method=["mars"], request_rate=[4.0], requests=6, rounds=1, client=name, max_new_tokens=24)
     run, planned = begun(tmp_path / "load", asked)
     LoadRun(run, planned, client, print).send(python)
     [ended] = read_points(run, planned)

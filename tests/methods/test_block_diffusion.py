@@ -138,7 +138,7 @@ def test_a_long_prompt_is_cached_by_whole_blocks(runner: ModelRunner, monkeypatc
 def test_the_finished_block_is_fed_once_more_and_no_more(runner: ModelRunner) -> None:
     """A block's first forward feeds the block before it too, every other one only that block's last token."""
     for make, others in ((None, 1), (LATE, 4)):  # a graph's forwards are of one width
-        [g] = run(method(block_size=4), runner, [[5, 9, 1, 7]], 12, make=make, fixed_length=True)
+        [g] = run(method(block_size=4), runner, [[5, 9, 1, 7]], 12, make=make, ignore_eos=True)
         assert g.forwards is not None
         assert g.forwards <= 12
         first = 3  # blocks
@@ -173,7 +173,7 @@ def test_a_large_block_and_a_small_budget_are_no_stall(runner: ModelRunner) -> N
     """All of a block may have to be decided before its first token is output; the progress guard knows."""
     for size, budget in ((32, 1), (32, 3), (24, 2)):
         asked = [[(5 * i + n) % 30 for i in range(size + n)] for n in range(8)]
-        got = run(method(block_size=size), runner, asked, budget, fixed_length=True)
+        got = run(method(block_size=size), runner, asked, budget, ignore_eos=True)
         assert all(len(g.token_ids) == budget for g in got)
         assert max(g.forwards or 0 for g in got) > 2 * budget + 8
 
@@ -185,9 +185,9 @@ def test_a_mask_id_in_the_prompt_is_a_token_of_the_prompt(runner: ModelRunner) -
 
 
 def test_a_script_says_what_is_output_of_a_block(runner: ModelRunner) -> None:
-    """Under `--accept` the block is the cap: as many as a script says come out, cut at the block's end."""
+    """Under `--simulate-acceptance` the block is the cap: as many as a script says come out, cut at the block's end."""
     scripted = Scripted(method(tau=0.9), [[3, 2, 9, 9]], torch.device("cpu"))
-    [g] = run(scripted, runner, [[5, 9, 1, 7, 2]], 12, fixed_length=True)  # three places of the first block are open
+    [g] = run(scripted, runner, [[5, 9, 1, 7, 2]], 12, ignore_eos=True)  # three places of the first block are open
     assert g.commits == [3, 2, 2, 4, 1]
     whole = Scripted(method(tau=0.9), [[4] * 9] * len(prompts(4)), torch.device("cpu"))
     certain = run(method(tau=0), runner, prompts(4))
@@ -238,7 +238,7 @@ def test_scripted_acceptance_is_refused() -> None:
     request = RunRequest(
         suite=["synthetic:16x8"],
         weights="random:qwen2.5-0.5b",
-        accept="0.8,0.5",
+        simulate_acceptance="0.8,0.5",
         method=["block-diffusion:tau=0.9"],
         batch_size=(1,),
         device="cpu",

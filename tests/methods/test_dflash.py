@@ -66,7 +66,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
 @pytest.fixture(scope="module")
 def cases(target: ModelRunner, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     """Every format, its LM head fitted to what the target says."""
-    says = run(ar(), target, fixed_length=True)
+    says = run(ar(), target, ignore_eos=True)
     texts = [(p + g.token_ids, len(p)) for p, g in zip(PROMPTS, says, strict=True)]
     folder, made = tmp_path_factory.mktemp("drafts"), {}
     for kind, most in MOST.items():
@@ -107,7 +107,7 @@ def wrong_drafts(case: Case, ahead: int, prompts: list[list[int]] = PROMPTS, **h
     """Drafts that differ from the reference's, of a decode."""
     drafted: Drafted = []
     with listened(drafted):
-        decode_prompts(dflash(ahead), case.runners, prompts, BUDGET, fixed_length=True, **how)
+        decode_prompts(dflash(ahead), case.runners, prompts, BUDGET, ignore_eos=True, **how)
     assert len(drafted) >= 4 * len(prompts)
     return sum(case.reference.greedy(tuple(text), ahead) != tokens for text, tokens, _ in drafted)
 
@@ -381,7 +381,7 @@ def test_a_script_is_followed_whatever_the_draft_says(cases: dict[str, Case], co
     """Simulated acceptance: commits are the script's, from the first forward on."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(dflash(3, confidence=confidence), scripts, torch.device("cpu"))
-    got, _ = decode_prompts(method, cases[SEEN].runners, PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode_prompts(method, cases[SEEN].runners, PROMPTS[:2], budgets, ignore_eos=True)
     assert [g.commits for g in got] == scripts
 
 

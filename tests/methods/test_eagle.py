@@ -239,7 +239,7 @@ def test_layers_of_speculators_are_those_whose_input_is_read(pairs: Callable[[st
 def test_final_entries_are_made_of_the_targets_features(pair: Pair, shape: str, make: dict[str, Any]) -> None:
     """After several verifications keys and values are those that plain Python computes for the whole text."""
     runners, prompt = pair.runners(), PROMPTS[1]
-    [answer], _ = decode_prompts(eagle(**SHAPES[shape][0]), runners, [prompt], BUDGET, fixed_length=True, **make)
+    [answer], _ = decode_prompts(eagle(**SHAPES[shape][0]), runners, [prompt], BUDGET, ignore_eos=True, **make)
     final = len(prompt) + sum((answer.commits or [])[:-1]) - 1
     entries = pair.reference.entries(prompt + answer.token_ids)[:final]
     _, keys, values = pair.reference.keys_values(entries)
@@ -288,7 +288,7 @@ def test_rejection_follows_the_targets_distribution(pair: Pair) -> None:
     """The second token of 4,000 answers, given the first, as often as the target's probabilities say."""
     rows, prompt = 4000, PROMPTS[1]
     method = eagle(ahead=2, verify="rejection")
-    how: dict[str, Any] = {"temperature": 1.0, "fixed_length": True}
+    how: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True}
     got, _ = decode_prompts(method, pair.runners(), [prompt] * rows, 2, **how)
     assert any(max(g.commits or []) > 1 for g in got)
     firsts = torch.tensor([g.token_ids[0] for g in got])
@@ -352,16 +352,16 @@ def test_a_script_is_followed_whatever_the_draft_says(pair: Pair, options: dict[
     """Simulated acceptance: commits are the script's, from the first forward on."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(eagle(**options), scripts, torch.device("cpu"))
-    got, timing = decode_prompts(method, pair.runners(), PROMPTS[:2], budgets, fixed_length=True)
+    got, timing = decode_prompts(method, pair.runners(), PROMPTS[:2], budgets, ignore_eos=True)
     assert [g.commits for g in got] == scripts
     assert timing.miscounted == 0
 
 
 def test_forwards_and_memory_of_the_draft_are_counted(pair: Pair) -> None:
     """K forwards of the draft for each of the target; keys, values and features beside the target's cache."""
-    got, timing = decode_prompts(eagle(ahead=3), pair.runners(), PROMPTS, BUDGET, fixed_length=True)
+    got, timing = decode_prompts(eagle(ahead=3), pair.runners(), PROMPTS, BUDGET, ignore_eos=True)
     assert all(g.draft_forwards == 3 * (g.forwards or 0) for g in got)
-    plain = decode_prompts(ar(), ModelRunners("any", {"any": pair.target}), PROMPTS, BUDGET, fixed_length=True)[1]
+    plain = decode_prompts(ar(), ModelRunners("any", {"any": pair.target}), PROMPTS, BUDGET, ignore_eos=True)[1]
     slots, rows = max(map(len, PROMPTS)) + BUDGET, len(PROMPTS)
     target_slot = (plain.kv_bytes or 0) // (rows * slots)
     # The draft's own keys and values (2 heads of 8), and three hidden states of width 32, in float64.

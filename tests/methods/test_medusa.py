@@ -26,7 +26,7 @@ from mtbench.runs.planner import make_plan
 from mtbench.runs.simulation import Scripted
 
 HEADS = 3
-RANDOM = {"method": ["medusa"], "suite": ["synthetic"], "accept": "0.8", "weights": "random:qwen2.5-0.5b"}
+RANDOM = {"method": ["medusa"], "suite": ["synthetic"], "simulate_acceptance": "0.8", "weights": "random:qwen2.5-0.5b"}
 TREES = ["1", "3x2", "1x2x2"]
 Read = Callable[[list[int]], tuple[Tensor, Tensor]]  # ids (L,) -> of the last: logits (V,), what the LM head read (C,)
 
@@ -57,7 +57,7 @@ def headed(tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     """A random model, and heads that are often right: fitted by least squares to what it says itself."""
     folder = save_small(tmp_path_factory.mktemp("headed"))
     runner = ModelRunner(load(str(folder), dtype=torch.float64))
-    read, says = reading(runner), run(ar(), runner, fixed_length=True)
+    read, says = reading(runner), run(ar(), runner, ignore_eos=True)
     texts = [p + g.token_ids for p, g in zip(PROMPTS, says, strict=True)]
     states = [(torch.stack([read(text[:n])[1] for n in range(1, len(text))]), text) for text in texts]
     torch.manual_seed(0)
@@ -164,7 +164,7 @@ def test_a_script_is_followed_whatever_the_heads_say(headed: ModelRunner, tree: 
     """Simulated acceptance: commits are the script's, from the first forward on."""
     scripts, budgets = [[1, 3, 2, 4, 1, 1, 3], [4, 4, 1, 2]], [15, 11]
     method = Scripted(medusa(tree), scripts, torch.device("cpu"))
-    got, _ = decode_prompts(method, on(headed), PROMPTS[:2], budgets, fixed_length=True)
+    got, _ = decode_prompts(method, on(headed), PROMPTS[:2], budgets, ignore_eos=True)
     assert [g.commits for g in got] == scripts
 
 

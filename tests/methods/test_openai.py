@@ -130,7 +130,7 @@ def test_a_server_that_refuses_everything_says_why(service: Service, words: Insp
         ask(service, words)
     service.knows = OPENAI | {"stream_options"}
     with pytest.raises(ServerError, match="answers 422 to completions"):
-        ask(service, words, fixed_length=True)
+        ask(service, words, ignore_eos=True)
 
 
 def test_a_batch_is_as_many_requests_at_once(service: Service, words: Inspected) -> None:
@@ -162,12 +162,12 @@ def test_time_to_first_token_is_the_slowest_rows(service: Service, words: Inspec
 
 def test_at_fixed_length_every_row_spends_its_budget(service: Service, words: Inspected) -> None:
     """By `ignore_eos`; a server that ends all the same is found out."""
-    generations, _ = ask(service, words, [30, 3, 12], fixed_length=True, stop=[["answer"]] * 3)
+    generations, _ = ask(service, words, [30, 3, 12], ignore_eos=True, stop=[["answer"]] * 3)
     assert [(len(g.token_ids), g.finish_reason) for g in generations] == [(n, "length") for n in (30, 3, 12)]
     plain = service.answer
     service.answer = lambda body: plain({**body, "ignore_eos": False})
-    with pytest.raises(ServerError, match="does not support ignore_eos; leave out --fixed-length or this arm"):
-        ask(service, words, 30, fixed_length=True)
+    with pytest.raises(ServerError, match="does not support ignore_eos; leave out --ignore-eos or this arm"):
+        ask(service, words, 30, ignore_eos=True)
 
 
 def test_what_the_server_counts_besides_its_text_is_kept(service: Service, words: Inspected) -> None:
@@ -366,7 +366,7 @@ def same_model(folder: Path) -> Iterator[Service]:
         with lock:
             runners = ModelRunners("ar", {"ar": ModelRunner(checkpoint)})
             [said], _ = decode_prompts(
-                METHODS["ar"](), runners, [body["prompt"]], body["max_tokens"], fixed_length=body["ignore_eos"]
+                METHODS["ar"](), runners, [body["prompt"]], body["max_tokens"], ignore_eos=body["ignore_eos"]
             )
         return said.token_ids, "length" if said.finish_reason == "length" else "stop", None
 

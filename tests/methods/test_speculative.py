@@ -111,7 +111,7 @@ def test_a_batch_equals_each_prompt_alone(name: str, options: dict[str, Any]) ->
 def test_a_draft_that_always_agrees_is_always_kept() -> None:
     """K + 1 tokens per forward of the target for K forwards of the draft, and the last draft never fed."""
     on = runners("always")
-    got = run(method("speculative", ahead=3), on, [[3, 8]], budget=12, fixed_length=True)[0]
+    got = run(method("speculative", ahead=3), on, [[3, 8]], budget=12, ignore_eos=True)[0]
     assert got.commits == [4, 4, 4]
     assert got.draft_forwards == 9
     assert got.drafted == 9
@@ -120,9 +120,7 @@ def test_a_draft_that_always_agrees_is_always_kept() -> None:
 def test_several_drafts_per_forward_cost_fewer_forwards() -> None:
     """The draft's forwards are those that K tokens, M at a time, take."""
     for per_forward, forwards in ((1, 5), (2, 3), (5, 1), (8, 1)):
-        got = run(
-            method("speculative", ahead=5, per_forward=per_forward), runners("never"), [[3, 8]], fixed_length=True
-        )
+        got = run(method("speculative", ahead=5, per_forward=per_forward), runners("never"), [[3, 8]], ignore_eos=True)
         assert got[0].draft_forwards == forwards * (got[0].forwards or 0)
 
 
@@ -248,7 +246,7 @@ def test_rejection_sampling_keeps_the_targets_distribution(agrees: str) -> None:
         budget=3,
         rows=500,
         temperature=2.0,
-        fixed_length=True,
+        ignore_eos=True,
         seeds=range(draws),
     )
     for place in (0, 1):

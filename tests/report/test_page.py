@@ -141,7 +141,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
         slo_s={"ttft": 0.5},
         over_slo=[cell.cell for cell in cells if cell.arm == odd],
         serving={slow: {"vLLM": f"--draft {slow}"}},
-        command=["mtbench", "choose", "--candidates", slow],
+        command=["mtbench", "choose", "--method", slow],
     )
     parts = {part.heading: part for part in race_parts(results, decision, arm_names(cells))}
     assert [*parts] == [
@@ -180,7 +180,7 @@ def test_a_section_tells_how_the_race_went(small_run: RunDirectory) -> None:
     assert parts["What it took"].text.startswith("1,200 of 3,000 forwards of the full grid (40 %). 12.0 s of 30.0 s")
     settings = parts["Deploy (not measured there)"]
     assert (settings.rows, settings.code) == ([("MARS τ=0.3, vLLM", f"--draft {slow}")], True)
-    assert parts["Repeat the race"].rows == [("Command", f"mtbench choose --candidates {slow}")]
+    assert parts["Repeat the race"].rows == [("Command", f"mtbench choose --method {slow}")]
 
 
 def test_weights_of_a_quantised_file_are_named() -> None:

@@ -301,11 +301,11 @@ def test_an_accepted_length_is_counted_as_deepspec_does(tmp_path: Path) -> None:
 def test_a_table_says_how_tokens_are_chosen_and_what_runs_beside() -> None:
     """Temperature, variables of the chat template and baselines are part of every plan of the table."""
     table = own_table(3, ["drafted"])
-    how = {"temperature": 0.5, "template_option": {"enable_thinking": False}, "beside": ["ar", "ar:on=mars"]}
+    how = {"temperature": 0.5, "chat_template_kwargs": {"enable_thinking": False}, "beside": ["ar", "ar:on=mars"]}
     (part,) = lay_out(table.changed(plan=table.plan.changed(**how)), OWN)
 
     assert part.plan is not None
-    assert (part.plan.request.temperature, part.plan.request.template_option) == (0.5, {"enable_thinking": False})
+    assert (part.plan.request.temperature, part.plan.request.chat_template_kwargs) == (0.5, {"enable_thinking": False})
     assert [cell.arm for cell in part.plan.cells] == [
         "ar@ar/graph",
         "ar@mars/graph",

@@ -41,7 +41,7 @@ def test_the_items_are_those_of_the_test_that_decides() -> None:
 def test_a_wider_margin_and_fewer_arms_take_fewer_items() -> None:
     """An arm with a fault is not tested."""
     [need] = accuracy_needs(plan_of())
-    [wide] = accuracy_needs(plan_of(request={"accuracy_margin": 0.1}))
+    [wide] = accuracy_needs(plan_of(request={"max_loss": 10.0}))
     [single] = accuracy_needs(plan_of(cells={OTHER: {"fault": "none"}}))
     assert (single.arms, wide.arms) == (1, 2)
     assert (wide.needed or 0) < (single.needed or 0) < (need.needed or 0)
@@ -64,7 +64,7 @@ def test_without_scores_nothing_is_needed(given: Any) -> None:
 
 def test_the_time_is_scaled_by_items() -> None:
     """Round 1 grows with the items; later rounds repeat the same blocks."""
-    plan = plan_of(request={"accuracy_margin": 0.1})
+    plan = plan_of(request={"max_loss": 10.0})
     [need] = accuracy_needs(plan.changed(groups=[plan.groups[0].changed(rounds=[20, 16, 16])]))
     assert need.needed is not None
     assert need.time_s(3.0) == pytest.approx(need.needed / 2 * 3.0 + 32 * 3.0)
@@ -81,7 +81,7 @@ def test_a_dry_run_says_whether_the_items_suffice(
     limit: int, margin: float, endings: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line for each suite and batch size, and one with the assumption."""
-    plan = make_plan(RunRequest(limit=limit, method=["ar", "ar:on=mars"], batch_size=(1, 8), accuracy_margin=margin))
+    plan = make_plan(RunRequest(limit=limit, method=["ar", "ar:on=mars"], batch_size=(1, 8), max_loss=100 * margin))
     small = plan.groups[0]
     blocks = small.blocks[: min(24, limit // 2)]
     plan = plan.changed(groups=[small.changed(blocks=blocks, rounds=[len(blocks)]), plan.groups[1]])

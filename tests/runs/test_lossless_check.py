@@ -91,7 +91,7 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture
 def answers(checkpoint: Checkpoint) -> list[tuple[list[int], list[int]]]:
     said, _ = decode_prompts(
-        METHODS["ar"](), ModelRunners("ar", {"ar": ModelRunner(checkpoint)}), PROMPTS, BUDGET, fixed_length=True
+        METHODS["ar"](), ModelRunners("ar", {"ar": ModelRunner(checkpoint)}), PROMPTS, BUDGET, ignore_eos=True
     )
     return [(prompt, g.token_ids) for prompt, g in zip(PROMPTS, said, strict=True)]
 

@@ -39,9 +39,9 @@ PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [1] * 9, [2] * 4, [3] * 6]
 
 
 def answers(method: Method, runner: ModelRunner, budgets: Sequence[int], **options: Any) -> list[Generation]:
-    return decode_prompts(
-        method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, fixed_length=True, **options
-    )[0]
+    return decode_prompts(method, ModelRunners("mars", {"mars": runner}), PROMPTS, budgets, ignore_eos=True, **options)[
+        0
+    ]
 
 
 def commits(generations: Sequence[Generation]) -> list[list[int]]:
@@ -163,7 +163,7 @@ def plan(**changes: Any) -> Plan:
     options: dict[str, Any] = {
         "suite": ["synthetic:8x20"],
         "weights": "random:embedded:tiny/ar",
-        "accept": "0.7,0.5",
+        "simulate_acceptance": "0.7,0.5",
         "method": ["ar", "mars:tau=0.9"],
         "batch_size": (2,),
         "limit": 5,
@@ -198,7 +198,7 @@ def test_a_plan_takes_each_items_script_from_the_run(tmp_path: Path) -> None:
         ("mars:tau=0.9@mars", "graph", 1, MARS, [[1, 1, 1]]),
         ("mars:tau=0.9@mars", "graph", 8, MARS, [[4, 2], [3, 0, 3, 1], [8, 8, 8]]),
     )
-    ar, mars = plan(accept=source).cells
+    ar, mars = plan(simulate_acceptance=source).cells
     assert mars.accept is not None
     assert mars.accept.scripts == [[4, 2], [3, 0, 3, 1], [8, 8, 8], [4, 2], [3, 0, 3, 1]]
     assert mars.accept.lengths == [6, 7, 20, 6, 7]
@@ -217,7 +217,7 @@ def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Pat
         ("mars:tau=0.9@mars", "eager", 8, MARS, [[4, 2]]),
         ("ar@ar", "eager", 8, {}, [[1] * 11]),
     )
-    ar, mars = plan(accept=source).cells
+    ar, mars = plan(simulate_acceptance=source).cells
     assert ar.accept is not None
     assert mars.accept is not None
     assert (ar.accept.lengths, mars.accept.lengths) == ([11] * 5, [6] * 5)
@@ -226,28 +226,34 @@ def test_a_single_token_arm_uses_its_own_lengths_if_the_run_has_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accept": None}, r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--accept RUN_DIRECTORY`, "),
-        ({"suite": ["arithmetic"]}, r"'arithmetic' scores accuracy, and --accept 0.7,0.5 .*prompts, .*synthetic"),
         (
-            {"suite": ["arithmetic"], "accept": None, "method": ["ar"]},
+            {"simulate_acceptance": None},
+            r"'mars:tau=0.9@mars/graph' can commit 4 .*add `--simulate-acceptance RUN_DIRECTORY`, ",
+        ),
+        (
+            {"suite": ["arithmetic"]},
+            r"'arithmetic' scores accuracy, and --simulate-acceptance 0.7,0.5 .*prompts, .*synthetic",
+        ),
+        (
+            {"suite": ["arithmetic"], "simulate_acceptance": None, "method": ["ar"]},
             "--weights random:embedded:tiny/ar has none",
         ),
         ({"suite": ["arithmetic"], "weights": None}, "scores accuracy"),
-        ({"accept": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
-        ({"accept": "no/such/run"}, "neither the directory of a run nor probabilities"),
-        ({"accept": ""}, "neither the directory of a run nor probabilities"),
-        ({"accept": "length=0.9"}, "or a length of at least 1; give one of them, such as .*length=2.4"),
-        ({"accept": "length=nan"}, "or a length of at least 1"),
-        ({"accept": "length=2,often"}, "or a length of at least 1"),
-        ({"accept": "rates=0.5,0.6"}, "falling rates"),
-        ({"accept": "lengths=2"}, "neither the directory of a run"),
+        ({"simulate_acceptance": "0.7,1.2"}, "neither the directory of a run nor probabilities"),
+        ({"simulate_acceptance": "no/such/run"}, "neither the directory of a run nor probabilities"),
+        ({"simulate_acceptance": ""}, "neither the directory of a run nor probabilities"),
+        ({"simulate_acceptance": "length=0.9"}, "or a length of at least 1; give one of them, such as .*length=2.4"),
+        ({"simulate_acceptance": "length=nan"}, "or a length of at least 1"),
+        ({"simulate_acceptance": "length=2,often"}, "or a length of at least 1"),
+        ({"simulate_acceptance": "rates=0.5,0.6"}, "falling rates"),
+        ({"simulate_acceptance": "lengths=2"}, "neither the directory of a run"),
         (
-            {"accept": "length=4.5"},
+            {"simulate_acceptance": "length=4.5"},
             "'mars:tau=0.9@mars/graph' commits at most 4 tokens .* a length from 1 to 4, or widen",
         ),
         (
             {"method": ["mars"]},
-            "the plain loop's tokens at tau=1, so --accept cannot make .*set another tau in `--method`",
+            "the plain loop's tokens at tau=1, so --simulate-acceptance cannot make .*set another tau in `--method`",
         ),
         ({"weights": None}, "none is named; .*add `--weights random:qwen2.5-0.5b`"),
         ({"weights": "random:qwen2.5-8b"}, "are not known; .*See `mtbench ls families`"),
@@ -283,7 +289,7 @@ def test_a_meaningless_simulation_is_refused(changes: dict[str, Any], message: s
             {},
             "ran there with tau=0.95, and would run now with 0.9",
         ),
-        (("mars:tau=0.9@mars", "graph", 8, MARS, [[4]]), {"fixed_length": True}, "the length of a stored answer"),
+        (("mars:tau=0.9@mars", "graph", 8, MARS, [[4]]), {"ignore_eos": True}, "the length of a stored answer"),
     ],
 )
 def test_a_run_without_matching_commits_is_refused(
@@ -308,7 +314,7 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the directory holds no run; give the directory of a finished run, or prob"):
         plan(accept=str(tmp_path))
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(UserError, match=r"^--accept .*plan.json: schema_version is missing"):
+    with pytest.raises(UserError, match=r"^--simulate-acceptance .*plan.json: schema_version is missing"):
         plan(accept=str(tmp_path))
 
 
@@ -370,7 +376,18 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
     """A run with drawn acceptance on random weights, then a replay of it, which has the same commits."""
     arms = ("ar", "mars:tau=0.9", "mars:tau=0.9,cache=block,cache_block=8")
     shape, drawn = ("--suite", "synthetic:32x16", "--weights", "random:embedded:tiny/ar"), RunDirectory(tmp_path / "1")
-    rest = ("--limit", "12", "--rounds", "1", "--batch-size", "2", "--accept", "0.7,0.5", "-o", str(drawn.path))
+    rest = (
+        "--limit",
+        "12",
+        "--rounds",
+        "1",
+        "--batch-size",
+        "2",
+        "--simulate-acceptance",
+        "0.7,0.5",
+        "-o",
+        str(drawn.path),
+    )
     monkeypatch.setattr(sys, "argv", ["mtbench", "run", *shape, *(f"--method={arm}" for arm in arms), *rest])
     with pytest.raises(SystemExit) as stopped:
         main.main()

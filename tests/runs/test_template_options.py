@@ -1,4 +1,4 @@
-"""`--template-option`: variables of the chat template reach the prompts, and the plan and the results say so."""
+"""`--chat-template-kwargs`: variables of the chat template reach the prompts, and the plan and the results say so."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def planned(model: Path, tmp_path: Path, suite: str | None = None, **options: An
         method=("ar",),
         limit=1,
         max_new_tokens=4,
-        template_option=options,
+        chat_template_kwargs=options,
     )
     return make_plan(request)
 
@@ -54,7 +54,7 @@ def test_a_variable_reaches_the_prompt_and_is_recorded(model: Path, tmp_path: Pa
     plain = planned(model, tmp_path, enable_thinking=False)
 
     assert (text(thinking, model), text(plain, model)) == ("1 + 1", "1 + 1 0")
-    assert plain.request.template_option == {"enable_thinking": False}
+    assert plain.request.chat_template_kwargs == {"enable_thinking": False}
     assert plain.suites[0].task["template_options"] == {"enable_thinking": False}
     assert "template_options" not in thinking.suites[0].task
     assert thinking.suites[0].flags == plain.suites[0].flags == []
@@ -74,7 +74,7 @@ def test_a_variable_that_changes_nothing_is_flagged(model: Path, tmp_path: Path)
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "add_generation_prompt"])
 def test_what_is_no_variable_is_refused(name: str, model: Path, tmp_path: Path) -> None:
     """It would replace the template or what comes back."""
-    with pytest.raises(UserError, match=rf"^--template-option {name}=… is not allowed: [^\n]*$"):
+    with pytest.raises(UserError, match=rf"^--chat-template-kwargs {name}=… is not allowed: [^\n]*$"):
         planned(model, tmp_path, **{name: "x"})
 
 
@@ -92,5 +92,7 @@ def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
 @pytest.mark.parametrize("given", ["enable_thinking", "=false", "a b=1", ""])
 def test_other_text_is_refused(given: str) -> None:
     """In one line with an example."""
-    with pytest.raises(UserError, match=r"is not NAME=VALUE, such as `--template-option enable_thinking=false`\.$"):
+    with pytest.raises(
+        UserError, match=r"is not NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`\.$"
+    ):
         template_options([given])

@@ -23,7 +23,7 @@ def planned(method: str = "ar", size: int = 1, device: str = "cuda") -> Plan:
             engine="graph",
             batch_size=(size,),
             limit=2 * size,
-            accept="0.424",
+            simulate_acceptance="0.424",
             device=device,
             rounds=1,
         )
@@ -134,7 +134,7 @@ def test_a_cell_that_fails_is_told_and_the_others_are_measured() -> None:
 
 def test_fixed_lengths_take_the_whole_budget() -> None:
     """No block is decoded to learn how long answers are."""
-    plan, worker = measured_plan(batch_size=(1,), fixed_length=True), Slow()
+    plan, worker = measured_plan(batch_size=(1,), ignore_eos=True), Slow()
     found = measured(plan, worker)  # type: ignore[arg-type]
 
     assert found.blocks_s == pytest.approx([1 + 0.5 * 64])

@@ -65,7 +65,7 @@ def decoded(method: str, prompts: Sequence[Sequence[int]], budget: int) -> list[
 @pytest.mark.whole
 def test_a_process_serves_and_drains(tmp_path: Path) -> None:
     """openai's client and curl have the texts of the decode loop; SIGTERM lets answers end."""
-    options = ("--method", "mars:tau=0.9", "--rows", "2", "--device", "cpu")
+    options = ("--method", "mars:tau=0.9", "--max-num-seqs", "2", "--device", "cpu")
     with started(tmp_path, *options, "--port", "0") as (process, told):
         assert told == {"url": told["url"], "model": "tiny", "method": told["method"], "rows": 2, "pid": process.pid}
         with openai.OpenAI(base_url=told["url"], api_key="any") as client:
@@ -112,7 +112,7 @@ def test_a_process_without_its_gpu_fails_its_requests_and_ends(tmp_path: Path) -
     """One line says why, and the exit code is not 0, so that a supervisor starts it again."""
     plugin = tmp_path / "lost.py"
     plugin.write_text(LOSES_THE_GPU)
-    options = ("--plugin", str(plugin), "--method", "lost", "--rows", "2", "--device", "cpu", "--port", "0")
+    options = ("--plugin", str(plugin), "--method", "lost", "--max-num-seqs", "2", "--device", "cpu", "--port", "0")
     with started(tmp_path, *options) as (process, told):
         answer = httpx.post(f"{told['url']}/completions", json={"prompt": "12 + 30 =" * 20}, timeout=60)
         assert answer.status_code == 500
@@ -177,7 +177,9 @@ def test_many_clients_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     from serve_soak import soak
 
-    found = soak(["--method", "mars:tau=0.9", "--rows", "8", "--device", "cpu"], clients=32, requests=1000, seed=1)
+    found = soak(
+        ["--method", "mars:tau=0.9", "--max-num-seqs", "8", "--device", "cpu"], clients=32, requests=1000, seed=1
+    )
     assert found["alive"]
     assert set(found["seen"]) <= {"ok", "rejected", "gone", "busy"}
     assert found["seen"]["gone"] >= 50

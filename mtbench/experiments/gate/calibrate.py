@@ -47,7 +47,7 @@ class Calibration:
         return Floor(
             key=compared.key,
             measured=time.strftime(floor.TIME, time.gmtime()),
-            live=request.live,
+            interleave=request.interleave,
             pairs=len(done),
             smallest_detectable=decision.smallest_detectable(max(cell.pair_sd for cell in known)),
             cells=known,

@@ -36,9 +36,9 @@ def read(folder: Path) -> list[Floor]:
     return floors
 
 
-def find(floors: list[Floor], key: Key, *, live: bool) -> tuple[Floor | None, str | None]:
+def find(floors: list[Floor], key: Key, *, interleave: bool) -> tuple[Floor | None, str | None]:
     """Return the floor of this machine and plan, and why the nearest one does not hold if there is none."""
-    of_kind = [floor for floor in floors if floor.live == live]
+    of_kind = [floor for floor in floors if floor.interleave == interleave]
     for floor in of_kind:
         if floor.key == key:
             return (floor, None) if is_recent(floor) else (None, f"the floor of {floor.measured} is too old")
@@ -52,7 +52,7 @@ def add(folder: Path, floor: Floor) -> Path:
     """Write a floor beside the others of the folder; it replaces the one of its key. Return the file's path."""
     file = folder / FILE
     with _alone(folder):
-        others = [f for f in read(folder) if (f.key, f.live) != (floor.key, floor.live)]
+        others = [f for f in read(folder) if (f.key, f.interleave) != (floor.key, floor.interleave)]
         files.write_json(file, dump(FloorFile(schema_version=SCHEMA_VERSION, floors=[*others, floor])))
     return file
 

@@ -5,19 +5,22 @@ A gate compares two builds, **base** and **head**, in three stages: `comparable`
 the pair: two processes of one build differ by more than the blocks inside a process.
 """
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
 
 from mtbench.records import (
     CellName,
     Count,
+    Former,
     NonNegative,
     Record,
     Seconds,
     Sha256,
     Share,
     Size,
+    Upgraded,
     VersionOne,
 )
 
@@ -86,12 +89,14 @@ class CellFloor(Record):
     drift_per_pair: float | None = Field(description="slope of log time over pairs; null: under 3 pairs")
 
 
-class Floor(Record):
+class Floor(Upgraded):
     """An entry of floor.json: the noise of one machine on one plan, from pairs of processes of one build."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
 
     key: Key = Field(description="what it holds for")
     measured: str = Field(description="UTC time, YYYY-MM-DDTHH:MM:SSZ")
-    live: bool = Field(description="true: the processes of a pair took turns, block by block")
+    interleave: bool = Field(description="true: the processes of a pair took turns, block by block")
     pairs: Size = Field(description="pairs of processes")
     smallest_detectable: NonNegative = Field(
         description="smallest slowdown that the gate finds in 40 pairs, as a share"
@@ -106,8 +111,10 @@ class FloorFile(Record):
     floors: list[Floor] = Field(description="one entry per key")
 
 
-class GateRequest(Record):
+class GateRequest(Upgraded):
     """What was asked of the gate."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
 
     base: str | None = Field(description="environment of the base build; null: that of the gate itself")
     head: str | None = Field(description="environment of the head build; null: that of the gate itself")
@@ -115,7 +122,7 @@ class GateRequest(Record):
     margin: Annotated[float, Field(gt=0, lt=1)] = Field(description="slowdown that matters, as a share")
     blocks: Size = Field(description="blocks of each group that are timed")
     pairs: Size | None = Field(description="pairs at the last look; null: by the calibrated noise, at most 40")
-    live: bool = Field(description="true: the processes of a pair take turns, block by block")
+    interleave: bool = Field(description="true: the processes of a pair take turns, block by block")
     counts_only: bool = Field(description="true: nothing is timed")
     allow_changed: bool = Field(description="true: head may emit other tokens")
     allow_torch: bool = Field(description="true: the builds may have different versions of torch")

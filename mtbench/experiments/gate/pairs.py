@@ -101,7 +101,7 @@ class PairRunner:
             stored = plans.only(planned.stored, cells, blocks=self.request.blocks, rounds=rounds)
             stored = plans.scripted(stored, self.replayed, planned.plan)
             runs.append(plans.write(directory / side, planned, stored))
-        if self.request.live:
+        if self.request.interleave:
             generate_in_turns(self.builds, runs, first, self.request.process_limit_s)
             return
         for place in (first, 1 - first):

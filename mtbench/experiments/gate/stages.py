@@ -102,7 +102,9 @@ class GateRun:
         began = read_gate(self.directory) if (self.directory / FILE).is_file() else None
         findings = [finding for finding in compared.findings if finding.stage == "comparable"]
         if began is None:
-            found, why_none = floor.find(floor.read(self.directory.parent), compared.key, live=self.request.live)
+            found, why_none = floor.find(
+                floor.read(self.directory.parent), compared.key, interleave=self.request.interleave
+            )
             if found is None and not self.request.counts_only:
                 why_none = why_none or "this machine is not calibrated for this plan"
                 where = self.directory.parent / "calibration"
@@ -155,7 +157,7 @@ class GateRun:
     def _refuse_small_margin(self, found: Floor | None) -> None:
         """Raise UserError if the default number of pairs is too small for the margin."""
         if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
-            quieter = "" if self.request.live else "--live, "
+            quieter = "" if self.request.interleave else "--interleave, "
             raise UserError(
                 f"--margin {self.request.margin:g} is below the smallest slowdown that this machine shows in "
                 f"{decision.MOST_PAIRS} pairs, {found.smallest_detectable:.4f}; give a larger margin, more --pairs, "

@@ -23,6 +23,7 @@ from mtbench.experiments.gate.format import (
 from mtbench.report.formatting import NONE, counted, listed, number, seconds
 from mtbench.report.phrases import suite_name
 
+ORDERS = {True: "take turns block by block", False: "one process after the other"}  # of the processes of a pair
 NOT_COMPARED = "not compared"
 ALL_CELLS = "mean of all cells"  # has spaces, so no cell has this name
 SIGNS: dict[Word, str] = {"PASS": "✓", "FAIL": "✗", "INCONCLUSIVE": "?"}
@@ -286,8 +287,7 @@ def machine(gate: Gate) -> list[tuple[str, str]]:
         "torch": key.torch,
         "Plan": f"{key.plan_sha256[:16]}…",
         "Plan options": shlex.join(gate.request.plan_arguments) or "none",
-        "Process pairs": f"{'take turns block by block' if gate.request.live else 'one process after the other'}, "
-        f"order by seed {gate.request.seed}",
+        "Process pairs": f"{ORDERS[gate.request.interleave]}, order by seed {gate.request.seed}",
     }
     return [(name, value) for name, value in values.items() if value is not None]
 
@@ -295,9 +295,9 @@ def machine(gate: Gate) -> list[tuple[str, str]]:
 def calibrate_command(gate: Gate) -> str:
     """Return the command that calibrates this machine on this plan."""
     asked = gate.request
-    live = ["--live"] if asked.live else []
+    interleave = ["--interleave"] if asked.interleave else []
     files = [word for file in asked.plugins for word in ("--plugin", file)]
-    words = [*files, *asked.plan_arguments, "--blocks", str(asked.blocks), *live]
+    words = [*files, *asked.plan_arguments, "--blocks", str(asked.blocks), *interleave]
     return shlex.join(["mtbench", "gate", "calibrate", *words])
 
 
@@ -314,7 +314,7 @@ def floor_facts(gate: Gate) -> list[tuple[str, str]]:
     if noisiest is not None:
         noise = f"{100 * noisiest.pair_sd:.2f}%, upper bound {100 * noisiest.pair_sd_high:.2f}%"
         facts.append(("Noisiest cell", f"{noisiest.cell}: standard deviation of pairs {noise}"))
-    if floor.live != gate.request.live:
+    if floor.interleave != gate.request.interleave:
         facts.append(("Turns", "the calibration and this gate ordered the processes of a pair differently"))
     return facts
 

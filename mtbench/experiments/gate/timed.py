@@ -99,7 +99,7 @@ class TimedStage:
         request, sd = self.runner.request, max(stdev(values[cell]) for cell in decided.noisy)
         more = decision.looks(sd, request.margin)[-1]
         found = math.ceil(100 * decision.smallest_detectable(sd)) / 100
-        ways = ["" if request.live else "add --live", "end other processes"]
+        ways = ["" if request.interleave else "add --interleave", "end other processes"]
         ways += [
             f"give --margin {found:g}" if found < 1 else "",
             f"give --pairs {more}" if more <= MOST_ADVISED else "",
@@ -235,7 +235,7 @@ def _shared_processor(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Itera
     share = sum(cpu_s for cpu_s, _ in known) / wall_s if wall_s else 1.0
     if share < PROCESSOR_SHARE:
         waited = f"shared processor: the builds waited for it in {1 - share:.0%} of their time"
-        text = f"{waited}; end other work, or use --live"
+        text = f"{waited}; end other work, or use --interleave"
         yield _finding("environment", "note", text, None)
 
 

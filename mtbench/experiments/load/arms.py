@@ -21,7 +21,7 @@ RANGE = ".."
 
 
 def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
-    """Return the arms of several `--arm` values, in order.
+    """Return the arms of several `--method` values, in order.
 
     Raises UserError for a method or an option that is not allowed, a method that cannot be served, or an arm that is
     given twice.
@@ -92,17 +92,17 @@ def _arm(fixed: str, ranges: Sequence[tuple[str, str]], spec: str, engine: str) 
     method = METHODS[arm.method]
     if method.outside:
         raise UserError(
-            f"--arm {spec!r}: {arm.method} is an external engine and cannot be served; start its server and give it "
+            f"--method {spec!r}: {arm.method} is an external engine and cannot be served; start its server and give it "
             "with `--url NAME=URL`."
         )
     if len(ranges) > 1:
-        raise UserError(f"--arm {spec!r}: a server adapts one option; give one range, such as `tau=0.95..0.7`.")
+        raise UserError(f"--method {spec!r}: a server adapts one option; give one range, such as `tau=0.95..0.7`.")
     for option, text in ranges:
         low, _, high = text.partition(RANGE)
         for end in (low, high):
             parse_option(method, option, end)
         if option in arm.options:
-            raise UserError(f"--arm {spec!r}: {option} is given twice.")
+            raise UserError(f"--method {spec!r}: {option} is given twice.")
     adaptive = "=".join(ranges[0]) if ranges else None
     return ArmPlan(name=_name(arm, adaptive), method=_served(arm), adaptive=adaptive)
 

@@ -30,11 +30,11 @@ class Line(NamedTuple):
 
 def draw(load: Load) -> list[Drawing]:
     """Return the figures; without accuracy if the suite is not scored."""
-    offered = "requests per second offered" if load.request.rates else "requests at a time"
+    offered = "requests per second offered" if load.request.request_rate else "requests at a time"
     limited = any(limit is not None for limit in dict(load.request.slo).values())
     word = "Goodput" if limited else "Answered requests"
     inside = "requests per second answered within all limits" if limited else "requests per second answered"
-    ideal = bool(load.request.rates)
+    ideal = bool(load.request.request_rate)
     sketches = [
         _lines(load, "goodput", word, inside, offered, lambda cell: cell.goodput, 1.0, ideal=ideal),
         _lines(load, "accuracy", "Accuracy", "% of the answered items", offered, lambda cell: cell.accuracy, 100.0),

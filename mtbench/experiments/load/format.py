@@ -5,11 +5,23 @@ number of concurrent requests. A **point** is one arm at one level in one round:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
-from mtbench.records import Count, NonNegative, Record, Sha256, Size, StoredSeconds, Text, VersionOne
+from mtbench.records import (
+    Count,
+    Former,
+    NonNegative,
+    Record,
+    Sha256,
+    Size,
+    StoredSeconds,
+    Text,
+    Upgraded,
+    VersionOne,
+    points,
+)
 from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -28,11 +40,18 @@ class Slo(Record):
     e2e_s: Positive | None = Field(None, description="longest time of the whole request, in seconds; null: no limit")
 
 
-class LoadRequest(Record):
+class LoadRequest(Upgraded):
     """The options of `mtbench load`."""
 
+    FORMER: ClassVar[Mapping[str, Former]] = {
+        "arm": Former("method"),
+        "rates": Former("request_rate"),
+        "rows": Former("max_num_seqs"),
+        "accuracy_margin": Former("max_loss", points),
+    }
+
     suite: Text = Field(description="suite as name or name:rest")
-    arm: Sequence[str] = Field((), description="methods that this command serves, each with its options")
+    method: Sequence[str] = Field((), description="methods that this command serves, each with its options")
     url: Mapping[str, str] = Field(default_factory=dict, description="URL of each given server, by its name")
     key_env: Mapping[str, str] = Field(
         default_factory=dict, description="environment variable with the key of a given server, by the server's name"
@@ -43,7 +62,7 @@ class LoadRequest(Record):
     engine: str = Field("graph", description="engine of the served methods")
     dtype: str = Field("auto", description="number type of the weights")
     device: str = Field("auto", description="cpu, cuda or auto")
-    rates: Sequence[Positive] = Field((), description="requests per second; empty: concurrency is given")
+    request_rate: Sequence[Positive] = Field((), description="requests per second; empty: concurrency is given")
     concurrency: Sequence[Size] = Field((), description="requests at a time; empty: rates are given")
     poisson: bool = Field(False, description="true: Poisson arrivals; false: constant gaps")
     duration_s: Positive = Field(30.0, description="seconds in which the requests of a point are sent, with a rate")
@@ -52,7 +71,7 @@ class LoadRequest(Record):
     slo: Slo = Field(default_factory=Slo, description="limits of goodput")
     client: ClientName = Field("aiperf", description="program that sends the requests")
     limit: Size | None = Field(None, description="most items of the suite; null: as many as are sent")
-    rows: Size = Field(8, description="rows of a served method")
+    max_num_seqs: Size = Field(8, description="rows of a served method")
     max_queue: Size = Field(64, description="requests that a served method lets wait")
     max_new_tokens: Size | None = Field(None, description="most tokens of an answer; null: the suite's own number")
     request_timeout_s: Positive = Field(300.0, description="seconds after which a request has failed")
@@ -60,7 +79,7 @@ class LoadRequest(Record):
     data_dir: str | None = Field(None, description="directory of the suite's data; null: the usual place")
     offline: bool = Field(False, description="true: nothing is downloaded")
     allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
-    accuracy_margin: Annotated[float, Field(gt=0, lt=1)] = Field(0.02, description="margin of `not worse`, as a share")
+    max_loss: Annotated[float, Field(gt=0, lt=100)] = Field(2.0, description="accepted loss of accuracy, in points")
 
 
 class ArmPlan(Record):
@@ -120,7 +139,7 @@ class LoadPlan(Record):
     @property
     def levels(self) -> list[float]:
         """The levels in the order in which they were asked for."""
-        return list(self.request.rates or map(float, self.request.concurrency))
+        return list(self.request.request_rate or map(float, self.request.concurrency))
 
 
 class Segment(Record):

@@ -104,11 +104,11 @@ def plan_tables(planned: LoadPlan) -> list[RenderableType]:
         table.add_row(escape(arm.name), escape(arm.url or "mtbench serve, started by this command"))
     of_round = [point for point in planned.points if point.round == 1 and point.arm == planned.arms[0].name]
     sent = {point.level: len(point.items) for point in of_round}
-    kind = "per second" if request.rates else "at a time"
+    kind = "per second" if request.request_rate else "at a time"
     each = listed(f"{level:g} {kind}: {counted(sent[level], 'request')}" for level in sorted(sent))
     every = sum(sent.values()) * len(planned.arms) * request.rounds
     sending_s = sum(size / level for level, size in sent.items()) * len(planned.arms) * request.rounds
-    time = f" Sending alone takes {seconds(sending_s)}." if request.rates else ""
+    time = f" Sending alone takes {seconds(sending_s)}." if request.request_rate else ""
     return [
         table,
         Text(f"{counted(len(planned.points), 'point')} in {counted(request.rounds, 'round')}. {each}."),
@@ -119,7 +119,7 @@ def plan_tables(planned: LoadPlan) -> list[RenderableType]:
 def subject(load: Load) -> str:
     """Return what was done, as a sentence."""
     arrivals = "Poisson arrivals" if load.request.poisson else "constant gaps"
-    how = f"request rates with {arrivals}" if load.request.rates else "fixed concurrency"
+    how = f"request rates with {arrivals}" if load.request.request_rate else "fixed concurrency"
     return (
         f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
         f"{load.client.version}. {_limits(load.request.slo)}"
@@ -249,7 +249,7 @@ def _levels(load: Load) -> list[float]:
 
 def _level(load: Load, level: float) -> str:
     noun = "request" if level == 1 else "requests"
-    return f"{level:g} {noun} per second" if load.request.rates else f"{level:g} {noun} at a time"
+    return f"{level:g} {noun} per second" if load.request.request_rate else f"{level:g} {noun} at a time"
 
 
 def _limits(slo: Slo) -> str:
@@ -279,7 +279,7 @@ def _machine(load: Load) -> list[tuple[str, str]]:
         ("mtbench", " ".join(filter(None, (found.mtbench, found.git)))),
         ("torch", (found.packages or {}).get("torch") or NONE),
         ("Client", f"{load.client.name} {load.client.version}, on the same machine"),
-        ("Rows", f"{load.request.rows}; at most {load.request.max_queue} requests wait"),
+        ("Rows", f"{load.request.max_num_seqs}; at most {load.request.max_queue} requests wait"),
         ("Tokens of an answer", f"at most {load.max_new_tokens}"),
         ("Rounds", count(load.request.rounds)),
         ("Seed", str(load.request.seed)),
@@ -323,7 +323,7 @@ def reading(load: Load) -> list[tuple[str, str]]:
             "Words",
             "A speed is faster or slower if its interval lies beyond 2%, the same if it lies inside, else "
             "inconclusive. Accuracy is not worse if it lies above the margin of "
-            f"{100 * load.request.accuracy_margin:g} points. Words are adjusted for the number of arms at a level.",
+            f"{load.request.max_loss:g} points. Words are adjusted for the number of arms at a level.",
         ),
         (
             "What they hold for",

@@ -24,13 +24,15 @@ MOST_REQUESTS = 100_000  # of a point
 
 def plan(request: LoadRequest) -> LoadPlan:
     """Return the plan of a load. Raises UserError for anything that is known to fail."""
-    chosen = [*arms.parse(request.arm, request.engine)]
+    chosen = [*arms.parse(request.method, request.engine)]
     chosen += [
         ArmPlan(name=name, method=None, adaptive=None, url=url, key_env=request.key_env.get(name))
         for name, url in request.url.items()
     ]
     if not chosen:
-        raise UserError("no arm is given; add `--arm METHOD`, such as `--arm mars:tau=0.95`, or `--url NAME=URL`.")
+        raise UserError(
+            "no arm is given; add `--method METHOD`, such as `--method mars:tau=0.95`, or `--url NAME=URL`."
+        )
     arms.refuse_twins([arm.name for arm in chosen])
     _refuse_levels(request)
     sizes = {level: requests_at(request, level) for level in levels(request)}
@@ -65,7 +67,7 @@ def plan(request: LoadRequest) -> LoadPlan:
 
 def levels(request: LoadRequest) -> list[float]:
     """Return the rates, or the concurrency levels."""
-    return list(request.rates or map(float, request.concurrency))
+    return list(request.request_rate or map(float, request.concurrency))
 
 
 def requests_at(request: LoadRequest, level: float) -> int:
@@ -105,21 +107,23 @@ def _reference() -> str:
 
 
 def _refuse_levels(request: LoadRequest) -> None:
-    if bool(request.rates) == bool(request.concurrency):
-        raise UserError("give the load as either --rates 1,2,4 (requests per second) or --concurrency 1,4,16.")
-    for name, given in (("--rates", request.rates), ("--concurrency", request.concurrency)):
+    if bool(request.request_rate) == bool(request.concurrency):
+        raise UserError("give the load as either --request-rate 1,2,4 (requests per second) or --concurrency 1,4,16.")
+    for name, given in (("--request-rate", request.request_rate), ("--concurrency", request.concurrency)):
         for level in given:
             if given.count(level) > 1:
                 raise UserError(f"{name} has {level:g} twice; give each level once.")
     if request.concurrency and request.poisson:
-        raise UserError("--poisson belongs to --rates: with --concurrency the next request starts when one has ended.")
+        raise UserError(
+            "--poisson belongs to --request-rate: with --concurrency the next request starts when one has ended."
+        )
     if request.concurrency and request.requests is None:
         raise UserError("--concurrency needs --requests N: how many requests a point sends.")
     for level in levels(request):
         if requests_at(request, level) > MOST_REQUESTS:
             raise UserError(
                 f"a point of {requests_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
-                "Lower --rates, --duration-s or --requests."
+                "Lower --request-rate, --duration-s or --requests."
             )
 
 

@@ -91,7 +91,7 @@ class LoadRun:
         with servers.running(self.planned, self.planned.arm(arm), self.run.path / WORK / "server") as server:
             self._write_server(arm, server)
             body = {"temperature": 0, "max_tokens": self.planned.max_new_tokens}
-            prompts = [items[place % len(items)].prompt for place in range(request.rows)]
+            prompts = [items[place % len(items)].prompt for place in range(request.max_num_seqs)]
             servers.warm_up(server, prompts, body, request.request_timeout_s)
             yield server
 
@@ -103,8 +103,8 @@ class LoadRun:
             model=server.model,
             prompts=[item.prompt for item in items],
             items=[item.item for item in items],
-            rate=point.level if request.rates else None,
-            concurrency=None if request.rates else int(point.level),
+            rate=point.level if request.request_rate else None,
+            concurrency=None if request.request_rate else int(point.level),
             poisson=request.poisson,
             seed=point.seed,
             max_new_tokens=self.planned.max_new_tokens,

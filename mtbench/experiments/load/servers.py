@@ -58,7 +58,7 @@ def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
     return [
         *("serve", "--method", arm.method, *_models(planned)),
         *(("--adaptive", arm.adaptive) if arm.adaptive else ()),
-        *("--dtype", request.dtype, "--rows", str(request.rows), "--max-queue", str(request.max_queue)),
+        *("--dtype", request.dtype, "--max-num-seqs", str(request.max_num_seqs), "--max-queue", str(request.max_queue)),
         *("--max-length", str(planned.room), "--max-new-tokens", str(planned.max_new_tokens)),
         *("--request-timeout-s", f"{request.request_timeout_s:g}"),
         *("--port", "0", "--ready-file", str((folder / "ready.json").resolve())),

@@ -114,7 +114,7 @@ def summarise(run: RunDirectory, planned: LoadPlan, client: Client) -> Load:
             comparison
             for at_level in cells.values()
             for place, baseline in enumerate(at_level)
-            for comparison in compare(baseline, at_level[place + 1 :], planned.request.accuracy_margin)
+            for comparison in compare(baseline, at_level[place + 1 :], planned.request.max_loss / 100)
         ],
     )
 

@@ -107,7 +107,7 @@ class TablePlan(Sparse):
     limit: int | None = Field(description="most items per suite or subtask; null: all items")
     engine: Text = Field(description="engine of the methods whose loop is ours")
     temperature: float = Field(DEFAULTS.temperature, description="sampling temperature; 0: greedy decoding")
-    template_option: Mapping[str, bool | int | float | str] = Field(
+    chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="variables of the chat template by name"
     )
     beside: Sequence[Text] = Field((), description="arms that run beside the rows: baselines of times not published")

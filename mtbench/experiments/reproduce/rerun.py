@@ -135,7 +135,7 @@ def _part(table: Published, asked: Asked, family: str) -> Part:
         rounds=_given(asked.rounds, table.plan.rounds),
         max_new_tokens=_given(asked.max_new_tokens, table.setup.max_new_tokens),
         temperature=table.plan.temperature,
-        template_option=table.plan.template_option,
+        chat_template_kwargs=table.plan.chat_template_kwargs,
         **{name: getattr(asked, name) for name in PASSED_ON},
     )
     specs = list(dict.fromkeys([*table.plan.beside, *specs_of(rows)]))

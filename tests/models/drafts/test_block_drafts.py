@@ -95,7 +95,7 @@ def stale_entries(folder: Path, target: Checkpoint, kind: str, make: Any) -> int
     method = Scripted(METHODS["dflash"](ahead=4), scripts, torch.device("cpu"))
     requests = [Request(prompt_ids=text, max_new_tokens=30) for text in TEXTS]
     batch = make(method, runners, len(TEXTS), 48)
-    run = batch.begin(Workload(requests=requests, fixed_length=True))
+    run = batch.begin(Workload(requests=requests, ignore_eos=True))
     for _ in range(6):
         batch.advance(run, batch.shape(run))
         run.snapshot = batch._read().get()
