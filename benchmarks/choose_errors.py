@@ -28,7 +28,7 @@ from rich.table import Table
 from mtbench import statistics
 from mtbench.experiments.choose.race import looks, replay
 from mtbench.experiments.choose.runner import Racing
-from mtbench.experiments.choose.standing import CLOSE, Block, Entrant
+from mtbench.experiments.choose.standing import CLOSE, Block, RacedArm
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
@@ -111,7 +111,7 @@ def made_up(races: int, blocks: int, seed: int) -> None:
     Console().print(table)
 
 
-def measured(path: Path) -> list[Entrant]:
+def measured(path: Path) -> list[RacedArm]:
     """Return the arms of the largest batch size of a run."""
     run = RunDirectory.open(path)
     plan = read_plan(run)
@@ -122,13 +122,13 @@ def measured(path: Path) -> list[Entrant]:
     return [replace(e, blocks=[e.blocks[b] for b in clean]) for e in found]
 
 
-def walls(entrant: Entrant) -> npt.NDArray[np.float64]:
+def walls(entrant: RacedArm) -> npt.NDArray[np.float64]:
     return np.array([block.wall_s for block in entrant.blocks], float)
 
 
 def simulated(
-    arms: Sequence[Entrant], blocks: int, max_loss: float, rng: np.random.Generator
-) -> tuple[list[Entrant], list[Truth]]:
+    arms: Sequence[RacedArm], blocks: int, max_loss: float, rng: np.random.Generator
+) -> tuple[list[RacedArm], list[Truth]]:
     """Return the entrants of a race, and their truth."""
     plain = next(e for e in arms if e.reference)
     drawn, base = rng.integers(0, len(plain.blocks), blocks), walls(plain)
@@ -140,7 +140,7 @@ def simulated(
         noise = np.log(time / base)
         noise -= noise.mean()
         factor = float(np.exp(rng.normal(0, 0.2)))
-        lossy = not arm.promises
+        lossy = not arm.claims_lossless
         loss = float(rng.choice(LOSSES)) * max_loss if lossy else None
         own = scores if loss is None else _lossy(scores, loss, rng)
         near = time.mean() * factor * (1 + rng.uniform(-NEAR, NEAR))
@@ -155,10 +155,10 @@ def simulated(
 
 
 def _entrant(
-    arm: Entrant, wall_s: npt.NDArray[np.float64], scores: Sequence[dict[str, float]], *, same: bool
-) -> Entrant:
+    arm: RacedArm, wall_s: npt.NDArray[np.float64], scores: Sequence[dict[str, float]], *, same: bool
+) -> RacedArm:
     blocks = [Block(float(wall), of_block, same) for wall, of_block in zip(wall_s, scores, strict=True)]
-    return replace(arm, blocks=blocks, promises=same, firm=False, accuracy=None)
+    return replace(arm, blocks=blocks, claims_lossless=same, allows_rounding=False, accuracy=None)
 
 
 def _lossy(scores: Sequence[dict[str, float]], loss: float, rng: np.random.Generator) -> list[dict[str, float]]:

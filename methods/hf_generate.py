@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from mtbench.decoding.external import Answers, Outside, static_cache, stock, target_of
+from mtbench.decoding.external import Answers, ExternalEngine, static_cache, stock, target_of
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
@@ -35,7 +35,7 @@ AHEAD = 4  # drafts by default
 
 @METHODS.register("hf-generate")
 @dataclass(frozen=True, kw_only=True)
-class HFGenerate(Outside):
+class HFGenerate(ExternalEngine):
     """transformers' loop: one token per forward, or more with assisted generation."""
 
     cache: Literal["dynamic", "static"] = option("dynamic", "its cache; static is compiled on CUDA", engine=True)

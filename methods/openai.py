@@ -25,7 +25,7 @@ from typing import Any
 
 from mtbench.clients.openai_client import Reply, Server, ServerError
 from mtbench.clients.openai_wire import body_of, ids_of, plain_body_of
-from mtbench.decoding.external import Answers, Outside, Speculation, target_of
+from mtbench.decoding.external import Answers, ExternalEngine, Speculation, target_of
 from mtbench.decoding.output import text_of
 from mtbench.decoding.registry import METHODS
 from mtbench.decoding.request import Request
@@ -44,7 +44,7 @@ REFUSALS = (400, 422)  # statuses for fields that a server does not know
 
 @METHODS.register("openai")
 @dataclass(frozen=True, kw_only=True)
-class OpenAI(Outside):
+class OpenAI(ExternalEngine):
     """A server; it chooses the decoding method."""
 
     url: str = option("http://127.0.0.1:8000/v1", "the server's address, up to /v1", engine=True)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
-from mtbench.decoding.external import Outside, run_outside
+from mtbench.decoding.external import ExternalEngine, run_outside
 from mtbench.decoding.loop import Batch, decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
@@ -28,8 +28,8 @@ PROMPTS = [[3], [5, 9, 1, 7, 2], list(range(20)), [30, 31]]
 BUDGET = 24
 MANY = [[(7 * i + j) % 30 for j in range(1 + 5 * i % 11)] for i in range(9)]  # more prompts than rows
 BUDGETS = [8 + 3 * i for i in range(5)]  # of the first five of MANY
-LATE = partial(Batch, tight=False)  # the fixed shapes and late reads of a GPU's host
-REFILLED: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": LATE}]
+READ_LAG = partial(Batch, tight=False)  # the fixed shapes and late reads of a GPU's host
+REFILLED: list[dict[str, Any]] = [{"rows": 2}, {"rows": 4, "make": READ_LAG}]
 CONFIGS: dict[str, PretrainedConfig] = {
     "qwen2": small_config(),
     "qwen2 sliding, tied": small_config(
@@ -91,7 +91,7 @@ def run(
 
 
 def run_external(
-    method: Outside,
+    method: ExternalEngine,
     checkpoints: Mapping[str, Checkpoint | Inspected],
     prompts: Sequence[Sequence[int]],
     budget: int | Sequence[int],

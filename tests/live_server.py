@@ -14,7 +14,7 @@ import httpx
 from mtbench.decoding.loop import Batch
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.models.runner import ModelRunner
-from mtbench.serving.adaptive import Governor, Span
+from mtbench.serving.adaptive import LoadPolicy, OptionRange
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
 from mtbench.serving.server import Address, listen, serve
@@ -66,9 +66,9 @@ class Running:
 
 
 @contextmanager
-def serving(served: Served, span: Span | None = None, **limits: Any) -> Iterator[Running]:
+def serving(served: Served, span: OptionRange | None = None, **limits: Any) -> Iterator[Running]:
     """Serve until the block ends."""
-    worker = Worker(served, None if span is None else partial(Governor, span))
+    worker = Worker(served, None if span is None else partial(LoadPolicy, span))
     service = Service(worker, Limits(**limits))
     listening, started = listen(Address(port=0)), threading.Event()
     told: list[tuple[str, asyncio.AbstractEventLoop]] = []

@@ -9,11 +9,11 @@ from mtbench.experiments.gate.format import (
     CellFloor,
     ChangedCell,
     Finding,
-    Floor,
     FloorFile,
     Gate,
     GateRequest,
     Key,
+    NoiseFloor,
     TimedCell,
     TimeTest,
 )
@@ -109,7 +109,7 @@ def timed_cell(number: int = 0, change: float = 0.001, **given: Any) -> TimedCel
     return TimedCell(**values | given)
 
 
-def floor(**given: Any) -> Floor:
+def floor(**given: Any) -> NoiseFloor:
     cells = [
         CellFloor(
             cell=timed_cell(n).cell,
@@ -129,7 +129,7 @@ def floor(**given: Any) -> Floor:
         "smallest_detectable": 0.0097,
         "cells": cells,
     }
-    return Floor(**values | given)
+    return NoiseFloor(**values | given)
 
 
 def floor_file() -> FloorFile:

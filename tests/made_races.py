@@ -9,7 +9,7 @@ from made_records import result_cell
 
 from mtbench import statistics
 from mtbench.experiments.choose.race import Outcome, looks, replay
-from mtbench.experiments.choose.standing import Block, Entrant
+from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.results.decision import Intervals, recommend
 from mtbench.results.decision_format import Choice, Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, ResultCell, Speedup
@@ -36,7 +36,7 @@ def draw(
     *,
     spread: float = 0.08,
     sizes: float = 0.3,
-) -> list[Entrant]:
+) -> list[RacedArm]:
     """Return entrants with drawn blocks. Log standard deviations: sizes of blocks, spread of the times of an arm."""
     length = np.exp(rng.normal(0, sizes, blocks))
     right = rng.random((blocks, rows)) < 0.8
@@ -49,7 +49,7 @@ def draw(
             chance = rng.random((blocks, rows))
             scores = np.where(right, chance >= lost / 0.8, chance < gained / 0.2)
         found.append(
-            Entrant(
+            RacedArm(
                 truth.name,
                 [
                     Block(
@@ -60,7 +60,7 @@ def draw(
                     for b in range(blocks)
                 ],
                 reference=truth.name == PLAIN,
-                promises=truth.loss is None,
+                claims_lossless=truth.loss is None,
             )
         )
     return found
@@ -76,7 +76,7 @@ class _Often(Intervals):
         return statistics.Bounds(None, self.highest[cell.arm])
 
 
-def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation, Outcome, int]:
+def decide(entrants: Sequence[RacedArm], max_loss: float) -> tuple[Recommendation, Outcome, int]:
     """Return the recommendation after a race, its outcome, and the blocks that all arms together have decoded."""
     plain = next(e for e in entrants if e.reference)
     at = looks(len(plain.blocks))
@@ -97,7 +97,7 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
             Difference((gained - lost) / len(pairs) if pairs else None, None, None, gained, lost, len(pairs))
         )
     speeds = statistics.speed_verdicts(ratios, [None] * len(arms), looks=number)
-    lossy = [place for place, arm in enumerate(arms) if not arm.promises]
+    lossy = [place for place, arm in enumerate(arms) if not arm.claims_lossless]
     words = statistics.accuracy_words([differences[place] for place in lossy], max_loss, looks=number)
     word_of = dict(zip(lossy, words, strict=True))
     cells = [result_cell(arm=PLAIN, cell=PLAIN, reference=True, checkpoints=CHECKPOINTS)]
@@ -125,10 +125,10 @@ def decide(entrants: Sequence[Entrant], max_loss: float) -> tuple[Recommendation
                 arm=arm.name,
                 cell=arm.name,
                 checkpoints=CHECKPOINTS,
-                claims="lossless" if arm.promises else "lossy",
+                claims="lossless" if arm.claims_lossless else "lossy",
                 speedup=[Speedup(baseline=PLAIN, **nothing, **times)],
                 accuracy_vs=[accuracy],
-                agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.promises else 0)],
+                agreement=[Agreement(baseline=PLAIN, items=blocks, identical=blocks if arm.claims_lossless else 0)],
                 blocks=blocks,
                 left=None
                 if departure is None

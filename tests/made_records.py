@@ -3,7 +3,7 @@
 from typing import Any
 
 from mtbench.results.decision import headline, recommend
-from mtbench.results.decision_format import Decision, Gone, Levels, Looks, Spent
+from mtbench.results.decision_format import Decision, Gone, Levels, Looks, RaceCost
 from mtbench.results.format import (
     Estimate,
     Finish,
@@ -114,7 +114,7 @@ def made_decision(results: Results, **given: Any) -> Decision:
         "looks": [Looks(suite=suite, batch_size=size, planned=[6, 8], made=[6]) for suite, size in places],
         "left": [Gone(suite=c.suite, batch_size=c.batch_size, arm=c.arm, **gone) for c in results.cells[:-1]],
         "refused": {},
-        "spent": Spent(forwards=1200, forwards_full=3000, decoding_s=12.0, decoding_full_s=30.0),
+        "spent": RaceCost(forwards=1200, forwards_full=3000, decoding_s=12.0, decoding_full_s=30.0),
         "command": ["mtbench", "choose"],
         "serving": {},
     }

@@ -13,7 +13,10 @@ import pytest
 import mtbench
 from mtbench.runs.directory import RunDirectory
 
-RENAMED: dict[str, str] = {"live": "interleave"}  # key of the stored results -> key that replaced it
+RENAMED: dict[str, str] = {
+    "live": "interleave",
+    "too_late": "misses_slo",
+}  # key of the stored results -> key that replaced it
 DIGITS = 12  # processors differ in the last ones: each sums the numbers of a vector in its own order
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mtbench.cli.session import beside_json, refuse_twice, show, write_json
 from mtbench.errors import UserError
 from mtbench.experiments.gate import floor
-from mtbench.experiments.gate.format import Floor
+from mtbench.experiments.gate.format import NoiseFloor
 from mtbench.records import dump
 from mtbench.report.run_comparison import comparison_blocks
 from mtbench.results.across_runs import compare_runs
@@ -82,7 +82,7 @@ def _session_noise(base: Stored, head: Stored) -> dict[str, float]:
     return {cell.cell: cell.pair_sd for measured in latest for cell in measured.cells}
 
 
-def _is_of(measured: Floor, machine: Machine) -> bool:
+def _is_of(measured: NoiseFloor, machine: Machine) -> bool:
     """Return whether a floor was measured on a machine, as far as a run says. It does not say which GPU of a kind."""
     key, gpu = measured.key, machine.gpu
     torch = (machine.packages or {}).get("torch")

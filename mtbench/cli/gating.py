@@ -18,7 +18,7 @@ from mtbench.errors import UserError
 from mtbench.experiments.gate import exports, floor, page
 from mtbench.experiments.gate.builds import Build, resolve
 from mtbench.experiments.gate.calibrate import Calibration
-from mtbench.experiments.gate.format import Floor, Gate, GateRequest
+from mtbench.experiments.gate.format import Gate, GateRequest, NoiseFloor
 from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
@@ -90,7 +90,7 @@ def tell_github(gate: Gate) -> list[str]:
     return exports.workflow_commands(gate)
 
 
-def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[Floor, Path]:
+def calibrate(opened: Opened, note: Callable[[str], None], budget_s: float | None) -> tuple[NoiseFloor, Path]:
     """Run what is missing of a calibration; return the floor and the file that has it."""
     assert opened.request.pairs is not None
     floor.read(opened.directory.parent)  # a floor.json that cannot be kept is refused before hours of pairs
@@ -146,7 +146,7 @@ def _remove(directory: Path, *, itself: bool) -> None:
             directory.rmdir()
 
 
-def floor_table(measured: Floor) -> Table:
+def floor_table(measured: NoiseFloor) -> Table:
     """Return the noise of every cell as a table."""
     table = Table(
         box=SIMPLE_HEAD,

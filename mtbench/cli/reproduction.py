@@ -15,7 +15,7 @@ from mtbench.cli.stages import show_estimate
 from mtbench.errors import UserError
 from mtbench.experiments.reproduce import page, rerun
 from mtbench.experiments.reproduce.compare import compare
-from mtbench.experiments.reproduce.format import Asked, Published
+from mtbench.experiments.reproduce.format import Published, ReproduceRequest
 from mtbench.experiments.reproduce.rerun import Part
 from mtbench.records import dump
 from mtbench.report.progress import RunProgress
@@ -31,7 +31,7 @@ class Started(NamedTuple):
     """A reproduction on disk."""
 
     directory: Path
-    asked: Asked
+    asked: ReproduceRequest
     parts: list[Part]
 
 
@@ -55,7 +55,7 @@ def dry_run(params: Mapping[str, Any]) -> None:
     _print_skipped(parts)
 
 
-def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[Asked, Published, list[Part]]:
+def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[ReproduceRequest, Published, list[Part]]:
     check(Execution(workers=params["workers"], ray=params["ray"]), params["device"])
     asked, table = _asked(params), rerun.published(params["name"])
     if folder is not None:
@@ -63,10 +63,10 @@ def _plan(params: Mapping[str, Any], folder: Path | None) -> tuple[Asked, Publis
     return asked, table, rerun.lay_out(table, asked)
 
 
-def _asked(params: Mapping[str, Any]) -> Asked:
+def _asked(params: Mapping[str, Any]) -> ReproduceRequest:
     """Return the request that the options make. Raises UserError for text that cannot be read."""
     batch_size = params["batch_size"]
-    values = {name: params[name] for name in Asked.model_fields}
+    values = {name: params[name] for name in ReproduceRequest.model_fields}
     values |= {
         "checkpoint": checkpoints(params["checkpoint"]),
         "batch_size": None if batch_size is None else whole_numbers(batch_size),
@@ -74,7 +74,7 @@ def _asked(params: Mapping[str, Any]) -> Asked:
     }
     if values["protocol"] is None:
         del values["protocol"]
-    return Asked(**values)
+    return ReproduceRequest(**values)
 
 
 def resume(directory: Path, params: Mapping[str, Any], given: Collection[str]) -> Started:

@@ -1,8 +1,8 @@
 """Choose the width of the next step: the one with the most expected tokens per cost.
 
 Expected tokens follow from recent acceptance (Leviathan et al., arXiv 2211.17192, section 3). The cost follows from
-the positions fed and the forwards of draft models. At `EVEN` positions arithmetic takes as long as reading the
-weights. A GPU overlaps the two, so up to `EVEN` positions cost nothing extra. A CPU does one after the other.
+the positions fed and the forwards of draft models. At `RIDGE_POSITIONS` positions arithmetic takes as long as reading
+the weights. A GPU overlaps the two, so up to as many positions cost nothing extra. A CPU does one after the other.
 
 A step uses the choice of `late` steps before: on a GPU the host, which launches the width, knows no later one. The
 device keeps the choices in between, so that a row's own width never waits for the host or depends on its neighbours.
@@ -21,12 +21,15 @@ from mtbench.models.runner import ModelRunner
 
 RECENT = 8  # time constant of the moving average, in forwards
 EXPECTED = 0.7  # acceptance assumed for a new request
-EVEN = {"cuda": 184.0, "cpu": 24.0}  # positions; an H200 in bfloat16, until the GPU is probed; a small model on a core
+RIDGE_POSITIONS = {
+    "cuda": 184.0,
+    "cpu": 24.0,
+}  # positions; an H200 in bfloat16, until the GPU is probed; a small model on a core
 
 
 def set_even(device: str, positions: float) -> None:
     """Set the positions that are even on a device, as measured. Rounded, so that two measurements choose alike."""
-    EVEN[device] = 8.0 * max(1, round(positions / 8))
+    RIDGE_POSITIONS[device] = 8.0 * max(1, round(positions / 8))
 
 
 class Widths:
@@ -49,7 +52,7 @@ class Widths:
         """Set each window's cost relative to a forward of one position. `others`: all runners, by role."""
         if not self.many:
             return
-        share = self.fed / EVEN[target.device.type]
+        share = self.fed / RIDGE_POSITIONS[target.device.type]
         size = target.model.num_parameters()
         draft = max(
             (runner.model.num_parameters() / size for runner in others.values() if runner is not target), default=0

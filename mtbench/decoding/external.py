@@ -56,12 +56,12 @@ class Answers(NamedTuple):
     token_ids: list[list[int]]  # per request; tokens after its end token or beyond its budget are cut off
     ttft_s: float | None = None  # from the call until every request had a token
     counted: int | None = None  # tokens by the engine's own count
-    speculation: Speculation | None = None  # of these requests alone; it is used in place of `Outside.counters`
+    speculation: Speculation | None = None  # of these requests alone; it is used in place of `ExternalEngine.counters`
     dropped: str | None = None  # why the time of this batch is not the engine's speed
     prepared: bool = False  # the engine compiled or recorded something in this call
 
 
-class Outside(Method):
+class ExternalEngine(Method):
     """A method with its own engine. It uses none of our engines and runs in static batches only."""
 
     outside: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class Outside(Method):
 
 
 def run_outside(
-    method: Outside,
+    method: ExternalEngine,
     checkpoints: Mapping[str, Checkpoint | Inspected],
     requests: Sequence[Request],
     *,

@@ -39,7 +39,7 @@ from mtbench.errors import UserError
 from mtbench.models.attention import ALIGNED, AttentionMetadata
 from mtbench.options import per_request
 
-LATE = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
+READ_LAG = 2  # steps by which a GPU's host reads late: launches stay queued; at most so many steps are surplus
 CHECKED = 8  # first steps in which the values that a method returns are checked; checking every step would cost time
 
 
@@ -144,8 +144,8 @@ class Batch:
         self.state: State = {}
         self.ends = zeros(self.target.checkpoint.vocabulary, dtype=torch.bool)  # which ids are end tokens
         # A finished row may wait while the slowest row decodes, so a log has room for two decodes.
-        self.log = CommitLog(rows, 2 * (_patience(self.slots) + LATE), device)
-        self.late = 0 if self.tight else LATE
+        self.log = CommitLog(rows, 2 * (_patience(self.slots) + READ_LAG), device)
+        self.late = 0 if self.tight else READ_LAG
         self.widths = Widths(self.windows, None if self.tight else self.pending, rows, device, self.late)
         self.heads = False  # whether the method computed anything outside its models
 
@@ -177,7 +177,7 @@ class Batch:
         """Begin a run. Rows without a request rest: they are done."""
         self.reset(run.setting)
         self._refill(run, list(range(self.width)))
-        self._rest([row for row in range(self.width) if row not in run.live], run.setting)
+        self._park([row for row in range(self.width) if row not in run.live], run.setting)
         run.snapshot = self._read().get()
 
     def decode(self, run: RunState, clock: Clock) -> None:
@@ -332,7 +332,7 @@ class Batch:
         self._collect(run, sorted(row for row in run.placed if row not in run.live))
         self._refill(run, [row for row in range(self.width) if row not in run.live])
         if run.goes_on and self.tight:  # the longest row decides how many slots are in view
-            self._rest([row for row in range(self.width) if row not in run.live], run.setting)
+            self._park([row for row in range(self.width) if row not in run.live], run.setting)
         run.copies.clear()
         run.snapshot = self._read().get()
 
@@ -363,7 +363,7 @@ class Batch:
         rows.cached[at] = final // method.block * method.block  # a block is fed whole
         prefill(rows, self.runners, method, at, self.arange)
 
-    def _rest(self, resting: list[int], setting: Setting) -> None:
+    def _park(self, resting: list[int], setting: Setting) -> None:
         """Let rows without a request rest: done, and as short as a row can be."""
         if resting:
             nothing = Request(prompt_ids=[0] * self.method.block, max_new_tokens=0)

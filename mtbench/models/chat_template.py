@@ -1,4 +1,4 @@
-"""Render conversations by a checkpoint's chat template, a program in Jinja's sandbox that a stranger may have written.
+"""Render conversations by a checkpoint's chat template, an untrusted program in Jinja's sandbox.
 
 The sandbox bounds what a template may touch, not how long it runs. Here it has a few seconds.
 """

@@ -1,6 +1,6 @@
 """Check the files of a checkpoint before a library reads them, and before memory is allocated for them.
 
-A checkpoint may come from a stranger. Only safetensors are loaded: an index that names another file, or one outside the
+A checkpoint is untrusted input. Only safetensors are loaded: an index that names another file, or one outside the
 folder, is refused. A file may be a link, since the hub's cache consists of links, but it must lead to a plain file.
 """
 

@@ -10,7 +10,7 @@ from mtbench.report import figures
 from mtbench.report.arm_names import in_words
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
 from mtbench.report.formatting import bounds, listed, times
-from mtbench.results.format import ResultCell, Speedup, StopsPaying
+from mtbench.results.format import BreakEven, ResultCell, Speedup
 
 SIZES_NEEDED = 3  # batch sizes of a sweep
 
@@ -42,7 +42,7 @@ def sweep(
     slug: str,
     heading: str,
     cells: Sequence[ResultCell],
-    entries: Sequence[StopsPaying],
+    entries: Sequence[BreakEven],
     numbers: Mapping[str, int],
     note: str,
     names: Mapping[str, str],
@@ -63,7 +63,7 @@ def sweep(
     return Sweep(slug, heading, [in_words(sentence(entry), names) for entry in swept], drawing)
 
 
-def sentence(entry: StopsPaying) -> str:
+def sentence(entry: BreakEven) -> str:
     """Return where an arm stops paying, by its verdicts; a size with too few measurements is no reason."""
     arm, baseline, sizes, stops = entry.arm, entry.baseline, entry.swept, entry.batch_size
     verdicts = dict(zip(sizes, entry.verdicts, strict=True))
@@ -88,7 +88,7 @@ def sentence(entry: StopsPaying) -> str:
 
 def _draw(
     cells: Sequence[ResultCell],
-    entries: Sequence[StopsPaying],
+    entries: Sequence[BreakEven],
     numbers: Mapping[str, int],
     note: str,
     names: Mapping[str, str],
@@ -151,7 +151,7 @@ def _draw_curve(axes: Axes, curve: _Curve, number: str) -> None:
     )
 
 
-def _curve(cells: Sequence[ResultCell], entry: StopsPaying) -> _Curve:
+def _curve(cells: Sequence[ResultCell], entry: BreakEven) -> _Curve:
     """Return the measured speedups of an entry, by batch size."""
     by_size = {cell.batch_size: cell.speedup for cell in cells if cell.arm == entry.arm}
     curve = _Curve(entry.arm, [], [])

@@ -15,6 +15,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.results.format import (
     AccuracyComparison,
     Agreement,
+    BreakEven,
     Estimate,
     Floor,
     PlainSpeedup,
@@ -22,7 +23,6 @@ from mtbench.results.format import (
     SameItems,
     SpeedFactors,
     Speedup,
-    StopsPaying,
 )
 from mtbench.results.samples import CellData, FarOff, far_off
 from mtbench.runs.plan import Batching
@@ -122,7 +122,7 @@ def compare(
     return {arm: _in_order(found[arm], data) for arm, data in group.items()}
 
 
-def stops_paying(cells: Sequence[ResultCell]) -> list[StopsPaying]:
+def stops_paying(cells: Sequence[ResultCell]) -> list[BreakEven]:
     """Return from which batch size on an arm is not faster than a baseline on its engine. It needs several sizes.
 
     `batch_size` is `statistics.stops_paying` of the verdicts at the sizes `swept`. If too little was measured at a
@@ -144,7 +144,7 @@ def stops_paying(cells: Sequence[ResultCell]) -> list[StopsPaying]:
             continue
         size, reason = _where_it_stops(by_size)
         found.append(
-            StopsPaying(
+            BreakEven(
                 suite=suite,
                 arm=arm,
                 baseline=baseline,

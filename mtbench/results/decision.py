@@ -67,11 +67,11 @@ INTERVALS = Intervals()
 
 
 def recommend(
-    cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS, too_late: Collection[str] = ()
+    cells: Sequence[ResultCell], *, max_loss: float, pairs: Pairs = INTERVALS, misses_slo: Collection[str] = ()
 ) -> list[Recommendation]:
     """Return a recommendation for each suite, batch size and way of batching. Simulated cells have none.
 
-    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show. too_late:
+    max_loss: the loss of accuracy that is accepted, as a share. pairs: what the times of two cells show. misses_slo:
     cells that cannot be chosen, since a latency is over its limit.
     """
     groups = groups_of(cell for cell in cells if cell.simulated is None)
@@ -81,7 +81,7 @@ def recommend(
     for key, group in groups.items():
         alike = [o for o in groups if (o.suite, baselines[o]) == (key.suite, baselines[key])]
         most = _with_most_items([accuracies[key], *(accuracies[other] for other in alike)])
-        arms = _arms(group, baselines[key], most, pairs, too_late)
+        arms = _arms(group, baselines[key], most, pairs, misses_slo)
         found.append(_of_group(key, group, arms, baselines[key], max_loss, pairs))
     return found
 
@@ -105,7 +105,7 @@ class _Arm(NamedTuple):
     accuracy: _Accuracy | None  # None: not scored
     no_faster: bool  # than plain decoding
     lost: bool  # it left because another arm, or plain decoding, is surely the better choice
-    too_late: bool  # a latency is over its limit
+    misses_slo: bool  # a latency is over its limit
 
     @property
     def value(self) -> float:
@@ -123,12 +123,12 @@ class _Arm(NamedTuple):
     def allowed(self) -> bool:
         """Whether it may be used if it is faster."""
         accurate = self.same_tokens or (self.accuracy is not None and self.accuracy.word.startswith(NOT_WORSE))
-        return accurate and not self.too_late
+        return accurate and not self.misses_slo
 
     @property
     def out(self) -> bool:
         """Whether it is shown that the arm is no faster, loses too much or is over a limit."""
-        if self.lost or self.no_faster or self.too_late:
+        if self.lost or self.no_faster or self.misses_slo:
             return True
         worse = self.accuracy is not None and self.accuracy.word.startswith(SURELY_WORSE)
         return worse and not self.same_tokens
@@ -165,7 +165,7 @@ def _of_group(
         max_loss=max_loss,
         compared=len(arms),
         allowed=[arm.cell.arm for arm in arms if arm.allowed],
-        too_late=[arm.cell.arm for arm in arms if arm.too_late],
+        misses_slo=[arm.cell.arm for arm in arms if arm.misses_slo],
         word=word,
         same_tokens=_choice(same),
         within_loss=_choice(within),
@@ -196,13 +196,13 @@ def _arms(
     baseline: str | None,
     accuracies: Mapping[str, _Accuracy],
     pairs: Pairs,
-    too_late: Collection[str],
+    misses_slo: Collection[str],
 ) -> list[_Arm]:
     """Return the arms that are compared with the baseline, without references, failed and void ones."""
     plain = next((cell for cell in cells if cell.arm == baseline), None)
     if plain is None:
         return []
-    sound = [c.cell for c in cells if not c.void and c.status != "failed" and c.cell not in too_late]
+    sound = [c.cell for c in cells if not c.void and c.status != "failed" and c.cell not in misses_slo]
     arms = []
     for cell in cells:
         speedup = next((s for s in cell.speedup if s.baseline == plain.arm and not s.includes_engine), None)
@@ -211,7 +211,7 @@ def _arms(
         high = None if statistics.withheld(speedup.verdict) else pairs.bounds(cell, plain).high
         no_faster = high is not None and high < 1 + statistics.SPEED_MARGIN
         lost = cell.left is not None and cell.left.lost and cell.left.rival in (None, *sound)
-        late = cell.cell in too_late
+        late = cell.cell in misses_slo
         bounds = _bounds(cell, speedup, plain, pairs)
         arms.append(_Arm(cell, speedup, bounds, _kept(cell, plain), accuracies.get(cell.arm), no_faster, lost, late))
     return arms

@@ -3,11 +3,12 @@
 mtbench/results/decision.py makes recommendations from the cells of results.json, experiments/choose the decision.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mtbench.records import Count, NonNegative, Record, Seconds, Share, Size, VersionOne
+from mtbench.records import Count, Former, NonNegative, Record, Seconds, Share, Size, Upgraded, VersionOne
 from mtbench.results.format import Estimate
 from mtbench.runs.formats import Objective
 from mtbench.runs.plan import Batching
@@ -42,8 +43,10 @@ class Choice(Record):
     accuracy: AccuracyCost | None = Field(description="what it costs in accuracy; null: not scored")
 
 
-class Recommendation(Record):
+class Recommendation(Upgraded):
     """What to use on a suite at a batch size, by what was measured there."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {"too_late": Former("misses_slo")}
 
     suite: str = Field(description="suite as it was asked for, name or name:rest")
     batch_size: Size = Field(description="requests decoded side by side")
@@ -57,7 +60,7 @@ class Recommendation(Record):
     allowed: list[str] = Field(
         description="arms that could be used if they were faster: with the baseline's tokens, or within the loss"
     )
-    too_late: list[str] = Field(default_factory=list, description="arms of which a latency is over its limit")
+    misses_slo: list[str] = Field(default_factory=list, description="arms of which a latency is over its limit")
     word: Word = Field(
         description="use: an arm is faster; plain: every arm is shown to be no faster, or to lose more accuracy than "
         "accepted; cannot tell: neither is shown"
@@ -117,7 +120,7 @@ class Levels(Record):
     close: Share = Field(description="arms within this share of the leader's time are as good")
 
 
-class Spent(Record):
+class RaceCost(Record):
     """What the race took, and what its full grid would have taken: every arm on every block."""
 
     forwards: Count = Field(description="forwards of batches that were decoded; engines that hide them count as 0")
@@ -126,7 +129,7 @@ class Spent(Record):
     decoding_full_s: Seconds = Field(description="time of the full grid, in seconds, estimated in the same way")
 
 
-class Least(Record):
+class LowestCost(Record):
     """The allowed arm with the least energy or memory. One measurement: it has no interval."""
 
     suite: str = Field(description="suite as it was asked for")
@@ -150,12 +153,12 @@ class Decision(Record):
     slo_s: dict[str, Seconds] = Field(description="limits of 95th percentiles, in seconds; empty: none")
     over_slo: list[str] = Field(description="cells over a limit, which are not recommended")
     recommendations: list[Recommendation] = Field(description="what to use for speed, at each batch size")
-    least: list[Least] = Field(description="what to use for energy or memory; empty for other objectives")
+    least: list[LowestCost] = Field(description="what to use for energy or memory; empty for other objectives")
     levels: Levels = Field(description="probabilities of error")
     looks: list[Looks] = Field(description="looks of each group")
     left: list[Gone] = Field(description="cells that left, in order")
     refused: dict[str, str] = Field(description="methods that could not be raced on these checkpoints, and why")
-    spent: Spent = Field(description="what the race took, and its full grid")
+    spent: RaceCost = Field(description="what the race took, and its full grid")
     command: list[str] = Field(description="command line that repeats the race")
     serving: dict[str, dict[str, str]] = Field(
         description="by recommended arm and serving engine, the command that starts it with the same method, not "

@@ -126,9 +126,9 @@ def _why(found: Recommendation) -> str:
 def _no_gain(recommendations: Sequence[Recommendation]) -> str:
     """Return that no arm gains more than the margin, and the bounds within which this holds."""
     bounds = []
-    if any(len(found.allowed) + len(found.too_late) < found.compared for found in recommendations):
+    if any(len(found.allowed) + len(found.misses_slo) < found.compared for found in recommendations):
         bounds.append("the accepted loss of accuracy")
-    if any(found.too_late for found in recommendations):
+    if any(found.misses_slo for found in recommendations):
         bounds.append("the limits of latency")
     within = f" within {' and '.join(bounds)}" if bounds else ""
     return f"no arm gains more than {SPEED_MARGIN:.0%}{within}".replace("%", " %")

@@ -488,7 +488,7 @@ class ResultCell(Sparse):
     tasks: list[TaskFigures] = Field(description="figures of each task; empty: all items are of one task")
 
 
-class StopsPaying(Record):
+class BreakEven(Record):
     """The batch size from which an arm is no longer faster than a baseline by the same engine."""
 
     suite: str = Field(description="suite as it was asked for")
@@ -540,6 +540,6 @@ class Results(Sparse):
         None, description="price of the machine that one worker decodes on, per hour; null: not given"
     )
     cells: list[ResultCell] = Field(description="cells in the order of the plan")
-    stops_paying: list[StopsPaying] = Field(
+    stops_paying: list[BreakEven] = Field(
         description="for every arm and baseline by the same engine at several batch sizes, where the arm stops paying"
     )

@@ -11,7 +11,7 @@
     scores.json, results.json, report.md, report.html, tables/, figures/
     .lock              locked by the command that works on the run
 
-JSON files are written aside and renamed: each is complete or absent. A run directory may come from a stranger, so it
+JSON files are written aside and renamed: each is complete or absent. A run directory is untrusted input, so it
 holds no links: a command would read or write somewhere else through them.
 """
 

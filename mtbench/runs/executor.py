@@ -18,7 +18,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
-from mtbench.decoding.external import Outside
+from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.output import answer_tokens
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
@@ -139,10 +139,10 @@ def _forget_failures(run: RunDirectory, cells: Collection[str]) -> None:
 
 
 def _refuse_other_servers(cells: Sequence[Cell], servers: Collection[str]) -> None:
-    """Raise UserError if a cell asks a server that this command does not name: the plan may come from a stranger."""
+    """Raise UserError if a cell asks a server that this command does not name: the plan is untrusted input."""
     for cell in cells:
         method = METHODS[cell.method](**cell.options)
-        if isinstance(method, Outside) and method.asks is not None and method.asks not in servers:
+        if isinstance(method, ExternalEngine) and method.asks is not None and method.asks not in servers:
             raise UserError(
                 f"the plan asks the server {method.asks!r}, which this command does not name; if you trust it, add "
                 f"`--server {shlex.quote(method.asks)}`."

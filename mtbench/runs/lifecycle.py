@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mtbench.decoding.arms import parse_arms, safe
-from mtbench.decoding.external import Outside
+from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.records import dump
@@ -42,7 +42,7 @@ def servers_of(request: RunRequest) -> set[str]:
     """Return the servers that the arms of a request ask. Raises UserError for an arm that cannot be built."""
     specs = request.method or [spec for name in METHODS for spec in METHODS[name].default_arms]
     methods = [METHODS[arm.method](**arm.options) for arm in parse_arms(specs, request.engine)]
-    return {method.asks for method in methods if isinstance(method, Outside) and method.asks is not None}
+    return {method.asks for method in methods if isinstance(method, ExternalEngine) and method.asks is not None}
 
 
 def default_directory(request: RunRequest) -> Path:

@@ -11,7 +11,7 @@ import torch
 
 from mtbench import kernels
 from mtbench.decoding.engines import ENGINES, Engine
-from mtbench.decoding.external import Outside, run_outside
+from mtbench.decoding.external import ExternalEngine, run_outside
 from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method, ModelRunners
 from mtbench.decoding.output import Generation, Timing
@@ -122,7 +122,7 @@ class ModelPool:
             fixed, requests = True, _scripted_requests(cell.accept, requests)
             if isinstance(method, simulation.Scripted):
                 method.serve([request.item for request in requests])
-        if isinstance(method, Outside):
+        if isinstance(method, ExternalEngine):
             checkpoints = {role: self.known(method, source) for role, source in cell.checkpoints.items()}
             return run_outside(method, checkpoints, requests, ignore_eos=fixed, room=room)
         return decode(
@@ -144,7 +144,7 @@ class ModelPool:
         started_at = time.perf_counter()
         for cell in cells:
             method = method_of(cell)
-            if self.offline and isinstance(method, Outside) and method.host:
+            if self.offline and isinstance(method, ExternalEngine) and method.host:
                 raise UserError(
                     f"{cell.arm!r} asks {method.host}, which --offline forbids; leave out the arm or --offline, or "
                     "serve the model on this machine."

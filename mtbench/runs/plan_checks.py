@@ -1,6 +1,6 @@
 """Read a plan, and check what the types of its fields do not: known names, references that exist, work within bounds.
 
-A plan may come from a stranger. Every finding is a UserError that names the field, before any work begins.
+A plan is untrusted input. Every finding is a UserError that names the field, before any work begins.
 """
 
 from collections.abc import Hashable, Iterable

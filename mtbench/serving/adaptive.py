@@ -33,7 +33,7 @@ def follow(load: Load, queue: int, running: int, rows: int) -> Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OptionRange:
     """An option and its values without load and under full load."""
 
     name: str
@@ -43,13 +43,13 @@ class Span:
     def value(self, level: int) -> float:
         """Return the option's value at a level of the load.
 
-        >>> [Span("tau", 0.95, 0.7).value(level) for level in (0, 5, 10)]
+        >>> [OptionRange("tau", 0.95, 0.7).value(level) for level in (0, 5, 10)]
         [0.95, 0.825, 0.7]
         """
         return round(self.idle + (self.full - self.idle) * level / LEVELS, 6)
 
 
-def parse_span(text: str) -> Span:
+def parse_span(text: str) -> OptionRange:
     """Return the span of text such as `tau=0.95..0.7`. Raises UserError for other text."""
     name, _, values = text.partition("=")
     try:
@@ -59,14 +59,14 @@ def parse_span(text: str) -> Span:
             f"--adaptive {text!r} is not NAME=IDLE..FULL, the values without load and under full load, such as "
             "`--adaptive tau=0.95..0.7`."
         ) from None
-    return Span(name, idle, full)
+    return OptionRange(name, idle, full)
 
 
 @dataclass(slots=True)
-class Governor:
+class LoadPolicy:
     """The policy of a live batch: the value that the load so far gives."""
 
-    span: Span
+    span: OptionRange
     rows: int
     load: Load = field(default_factory=Load)
 

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mtbench.errors import UserError, first_line
 from mtbench.files import write_text
-from mtbench.serving.adaptive import Governor, Span
+from mtbench.serving.adaptive import LoadPolicy, OptionRange
 from mtbench.serving.app import Limits, Service
 from mtbench.serving.served import Served
 from mtbench.serving.worker import Worker
@@ -87,13 +87,13 @@ class DecodingError(RuntimeError):
     """The thread that decodes has ended, so that the server has too; the message is one line."""
 
 
-def run(served: Served, limits: Limits, address: Address, span: Span | None, say: Callable[[str], None]) -> None:
+def run(served: Served, limits: Limits, address: Address, span: OptionRange | None, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it. `say`: called with the URL once the server answers.
 
     Raises DecodingError if an error ends the thread that decodes, such as one after which the GPU computes no more.
     """
     _allow_connections()
-    service = Service(Worker(served, None if span is None else lambda rows: Governor(span, rows)), limits)
+    service = Service(Worker(served, None if span is None else lambda rows: LoadPolicy(span, rows)), limits)
     listening = listen(address)
 
     def told(url: str) -> None:

@@ -2,7 +2,7 @@
 
 from made_records import generation_line, timing_line
 
-from mtbench.experiments.choose.limits import too_late
+from mtbench.experiments.choose.limits import misses_slo
 
 
 def test_a_cell_is_over_a_limit_by_the_blocks_so_far() -> None:
@@ -12,7 +12,7 @@ def test_a_cell_is_over_a_limit_by_the_blocks_so_far() -> None:
         for b, (gap, dropped) in enumerate([(0.01, None), (0.09, "slow clock"), (0.09, None)])
     ]
     lines = [[generation_line(item=str(b), block=b, commits=[1, 1, 1])] for b in range(3)]
-    assert too_late(timings, lines, {"itl": 0.05}) == [False, False, True]
-    assert too_late(timings, lines, {"ttft": 0.05}) == [True, True, True]
-    assert too_late(timings, lines, {"ttft": 0.5, "itl": 0.1}) == [False] * 3
-    assert too_late(timings, lines, {}) == []
+    assert misses_slo(timings, lines, {"itl": 0.05}) == [False, False, True]
+    assert misses_slo(timings, lines, {"ttft": 0.05}) == [True, True, True]
+    assert misses_slo(timings, lines, {"ttft": 0.5, "itl": 0.1}) == [False] * 3
+    assert misses_slo(timings, lines, {}) == []

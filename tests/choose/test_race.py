@@ -12,7 +12,7 @@ from thinned import one_in
 
 from mtbench.experiments.choose.decide import _Pairs
 from mtbench.experiments.choose.race import looks, replay
-from mtbench.experiments.choose.standing import Block, Entrant
+from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.results.comparisons import compare
 from mtbench.results.decision import recommend
 
@@ -20,44 +20,48 @@ LOSS = 0.02
 LOSSES = [None, None, None, 0.0, 0.01, 0.03, 0.2]  # of arms; None: the tokens of plain decoding
 
 
-def entrant(name: str, speed: float, blocks: int = 24, **given: object) -> Entrant:
+def entrant(name: str, speed: float, blocks: int = 24, **given: object) -> RacedArm:
     """An arm whose blocks differ by a few percent, in a pattern of its own."""
     phase = sum(map(ord, name)) % 7
     walls = [(1 + 0.03 * ((b * (phase + 2)) % 5 - 2)) / speed for b in range(blocks)]
-    same = bool(given.get("promises", name == PLAIN))
+    same = bool(given.get("claims_lossless", name == PLAIN))
     found = [Block(wall, {f"{b}/{r}": 1.0 for r in range(8)}, same) for b, wall in enumerate(walls)]
-    return Entrant(name, found, reference=name == PLAIN, **given)  # type: ignore[arg-type]
+    return RacedArm(name, found, reference=name == PLAIN, **given)  # type: ignore[arg-type]
 
 
-def left(*entrants: Entrant, at: list[int] | None = None) -> dict[str, tuple[int, bool]]:
+def left(*entrants: RacedArm, at: list[int] | None = None) -> dict[str, tuple[int, bool]]:
     plain = next(e for e in entrants if e.reference)
     outcome = replay(entrants, at or looks(len(plain.blocks)), LOSS)
     return {d.name: (d.block, d.lost) for d in outcome.left}
 
 
 def test_slower_arms_leave_and_the_race_ends_with_its_leader() -> None:
-    plain, fast, slow = entrant(PLAIN, 1), entrant("fast", 2, promises=True), entrant("slow", 0.5, promises=True)
+    plain, fast, slow = (
+        entrant(PLAIN, 1),
+        entrant("fast", 2, claims_lossless=True),
+        entrant("slow", 0.5, claims_lossless=True),
+    )
     assert left(plain, fast, slow) == {"slow": (6, True), "fast": (6, False), PLAIN: (6, False)}
 
 
 def test_a_race_goes_on_until_its_times_are_long_enough_for_a_word() -> None:
     """Six blocks of 50 ms decide who is faster, and results.json has no word on so short times."""
-    arms = [entrant(PLAIN, 10), entrant("fast", 20, promises=True)]
+    arms = [entrant(PLAIN, 10), entrant("fast", 20, claims_lossless=True)]
     assert left(*arms) == {"fast": (24, False), PLAIN: (24, False)}
     assert "fast" not in left(*arms, at=[6, 16])
 
 
 def test_plain_decoding_wins_against_slower_arms() -> None:
-    assert left(entrant(PLAIN, 1), entrant("slow", 0.5, promises=True)) == {"slow": (6, True), PLAIN: (6, False)}
+    assert left(entrant(PLAIN, 1), entrant("slow", 0.5, claims_lossless=True)) == {"slow": (6, True), PLAIN: (6, False)}
 
 
 def test_an_arm_is_out_for_plain_decoding_by_a_bound_of_its_own() -> None:
     """How many other arms there are does not matter to it. Against another arm it does."""
 
-    def drawn(name: str, speed: float, seed: int) -> Entrant:
+    def drawn(name: str, speed: float, seed: int) -> RacedArm:
         noise = np.random.default_rng(seed).normal(0, 0.03, 6)
         blocks = [Block(float(np.exp(e)) / speed, {}, True) for e in noise]
-        return Entrant(name, blocks, reference=name == PLAIN, promises=True)
+        return RacedArm(name, blocks, reference=name == PLAIN, claims_lossless=True)
 
     plain, slower = drawn(PLAIN, 1, 1), drawn("slower", 0.93, 2)
     many = [drawn(f"far{i}", 0.5, 3 + i) for i in range(200)]
@@ -69,7 +73,7 @@ def test_an_arm_is_out_for_plain_decoding_by_a_bound_of_its_own() -> None:
 
 def test_a_lossy_arm_does_not_hide_what_is_fastest_with_the_same_tokens() -> None:
     """Fast, and as right on 1,200 items; the slower arm with the same tokens is still an answer."""
-    arms = [entrant(PLAIN, 1, 150), entrant("same", 1.5, 150, promises=True), entrant("lossy", 3, 150)]
+    arms = [entrant(PLAIN, 1, 150), entrant("same", 1.5, 150, claims_lossless=True), entrant("lossy", 3, 150)]
     found = left(*arms)
     assert found["same"] == (6, False)
     assert not found["lossy"][1]
@@ -77,41 +81,43 @@ def test_a_lossy_arm_does_not_hide_what_is_fastest_with_the_same_tokens() -> Non
 
 
 def test_a_lossy_arm_that_is_no_faster_than_the_same_tokens_leaves() -> None:
-    found = left(entrant(PLAIN, 1), entrant("same", 2, promises=True), entrant("lossy", 1.5))
+    found = left(entrant(PLAIN, 1), entrant("same", 2, claims_lossless=True), entrant("lossy", 1.5))
     assert found["lossy"] == (6, True)
 
 
 def test_an_arm_that_loses_too_much_leaves_and_beats_nobody() -> None:
     wrong = entrant("wrong", 5, 60)
-    wrong = Entrant("wrong", [Block(b.wall_s, dict.fromkeys(b.scores, 0.0), False) for b in wrong.blocks])
-    found = left(entrant(PLAIN, 1, 60), entrant("a", 1.5, 60, promises=True), wrong)
+    wrong = RacedArm("wrong", [Block(b.wall_s, dict.fromkeys(b.scores, 0.0), False) for b in wrong.blocks])
+    found = left(entrant(PLAIN, 1, 60), entrant("a", 1.5, 60, claims_lossless=True), wrong)
     assert found["wrong"] == (6, True)
     assert found["a"] == (6, False)
 
 
 def test_an_arm_whose_tokens_differ_must_show_its_accuracy() -> None:
-    """It promises the tokens and does not keep them; where the arithmetic may choose, the promise counts."""
-    broken = entrant("broken", 3, promises=True)
-    broken = Entrant("broken", [Block(b.wall_s, b.scores, n != 2) for n, b in enumerate(broken.blocks)], promises=True)
-    slow = entrant("slow", 1.2, promises=True)
+    """It claims_lossless the tokens and does not keep them; where the arithmetic may choose, the promise counts."""
+    broken = entrant("broken", 3, claims_lossless=True)
+    broken = RacedArm(
+        "broken", [Block(b.wall_s, b.scores, n != 2) for n, b in enumerate(broken.blocks)], claims_lossless=True
+    )
+    slow = entrant("slow", 1.2, claims_lossless=True)
     assert left(entrant(PLAIN, 1), slow, broken, at=[6, 24])["slow"] == (6, False)
-    firm = Entrant("broken", broken.blocks, promises=True, firm=True)
-    assert left(entrant(PLAIN, 1), slow, firm, at=[6, 24])["slow"] == (6, True)
+    allows_rounding = RacedArm("broken", broken.blocks, claims_lossless=True, allows_rounding=True)
+    assert left(entrant(PLAIN, 1), slow, allows_rounding, at=[6, 24])["slow"] == (6, True)
 
 
 def test_an_arm_over_a_limit_of_its_latency_beats_nobody_and_leaves_after_24_blocks() -> None:
     """Before, its latency may fall; it may be the fastest, but it cannot be chosen."""
-    plain, kept = entrant(PLAIN, 1, 60), entrant("kept", 1.5, 60, promises=True)
-    late = entrant("late", 3, 60, promises=True, too_late=[True] * 60)
+    plain, kept = entrant(PLAIN, 1, 60), entrant("kept", 1.5, 60, claims_lossless=True)
+    late = entrant("late", 3, 60, claims_lossless=True, misses_slo=[True] * 60)
     assert left(plain, kept, late) == {"late": (24, True), "kept": (24, False), PLAIN: (24, False)}
-    in_time = entrant("late", 3, 60, promises=True, too_late=[True] * 5 + [False] * 55)
+    in_time = entrant("late", 3, 60, claims_lossless=True, misses_slo=[True] * 5 + [False] * 55)
     assert left(plain, kept, in_time) == {"kept": (6, True), "late": (6, False), PLAIN: (6, False)}
 
 
 def test_a_leader_with_other_tokens_stays_until_they_can_be_told_from_rounding() -> None:
     """Slower arms leave before. A leader that has plain decoding's tokens so far needs no grade."""
-    plain, slow = entrant(PLAIN, 1), entrant("slow", 0.5, promises=True)
-    fast = entrant("fast", 2, promises=True, firm=True, graded_after=9)
+    plain, slow = entrant(PLAIN, 1), entrant("slow", 0.5, claims_lossless=True)
+    fast = entrant("fast", 2, claims_lossless=True, allows_rounding=True, graded_after=9)
     other = replace(fast, blocks=[replace(block, same=False) for block in fast.blocks])
     assert left(plain, slow, other) == {"slow": (6, True), "fast": (11, False), PLAIN: (11, False)}
     assert left(plain, slow, fast)["fast"] == (6, False)
@@ -133,14 +139,14 @@ def test_what_is_known_of_accuracy_at_a_larger_batch_size_is_not_tested_again() 
 
 def test_a_look_waits_for_all_arms_and_uses_its_own_blocks_only() -> None:
     """So a race that was killed, or that several workers run, decides the same."""
-    arms = [entrant(PLAIN, 1), entrant("fast", 2, promises=True), entrant("slow", 0.5, 5, promises=True)]
+    arms = [entrant(PLAIN, 1), entrant("fast", 2, claims_lossless=True), entrant("slow", 0.5, 5, claims_lossless=True)]
     assert left(*arms, at=[6, 24]) == {}
-    late = Entrant("slow", [*arms[2].blocks, *arms[2].blocks[:1]], promises=True)
+    late = RacedArm("slow", [*arms[2].blocks, *arms[2].blocks[:1]], claims_lossless=True)
     assert left(arms[0], arms[1], late, at=[6, 24])["slow"] == (6, True)
 
 
 def test_another_objective_lets_no_arm_leave_for_its_speed() -> None:
-    arms = [entrant(PLAIN, 1), entrant("fast", 2, promises=True), entrant("slow", 0.5, promises=True)]
+    arms = [entrant(PLAIN, 1), entrant("fast", 2, claims_lossless=True), entrant("slow", 0.5, claims_lossless=True)]
     outcome = replay(arms, looks(24), LOSS, by_time=False)
     assert {d.name: (d.block, d.lost) for d in outcome.left} == dict.fromkeys(("fast", "slow", PLAIN), (24, False))
 

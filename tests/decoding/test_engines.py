@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import LATE, decode_prompts, on, outcomes
+from decoding_cases import READ_LAG, decode_prompts, on, outcomes
 from recorded_graphs import Recording
 from small import small_config
 from torch import Tensor
@@ -50,7 +50,7 @@ def test_a_replayed_step_equals_a_plain_step(runner: ModelRunner, method: Method
     runners = ModelRunners("any", {"any": fast})
     captured = Captured(method, runners, 2, 64)
     for prompts in (PROMPTS[:2], PROMPTS[2:4], PROMPTS):
-        want, _ = decode_prompts(method, on(runner), prompts, BUDGET, rows=2, make=LATE)
+        want, _ = decode_prompts(method, on(runner), prompts, BUDGET, rows=2, make=READ_LAG)
         got, timing = decode_prompts(method, runners, prompts, BUDGET, rows=2, make=lambda *_: captured)
         assert outcomes(got) == outcomes(want)
         assert timing.miscounted == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import LATE, decode_prompts, outcomes
+from decoding_cases import READ_LAG, decode_prompts, outcomes
 from small import small_checkpoint
 from thinned import one_in
 from torch import Tensor
@@ -79,7 +79,7 @@ def test_compiled_operations_emit_the_same_tokens(
     batch = Uncaptured(method, runners, 2, 64)
     batch.fuses = True
     how: Any = {"rows": 2, "temperature": temperature}
-    want, _ = decode_prompts(method, ModelRunners("target", models), PROMPTS, BUDGET, make=LATE, **how)
+    want, _ = decode_prompts(method, ModelRunners("target", models), PROMPTS, BUDGET, make=READ_LAG, **how)
     got, timing = decode_prompts(method, runners, PROMPTS, BUDGET, make=lambda *_: batch, **how)
     assert outcomes(got) == outcomes(want)
     assert timing.miscounted == 0
@@ -108,7 +108,7 @@ def test_a_step_is_captured_after_it_was_compiled(
     )
     batch = Captured(method, runners, 2, 64)
     batch.fuses = True
-    want, _ = decode_prompts(method, ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, make=LATE, rows=2)
+    want, _ = decode_prompts(method, ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, make=READ_LAG, rows=2)
     for _ in range(2):
         got, timing = decode_prompts(method, runners, PROMPTS, BUDGET, make=lambda *_: batch, rows=2)
         assert outcomes(got) == outcomes(want)
@@ -125,7 +125,7 @@ def test_a_step_that_does_not_compile_says_so_in_every_timing(
     method, runners = METHODS["ar"](), ModelRunners("any", {"any": ENGINES["graph"]().runner(runner.checkpoint)})
     batch = Captured(method, runners, 2, 64)
     batch.fuses = True
-    want, plain = decode_prompts(method, ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, make=LATE, rows=2)
+    want, plain = decode_prompts(method, ModelRunners("any", {"any": runner}), PROMPTS, BUDGET, make=READ_LAG, rows=2)
     assert plain.uncompiled is None
     for _ in range(2):
         with warnings.catch_warnings(action="ignore"):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import BUDGET, LATE, MANY, PROMPTS, ar, decode_prompts, mars, on, requests_for, run
+from decoding_cases import BUDGET, MANY, PROMPTS, READ_LAG, ar, decode_prompts, mars, on, requests_for, run
 from decoding_live import Watcher, generation_of, live, live_answers, live_generations
 from small import WORDS, small_checkpoint
 
@@ -54,7 +54,7 @@ def outcome(generation: Generation) -> tuple[list[int], list[int] | None, str]:
 def test_a_live_batch_answers_as_a_workload(runner: ModelRunner, method: Method, tight: bool) -> None:
     """Tokens, commits and text, with fewer rows than requests, by a host that reads at once or late."""
     asked = requests_for(MANY, [8 + 3 * i for i in range(len(MANY))], stop=[(WORDS[5],)] * 4 + [()] * 5)
-    want, _ = decode(method, on(runner), asked, rows=3, make=None if tight else LATE)
+    want, _ = decode(method, on(runner), asked, rows=3, make=None if tight else READ_LAG)
     got = live_generations(batch(method, runner, tight=tight), asked)
     assert [outcome(g) for g in got] == [outcome(g) for g in want]
 
@@ -65,7 +65,7 @@ def test_rows_with_a_threshold_of_their_own_answer_as_alone(runner: ModelRunner,
     method = mars(tau=0.5, **options)
     asked = [replace(r, options={"tau": tau}) for r, tau in zip(requests_for(MANY[:5], 16), TAUS[:5], strict=True)]
     alone = [run(replace(method, tau=tau), runner, [p], 16)[0] for p, tau in zip(MANY[:5], TAUS[:5], strict=True)]  # type: ignore[type-var]
-    for make in (None, LATE):
+    for make in (None, READ_LAG):
         together, _ = decode(method, on(runner), asked, rows=3, make=make)
         assert [g.token_ids for g in together] == [g.token_ids for g in alone]
     assert live_answers(batch(method, runner), asked) == [g.token_ids for g in alone]
@@ -104,7 +104,7 @@ def test_greedy_and_sampled_requests_share_a_batch(runner: ModelRunner, method: 
     temperatures = [0.0, 1.3, None, 0.5, 0.0]
     seeded = requests_for(MANY[:5], 10, seeds=range(100, 105))
     asked = [replace(request, temperature=t) for request, t in zip(seeded, temperatures, strict=True)]
-    for make in (None, LATE):
+    for make in (None, READ_LAG):
         got, _ = decode(method, on(runner), asked, rows=3, temperature=0.8, make=make)
         for request, generation in zip(asked, got, strict=True):
             temperature = 0.8 if request.temperature is None else request.temperature

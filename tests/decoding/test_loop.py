@@ -13,9 +13,9 @@ from _pytest.outcomes import Failed
 from decoding_cases import (
     BUDGET,
     CONFIGS,
-    LATE,
     MANY,
     PROMPTS,
+    READ_LAG,
     ar,
     decode_prompts,
     mars,
@@ -142,12 +142,12 @@ OPTIONS: list[dict[str, Any]] = [
 def test_late_reads_of_the_cursors_change_nothing(runner: ModelRunner, options: dict[str, Any]) -> None:
     """With fixed shapes and late reads, as on a GPU, tokens, commits and finish reasons are the same."""
     method = mars(**options) if options else ar()
-    assert outcomes(run(method, runner, make=LATE)) == outcomes(run(method, runner))
+    assert outcomes(run(method, runner, make=READ_LAG)) == outcomes(run(method, runner))
 
 
 @pytest.mark.parametrize(
     ("options", "make", "rows"),
-    one_in(5, product([o for o in OPTIONS if o.get("cache") != "block"], [None, LATE], [1, 2, 4])),
+    one_in(5, product([o for o in OPTIONS if o.get("cache") != "block"], [None, READ_LAG], [1, 2, 4])),
 )
 def test_refilled_rows_emit_what_each_prompt_emits_alone(
     runner: ModelRunner, options: dict[str, Any], make: Any, rows: int
@@ -166,7 +166,7 @@ def test_refilled_rows_emit_what_each_prompt_emits_alone(
 def test_a_waiting_request_is_decoded_once_if_several_rows_finish_together(runner: ModelRunner) -> None:
     """Four rows finish in the same forward and one request waits: exactly one of the rows decodes it."""
     alone = [run(ar(), runner, [p], ignore_eos=True)[0] for p in MANY[:5]]
-    for make in (None, LATE):
+    for make in (None, READ_LAG):
         assert outcomes(run(ar(), runner, MANY[:5], rows=4, ignore_eos=True, make=make)) == outcomes(alone)
 
 
@@ -175,7 +175,7 @@ def test_refilled_rows_see_their_own_stop_strings(runner: ModelRunner) -> None:
     plain = run(ar(), runner, MANY)
     stop = [[g.text[2 + i % 3 : 4 + i % 3]] for i, g in enumerate(plain)]
     alone = [run(ar(), runner, [p], stop=[s])[0] for p, s in zip(MANY, stop, strict=True)]
-    for make in (None, LATE):
+    for make in (None, READ_LAG):
         assert run(ar(), runner, MANY, stop=stop, rows=2, make=make) == alone
 
 
@@ -204,7 +204,7 @@ def test_every_engine_emits_the_same(name: str, engine: str, make_runner: Callab
     for method in (ar(), mars(tau=0.3), mars(tau=0.3, cache="block")):
         want = run(method, runner)
         assert run(method, fast, make=chosen.batch) == want
-        assert outcomes(run(method, fast, make=LATE)) == outcomes(want)
+        assert outcomes(run(method, fast, make=READ_LAG)) == outcomes(want)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
@@ -300,7 +300,7 @@ def test_a_step_never_waits_for_the_host(
 @pytest.mark.parametrize("method", [ar(), mars(tau=0.3), mars(tau=0.3, block_size="auto"), mars(cache="block")])
 def test_where_budgets_end_answers_no_forward_is_surplus(runner: ModelRunner, method: Method) -> None:
     """The host reads late, but knows when all rows may have reached their budgets, and then waits for the latest."""
-    for make in (None, LATE):
+    for make in (None, READ_LAG):
         generations, timing = decode_prompts(method, on(runner), PROMPTS, BUDGET, ignore_eos=True, make=make)
         assert timing.batch_forwards == max(g.forwards or 0 for g in generations)
 
@@ -308,7 +308,7 @@ def test_where_budgets_end_answers_no_forward_is_surplus(runner: ModelRunner, me
 def test_an_end_token_is_seen_a_few_forwards_late(runner: ModelRunner) -> None:
     """Only launches in flight are surplus."""
     late = 2
-    generations, timing = decode_prompts(ar(), on(runner), PROMPTS[1:2], 100, make=LATE)
+    generations, timing = decode_prompts(ar(), on(runner), PROMPTS[1:2], 100, make=READ_LAG)
     assert [g.finish_reason for g in generations] == ["end"]
     assert 0 < (timing.batch_forwards or 0) - (generations[0].forwards or 0) <= late
 

@@ -17,7 +17,7 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, floor, page
 from mtbench.experiments.gate.calibrate import Calibration
-from mtbench.experiments.gate.format import CellFloor, Floor, Gate
+from mtbench.experiments.gate.format import CellFloor, Gate, NoiseFloor
 from mtbench.experiments.gate.stages import refuse_busy_gpu
 from mtbench.experiments.gate.timed import is_replayable
 from mtbench.hardware import machine
@@ -417,10 +417,10 @@ def test_a_busy_gpu_is_refused() -> None:
         refuse_busy_gpu(Driver().gpu)
 
 
-# --- Floor ------------------------------------------------------------------------------------------------------------
+# --- Floor -----------------------------------------------------------------------------------------------------------
 
 
-def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> Floor:
+def calibrated(tmp_path: Path, plan: Path, noise: float, **asked: Any) -> NoiseFloor:
     env = build(tmp_path / "calibrated", plan, noise=noise)
     run = a_gate(tmp_path / "runs" / "calibration", env, env, **asked)
     measured = Calibration(run, 6).measure(lambda _: None)
@@ -528,7 +528,7 @@ def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
         "smallest_detectable": 0.01,
         "cells": [cell],
     }
-    first = Floor.model_validate({"key": {**key, "plan_sha256": "0" * 64}, **values})
+    first = NoiseFloor.model_validate({"key": {**key, "plan_sha256": "0" * 64}, **values})
     floor.add(tmp_path, first)
     floor.add(tmp_path, first.changed(pairs=12))
     floor.add(tmp_path, first.changed(key=first.key.changed(torch="3")))

@@ -15,7 +15,7 @@ from transformers import GenerationMixin
 
 from mtbench.decoding.arms import baselines, engine_baselines, parse_arms
 from mtbench.decoding.engines import ENGINES
-from mtbench.decoding.external import Outside, stock, until_end
+from mtbench.decoding.external import ExternalEngine, stock, until_end
 from mtbench.decoding.method import ModelRunners
 from mtbench.decoding.output import Generation
 from mtbench.decoding.registry import METHODS
@@ -40,7 +40,7 @@ def some_draft() -> Checkpoint:
 
 
 def generate(runner: ModelRunner, form: str = "dynamic", budget: Any = BUDGET, **options: Any) -> list[Generation]:
-    method: Outside = METHODS["hf-generate"](**FORMS[form])
+    method: ExternalEngine = METHODS["hf-generate"](**FORMS[form])
     return run_external(method, {"ar": runner.checkpoint, "draft": some_draft()}, PROMPTS, budget, **options)[0]
 
 
@@ -176,7 +176,7 @@ def test_what_it_hides_is_none(runner: ModelRunner) -> None:
 
 
 def counted(
-    method: Outside, checkpoints: dict[str, Checkpoint], prompt: list[int], budget: int, stop: str | None = None
+    method: ExternalEngine, checkpoints: dict[str, Checkpoint], prompt: list[int], budget: int, stop: str | None = None
 ) -> tuple[Generation, int]:
     """One answer, and how many forwards of the target it took."""
     seen: list[int] = []

@@ -84,6 +84,8 @@ def many_arms(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory)
         arm = f"mars:tau=0.9{i},cache=block@mars/graph"
         flags = ["83% cut by the token budget", "shared processor: computed in 60% of the time"]
         results["cells"].append(pattern | {"arm": arm, "cell": f"{pattern['cell']}.{i}", "flags": flags})
+    for cell in results["cells"]:  # whatever else the machine did while they ran
+        cell["speedup"] = [s | {"value": 1.0, "ci_low": 0.9, "ci_high": 1.1} for s in cell["speedup"]]
     limits = {"value": 2.0, "ci_low": 1.9, "ci_high": 2.1, "verdict": "faster"}
     pattern["speedup"] = [s | limits for s in pattern["speedup"]]
     pattern |= {

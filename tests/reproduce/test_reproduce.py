@@ -24,7 +24,14 @@ from mtbench.experiments.reproduce import page
 from mtbench.experiments.reproduce import rerun as reproduction
 from mtbench.experiments.reproduce.agreement import WORDS
 from mtbench.experiments.reproduce.compare import compare
-from mtbench.experiments.reproduce.format import Asked, Benchmark, Published, PublishedRow, Reproduction, TablePlan
+from mtbench.experiments.reproduce.format import (
+    Benchmark,
+    Published,
+    PublishedRow,
+    ReproduceRequest,
+    Reproduction,
+    TablePlan,
+)
 from mtbench.experiments.reproduce.rerun import Part, lay_out, names, published
 from mtbench.models.families import FAMILIES
 from mtbench.records import dump
@@ -68,7 +75,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def begun(table: Published, asked: Asked, folder: Path) -> list[Part]:
+def begun(table: Published, asked: ReproduceRequest, folder: Path) -> list[Part]:
     """A reproduction laid out and written, without its pass for peak memory (a process for each cell)."""
     parts = lay_out(table, asked)
     reproduction.begin(folder, asked, parts, ["mtbench", "reproduce"])
@@ -79,7 +86,7 @@ def begun(table: Published, asked: Asked, folder: Path) -> list[Part]:
     return parts
 
 
-def carried_out(table: Published, asked: Asked, folder: Path) -> JsonObject:
+def carried_out(table: Published, asked: ReproduceRequest, folder: Path) -> JsonObject:
     """The reproduction as its file has it."""
     parts = begun(table, asked, folder)
     for part in parts:
@@ -101,7 +108,7 @@ def test_every_table_runs_in_miniature(name: str, tmp_path: Path) -> None:
     """Whatever has a checkpoint is run and printed beside the paper's figure, and called no more than it is."""
     table = published(name)
     sizes = None if any(row.batch_size for row in table.rows) else (1,)
-    result = carried_out(table, Asked(name=name, batch_size=sizes, **MINIATURE), tmp_path / "all")
+    result = carried_out(table, ReproduceRequest(name=name, batch_size=sizes, **MINIATURE), tmp_path / "all")
     validate(result)
     assert len(result["figures"]) == sum(len(f) for row in table.rows for f in row.figures.values())
     assert sum(result["verdicts"].values()) == len(result["figures"])
@@ -128,7 +135,7 @@ def test_every_table_is_laid_out(name: str, tmp_path: Path) -> None:
     """Every row has its arm in a plan, or a reason. Without results every figure is `not run`, with a reason."""
     table = published(name)
     sizes = None if any(row.batch_size for row in table.rows) else (1,)
-    asked = Asked(name=name, batch_size=sizes, **MINIATURE)
+    asked = ReproduceRequest(name=name, batch_size=sizes, **MINIATURE)
     parts = lay_out(table, asked)
     for part in parts:
         arms = {cell.arm for cell in part.plan.cells} if part.plan else set()
@@ -147,7 +154,7 @@ SCORED = {"gsm8k-deepspec", "math500", "aime25", "humaneval-deepspec"}
 
 
 @pytest.fixture(scope="module")
-def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> ReproduceRequest:
     """The table of drafts with a small target, random drafts in DeepSpec's formats, and made-up questions."""
     folder = tmp_path_factory.mktemp("drafted")
     (save_small(folder / "ar") / "chat_template.jinja").write_text(TEMPLATE)
@@ -157,7 +164,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     for role, kind in (("dflash", "dflash"), ("dspark", "vanilla")):
         config = {**block_drafts.CONFIGS[kind], "block_size": 7}
         block_drafts.save_draft(folder / role, config, block_drafts.random_tensors(config))
-    return Asked(
+    return ReproduceRequest(
         name="dspark-table-1",
         family="deepspec-qwen3-4b",
         checkpoint={role: str(folder / role) for role in ("ar", "eagle", "dflash", "dspark")},
@@ -172,7 +179,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
 
 @pytest.mark.slow
-def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: Path) -> None:
+def test_drafts_run_in_miniature_on_the_papers_suites(drafted: ReproduceRequest, tmp_path: Path) -> None:
     """Every draft drafts on every suite beside `ar`, at temperature 1, without thinking; what can be scored is."""
     table = published(drafted.name)
     result = carried_out(table, drafted, tmp_path / "it")
@@ -201,7 +208,7 @@ def test_drafts_run_in_miniature_on_the_papers_suites(drafted: Asked, tmp_path: 
         assert cell["acceptance"]["length"] == pytest.approx(sum(commits) / len(commits))
 
 
-OWN = Asked(name="own", protocol="paper", device="cpu", batch_size=(1,))
+OWN = ReproduceRequest(name="own", protocol="paper", device="cpu", batch_size=(1,))
 
 
 def own_table(tokens: int, kept: Collection[str] = ("plain", "fast", "steady", "absent")) -> Published:
@@ -393,12 +400,12 @@ def test_fewer_questions_are_told_less_surely(tmp_path: Path) -> None:
 
 def test_what_has_no_checkpoint_says_how_to_get_one() -> None:
     """By an option, and by a recipe where one makes it; the rest of the table is planned."""
-    part = lay_out(published("mars-table-2"), Asked(name="", **MINIATURE))[0]
+    part = lay_out(published("mars-table-2"), ReproduceRequest(name="", **MINIATURE))[0]
     assert part.plan is not None
     assert part.missing == {
         "ar:on=base": "family 'tiny' has no checkpoint in the role 'base': add `--checkpoint base=PATH_OR_ID`"
     }
-    small = Asked(name="", family="qwen2.5-0.5b", offline=True)
+    small = ReproduceRequest(name="", family="qwen2.5-0.5b", offline=True)
     with pytest.raises(UserError, match=r"nothing of mars-table-2 can be run here: "):
         lay_out(published("mars-table-2"), small)
     missing = reproduction._missing(["ar:on=ar_long"], RunRequest(family="qwen2.5-0.5b", offline=True))
@@ -427,7 +434,7 @@ def test_a_suite_that_cannot_be_opened_costs_its_own_figures(tmp_path: Path) -> 
 def test_a_family_or_a_suite_of_the_table_is_a_choice() -> None:
     """What is left out is not run; what is not the table's takes the place of all."""
     table = published("mars-table-2")
-    asked = Asked(name=table.name, suite=("gsm8k-paper",))
+    asked = ReproduceRequest(name=table.name, suite=("gsm8k-paper",))
     assert reproduction.suites_of(table, asked) == {"gsm8k": "gsm8k-paper"}
     stand_in = reproduction.suites_of(table, asked.changed(suite=("arithmetic",)))
     assert stand_in == dict.fromkeys(table.benchmarks, "arithmetic")

@@ -19,7 +19,7 @@ from mtbench.report.terminal import ONE_LINE, results_tables
 from mtbench.report.write import write_report
 from mtbench.results.aggregate import assemble
 from mtbench.results.comparisons import floor, stops_paying
-from mtbench.results.format import Floor, Percentiles, ResultCell, Results, StopsPaying
+from mtbench.results.format import BreakEven, Floor, Percentiles, ResultCell, Results
 from mtbench.results.samples import CellData, read
 from mtbench.results.subtasks import by_task
 from mtbench.runs.directory import RunDirectory
@@ -293,7 +293,7 @@ def test_too_few_measurements_do_not_decide_where_an_arm_stops_paying(
 )
 def test_a_sentence_says_where_an_arm_stops_paying(stops: int | None, last: str, says: str) -> None:
     """It claims no more than the verdicts."""
-    entry = StopsPaying(
+    entry = BreakEven(
         suite="arithmetic",
         arm="mars",
         baseline="ar",

@@ -299,9 +299,9 @@ def test_an_arm_with_the_same_tokens_stays_open_beside_a_faster_lossy_one() -> N
 
 def test_arms_over_a_limit_of_their_latency_leave_plain_decoding() -> None:
     cells = [plain(), arm("a", 2.0, cell="a"), arm("b", 1.5, cell="b")]
-    [found] = recommend(cells, max_loss=0.02, too_late=["a"])
-    assert (names(found), found.too_late) == (["b", None, None], ["a"])
-    [found] = recommend(cells, max_loss=0.02, too_late=["a", "b"])
+    [found] = recommend(cells, max_loss=0.02, misses_slo=["a"])
+    assert (names(found), found.misses_slo) == (["b", None, None], ["a"])
+    [found] = recommend(cells, max_loss=0.02, misses_slo=["a", "b"])
     assert (found.word, found.baseline) == ("plain", PLAIN)
     assert headline([found]) == (
         "Keep plain decoding at batch size 1: no arm gains more than 2 % within the limits of latency."

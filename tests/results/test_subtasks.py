@@ -12,7 +12,7 @@ from mtbench.results.aggregate import assemble
 from mtbench.results.format import ResultCell, Results
 from mtbench.runs.directory import RunDirectory
 
-EVEN, ODD = "even & co", "odd"
+RIDGE_POSITIONS, ODD = "even & co", "odd"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def run(small_run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Ru
     items = plan["suites"][0]["items"]
     pairs = next(g["blocks"] for g in plan["groups"] if (g["suite"], g["batch_size"]) == ("arithmetic", 2))
     assert [len(block) for block in pairs] == [2, 2, 2, 1]
-    task = {items[i]["item"]: (EVEN, ODD)[place] for block in pairs for place, i in enumerate(block)}
+    task = {items[i]["item"]: (RIDGE_POSITIONS, ODD)[place] for block in pairs for place, i in enumerate(block)}
 
     def renamed(item: str) -> str:
         return f"{task[item]}/{item.partition('/')[2]}"
@@ -57,7 +57,7 @@ def cell_of(results: Results, suite: str, arm: str, batch_size: int) -> ResultCe
 def test_a_task_is_counted_by_its_own_lines(run: RunDirectory, results: Results) -> None:
     """Items, tokens per forward, acceptance, speed and accuracy equal those computed from the files by hand."""
     cell = cell_of(results, "arithmetic", "mars:tau=0.3@mars/graph", 1)
-    assert {t.task: t.items for t in cell.tasks} == {EVEN: 4, ODD: 3}
+    assert {t.task: t.items for t in cell.tasks} == {RIDGE_POSITIONS: 4, ODD: 3}
     lines, timings = (run.lines(f"{folder}/{cell.cell}.jsonl") for folder in ("generations", "timings"))
     scores = run.read_json("scores.json")[cell.cell]
     for part in cell.tasks:
@@ -100,7 +100,7 @@ def test_a_mixed_block_gives_time_to_no_task(results: Results) -> None:
     """Tokens still count, since they belong to items; the wall time belongs to no task."""
     cell = cell_of(results, "arithmetic", "mars@mars/graph", 2)
     apart = {t.task: t for t in cell.tasks}
-    alone, mixed = apart[EVEN], apart[ODD]
+    alone, mixed = apart[RIDGE_POSITIONS], apart[ODD]
     assert [(t.items, t.tokens_per_forward) for t in (alone, mixed)] == [(4, 1), (3, 1)]
     assert (alone.tokens_per_s.value or 0) > 0
     assert mixed.tokens_per_s.value is None
@@ -138,7 +138,7 @@ def test_the_mean_over_tasks_counts_each_alike(run: RunDirectory, results: Resul
     scores = run.read_json("scores.json")
     for cell in (c for c in results.cells if c.tasks):
         scored = scores[cell.cell].items()
-        of_task = {name: [value for item, value in scored if item.startswith(name)] for name in (EVEN, ODD)}
+        of_task = {name: [value for item, value in scored if item.startswith(name)] for name in (RIDGE_POSITIONS, ODD)}
         macro = cell.accuracy_macro
         assert macro is not None
         assert macro.value == pytest.approx(sum(sum(v) / len(v) for v in of_task.values()) / 2)

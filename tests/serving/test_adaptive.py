@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, strategies
 
 from mtbench.errors import UserError
-from mtbench.serving.adaptive import LEVELS, RECENT, Governor, Load, Span, follow, parse_span
+from mtbench.serving.adaptive import LEVELS, RECENT, Load, LoadPolicy, OptionRange, follow, parse_span
 
-SPAN = Span("tau", 0.95, 0.7)
+SPAN = OptionRange("tau", 0.95, 0.7)
 ROWS = strategies.integers(1, 64)
 NONE = Load()
 LOADS = strategies.lists(strategies.integers(0, 200), max_size=60)
@@ -47,7 +47,7 @@ def test_more_waiting_requests_never_raise_the_average(queue: list[int], rows: i
 
 @given(rows=ROWS, running=strategies.integers(0, 64), steps=strategies.integers(1, 40))
 def test_without_waiting_requests_the_value_is_that_of_no_load(rows: int, running: int, steps: int) -> None:
-    governor = Governor(SPAN, rows)
+    governor = LoadPolicy(SPAN, rows)
     for _ in range(steps):
         assert governor(0, min(running, rows)) == {"tau": 0.95}
 

@@ -22,7 +22,7 @@ from mtbench.decoding.loop import decode
 from mtbench.decoding.method import Method
 from mtbench.models.runner import ModelRunner
 from mtbench.serving import app
-from mtbench.serving.adaptive import Span
+from mtbench.serving.adaptive import OptionRange
 
 BUDGET = 20
 TAUS = [1.0, 0.3, 0.05, 0.6]
@@ -386,7 +386,7 @@ def test_under_load_the_adaptive_option_falls_and_answers_say_so(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that names the option keeps its value; /metrics has the value in force."""
-    with serving(small_served(mars(tau=0.5), runner, rows=1), Span("tau", 1.0, 0.0)) as running:
+    with serving(small_served(mars(tau=0.5), runner, rows=1), OptionRange("tau", 1.0, 0.0)) as running:
         alone = running.complete(prompt=[3], max_tokens=40, ignore_eos=True)
         assert spec(alone)["options"] == [{"tokens": 40, "tau": 1.0}]
 

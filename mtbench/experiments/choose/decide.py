@@ -17,11 +17,11 @@ from mtbench.results.decision_format import (
     SCHEMA_VERSION,
     Decision,
     Gone,
-    Least,
     Levels,
     Looks,
+    LowestCost,
+    RaceCost,
     Recommendation,
-    Spent,
 )
 from mtbench.results.decision_text import on_demonstration
 from mtbench.results.format import ResultCell, Results
@@ -37,7 +37,7 @@ def decide(racing: Racing, results: Results, looks: list[Looks] | None = None) -
     stored = read_stored(racing.run)
     race, over_slo = racing.race, over_limits(results.cells, racing.race.slo_s)
     pairs = _Pairs(stored)
-    found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, too_late=over_slo)
+    found = recommend(results.cells, max_loss=race.max_loss, pairs=pairs, misses_slo=over_slo)
     least = [] if race.objective in BY_TIME else [_least(rec, results.cells, race.objective) for rec in found]
     serving = deployment(found, results.cells, racing.plan.cells)
     decision = Decision(
@@ -113,7 +113,7 @@ class _Pairs:
         return next(group for group in self.stored.plan.groups if cell.cell in group.cells)
 
 
-def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> Least:
+def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> LowestCost:
     """Return the allowed arm with the least energy or memory at one batch size; plain decoding if none has 2 % less."""
     place = (rec.suite, rec.batch_size, rec.batching)
     of_group = {c.arm: c for c in cells if (c.suite, c.batch_size, c.batching) == place}
@@ -124,7 +124,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
         reason = next((c.energy_reason for c in of_group.values() if c.energy_reason), "it was not measured")
         told = reason if objective == "energy" else "it was not measured"
         text = f"{where}: no conclusion on {objective}: {told}."
-        return Least(
+        return LowestCost(
             suite=place[0],
             batch_size=place[1],
             batching=place[2],
@@ -142,7 +142,7 @@ def _least(rec: Recommendation, cells: Sequence[ResultCell], objective: str) -> 
     if best == rec.baseline:
         what = f"no arm that can be used has {CLOSE:.0%} less {objective} than plain decoding, {shown}"
     text = f"{where}: {what} (one measurement, no interval)."
-    return Least(
+    return LowestCost(
         suite=place[0],
         batch_size=place[1],
         batching=place[2],
@@ -181,7 +181,7 @@ def _gone(racing: Racing) -> list[Gone]:
     return found
 
 
-def spent_on(stored: Stored) -> Spent:
+def spent_on(stored: Stored) -> RaceCost:
     """Return forwards and seconds of the decoded blocks, and those of every cell on every block of its group.
 
     A cell that did not start counts with the mean of its group.
@@ -197,4 +197,4 @@ def spent_on(stored: Stored) -> Spent:
             mean = total / blocks if blocks else 0.0
             for lines, of_cell in zip(timings, of_cells, strict=True):
                 full[place] += len(group.blocks) * (of_cell[place] / len(lines) if lines else mean)
-    return Spent(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])
+    return RaceCost(forwards=round(used[0]), forwards_full=round(full[0]), decoding_s=used[1], decoding_full_s=full[1])

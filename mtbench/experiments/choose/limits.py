@@ -12,7 +12,7 @@ def over_limits(cells: Sequence[ResultCell], slo_s: Slo) -> list[str]:
     return [c.cell for c in cells if not c.reference and _over(c.ttft_s, c.commit_latency_s, slo_s)]
 
 
-def too_late(timings: Sequence[TimingLine], lines: Sequence[Sequence[GenerationLine]], slo_s: Slo) -> list[bool]:
+def misses_slo(timings: Sequence[TimingLine], lines: Sequence[Sequence[GenerationLine]], slo_s: Slo) -> list[bool]:
     """Return after each number of blocks, from 1 on, whether a cell is over a limit. `lines`: answers by block."""
     first_s: list[float] = []
     gaps_s: list[float] = []

@@ -27,7 +27,7 @@ is one more look, since it can come at any block.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mtbench.experiments.choose.standing import CLOSE, Entrant, View
+from mtbench.experiments.choose.standing import CLOSE, RacedArm, View
 
 NO_FASTER, DONE = f"not more than {CLOSE:.0%} faster than", "its speed needs no further blocks"  # reasons
 FIRST_LOOKS, GROWTH = (6, 8, 11, 16, 24), 1.5
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
     over: bool  # no arm is there any more
 
 
-def replay(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, *, by_time: bool = True) -> Outcome:
+def replay(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, *, by_time: bool = True) -> Outcome:
     """Make every look of `at` for which there are enough blocks.
 
     by_time: arms leave for their speed; False: another objective decides, and they leave for their accuracy only, or
@@ -85,21 +85,21 @@ def replay(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, *, b
     return Outcome(left, made, len(left) == sum(not e.failed for e in entrants))
 
 
-def words(entrants: Sequence[Entrant], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, str]:
+def words(entrants: Sequence[RacedArm], at: Sequence[int], max_loss: float, outcome: Outcome) -> dict[str, str]:
     """Return the word on the accuracy of every arm with other tokens at the last look that was made."""
     last = max(outcome.made, default=0)
     return View(entrants, _counted(entrants, outcome.left, last), at, max_loss).words
 
 
-def _counted(entrants: Sequence[Entrant], left: Sequence[Departure], block: int) -> dict[str, int]:
+def _counted(entrants: Sequence[RacedArm], left: Sequence[Departure], block: int) -> dict[str, int]:
     """Return how many leading blocks of each arm count at a look."""
     until = {departure.name: departure.block for departure in left}
     return {e.name: min(block, until.get(e.name, block), len(e.blocks)) for e in entrants}
 
 
-def _before(view: View, there: Sequence[Entrant]) -> list[Departure]:
+def _before(view: View, there: Sequence[RacedArm]) -> list[Departure]:
     """Return the arms that need not start, since their accuracy is known from a larger batch size."""
-    known = [e for e in there if e.accuracy is not None and not e.promises]
+    known = [e for e in there if e.accuracy is not None and not e.claims_lossless]
     return [
         Departure(e.name, 0, view.worse(e), f"at a larger batch size its accuracy is: {e.accuracy}")
         for e in known
@@ -107,7 +107,7 @@ def _before(view: View, there: Sequence[Entrant]) -> list[Departure]:
     ]
 
 
-def _leaving(view: View, there: Sequence[Entrant], block: int, *, by_time: bool) -> list[Departure]:
+def _leaving(view: View, there: Sequence[RacedArm], block: int, *, by_time: bool) -> list[Departure]:
     """Return the arms that leave at a look."""
     look = _Look(view, there, block)
     look.let_worse_leave()
@@ -129,14 +129,14 @@ def _leaving(view: View, there: Sequence[Entrant], block: int, *, by_time: bool)
 class _Look:
     """The arms that leave at a look, one reason after the other."""
 
-    def __init__(self, view: View, there: Sequence[Entrant], block: int) -> None:
+    def __init__(self, view: View, there: Sequence[RacedArm], block: int) -> None:
         self.view, self.there, self.block = view, there, block
         self.out: dict[str, Departure] = {}
 
-    def leave(self, arm: Entrant, reason: str, *, lost: bool, rival: Entrant | None = None) -> None:
+    def leave(self, arm: RacedArm, reason: str, *, lost: bool, rival: RacedArm | None = None) -> None:
         self.out[arm.name] = Departure(arm.name, self.block, lost, reason, rival.name if rival else None)
 
-    def still(self, *, same: bool | None = None) -> list[Entrant]:
+    def still(self, *, same: bool | None = None) -> list[RacedArm]:
         """Return the arms that are still there; with `same` only those with, or without, plain decoding's tokens."""
         there = [arm for arm in self.there if arm.name not in self.out]
         return there if same is None else [arm for arm in there if self.view.same(arm) == same]
@@ -148,7 +148,7 @@ class _Look:
 
     def let_late_leave(self) -> None:
         for arm in self.still():
-            if self.view.too_late(arm):
+            if self.view.misses_slo(arm):
                 self.leave(arm, "over a limit of its latency", lost=True)
 
     def let_slower_leave(self) -> None:
@@ -181,11 +181,11 @@ class _Look:
             if alone:
                 self.leave(first, DONE, lost=False)
 
-    def _ended(self, leader: Entrant, arms: Sequence[Entrant]) -> bool:
+    def _ended(self, leader: RacedArm, arms: Sequence[RacedArm]) -> bool:
         """Return whether no arm can be more than 2 % faster than the leader, whose own gain has a word."""
         return all(self.view.close(leader, arm) for arm in arms) and self.view.decided(leader)
 
-    def _let_others_leave(self, leader: Entrant, arms: Sequence[Entrant]) -> None:
+    def _let_others_leave(self, leader: RacedArm, arms: Sequence[RacedArm]) -> None:
         for arm in arms:
             if arm is not leader and not arm.reference and self.view.close(leader, arm):
                 self.leave(arm, NO_FASTER, lost=True, rival=leader)

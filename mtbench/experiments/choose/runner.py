@@ -12,9 +12,9 @@ from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.suite import Suite
 from mtbench.experiments.choose.candidates import Candidates
-from mtbench.experiments.choose.limits import too_late
+from mtbench.experiments.choose.limits import misses_slo
 from mtbench.experiments.choose.race import Departure, Outcome, looks, replay, words
-from mtbench.experiments.choose.standing import Block, Entrant
+from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.options import decoding_options
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, refuse_used
@@ -122,7 +122,7 @@ class Racing:
         by_time = self.race.objective in BY_TIME
         return replay(self.entrants(group), self.looks(group), self.race.max_loss, by_time=by_time)
 
-    def entrants(self, group: Group) -> list[Entrant]:
+    def entrants(self, group: Group) -> list[RacedArm]:
         """Return the cells of a group with their leading blocks."""
         plain = next(cell for cell in map(self.plan.cell, group.cells) if is_plain(cell))
         sessions = self.run.read("environment.json", Environment).sessions
@@ -153,14 +153,14 @@ class Racing:
             ]
             here = cell.checkpoints[cell.on] == plain.checkpoints[plain.on]
             distribution = cell.claims == "distribution" and here
-            entrant = Entrant(
+            entrant = RacedArm(
                 name=cell.cell,
                 blocks=blocks,
                 reference=cell is plain,
-                promises=cell.claims == "lossless" or distribution,
-                firm=distribution or (here and inexact),
+                claims_lossless=cell.claims == "lossless" or distribution,
+                allows_rounding=distribution or (here and inexact),
                 graded_after=graded_after if here and not distribution else 0,
-                too_late=too_late(timings[:leading], lines, self.race.slo_s),
+                misses_slo=misses_slo(timings[:leading], lines, self.race.slo_s),
                 accuracy=None if cell is plain else known.get(cell.arm),
                 failed=cell.cell in failed,
             )

@@ -23,22 +23,22 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class RacedArm:
     """An arm of the race with its leading blocks.
 
-    promises: it claims the tokens of plain decoding. firm: that holds though tokens differ: the arithmetic may choose,
-    or it claims the distribution. graded_after: blocks after which it can be told whether rounding explains other
-    tokens. too_late: after each number of blocks, from 1 on, whether a latency is over its limit. accuracy: the word on
-    it from a larger batch size; None: it is tested here.
+    claims_lossless: it claims the tokens of plain decoding. allows_rounding: that holds though tokens differ: the
+    arithmetic may choose, or it claims the distribution. graded_after: blocks after which it can be told whether
+    rounding explains other tokens. misses_slo: after each number of blocks, from 1 on, whether a latency is over its
+    limit. accuracy: the word on it from a larger batch size; None: it is tested here.
     """
 
     name: str
     blocks: Sequence[Block]
     reference: bool = False
-    promises: bool = False
-    firm: bool = False
+    claims_lossless: bool = False
+    allows_rounding: bool = False
     graded_after: int = 0
-    too_late: Sequence[bool] = ()
+    misses_slo: Sequence[bool] = ()
     accuracy: str | None = None
     failed: bool = False  # it has no further blocks
 
@@ -47,7 +47,7 @@ class View:
     """What is known of all arms at a look."""
 
     def __init__(
-        self, entrants: Sequence[Entrant], upto: Mapping[str, int], at: Sequence[int], max_loss: float
+        self, entrants: Sequence[RacedArm], upto: Mapping[str, int], at: Sequence[int], max_loss: float
     ) -> None:
         self.upto = upto  # leading blocks of each arm that count
         self.looks = len(at) + 1
@@ -56,50 +56,50 @@ class View:
         self.words = self._words(max_loss)
         self._ratios: dict[tuple[str, str, int], Ratio] = {}
 
-    def same(self, arm: Entrant) -> bool:
+    def same(self, arm: RacedArm) -> bool:
         """Return whether the arm counts as one with the tokens of plain decoding."""
-        return arm.reference or (arm.promises and (arm.firm or self._kept(arm)))
+        return arm.reference or (arm.claims_lossless and (arm.allows_rounding or self._kept(arm)))
 
-    def graded(self, arm: Entrant) -> bool:
+    def graded(self, arm: RacedArm) -> bool:
         """Return whether the tokens are those of plain decoding, or enough to tell other tokens from rounding."""
         return self._kept(arm) or self.upto[arm.name] >= arm.graded_after
 
-    def _kept(self, arm: Entrant) -> bool:
+    def _kept(self, arm: RacedArm) -> bool:
         return all(block.same for block in arm.blocks[: self.upto[arm.name]])
 
-    def too_late(self, arm: Entrant) -> bool:
+    def misses_slo(self, arm: RacedArm) -> bool:
         """Return whether a latency of the arm is over its limit. Plain decoding has no limit: it is what one has."""
         upto = self.upto[arm.name]
-        return not arm.reference and any(arm.too_late[upto - 1 : upto])
+        return not arm.reference and any(arm.misses_slo[upto - 1 : upto])
 
-    def accurate(self, arm: Entrant) -> bool:
+    def accurate(self, arm: RacedArm) -> bool:
         return self.same(arm) or self.words.get(arm.name, "").startswith(NOT_WORSE)
 
-    def allowed(self, arm: Entrant) -> bool:
-        return self.accurate(arm) and not self.too_late(arm)
+    def allowed(self, arm: RacedArm) -> bool:
+        return self.accurate(arm) and not self.misses_slo(arm)
 
-    def worse(self, arm: Entrant) -> bool:
+    def worse(self, arm: RacedArm) -> bool:
         return not self.same(arm) and self.words.get(arm.name, "").startswith(SURELY_WORSE)
 
-    def open(self, arm: Entrant) -> bool:
+    def open(self, arm: RacedArm) -> bool:
         """Return whether more items can show the arm to be accurate, or not."""
         return arm.name in self.words and arm.accuracy is None and not self.accurate(arm) and not self.worse(arm)
 
-    def faster(self, arm: Entrant, other: Entrant) -> bool:
+    def faster(self, arm: RacedArm, other: RacedArm) -> bool:
         """Return whether the arm is surely faster than the other."""
         low = self._time_ratio(other, arm, among=self._among(arm)).ci_low
         return low is not None and low > 1
 
-    def close(self, leader: Entrant, other: Entrant) -> bool:
+    def close(self, leader: RacedArm, other: RacedArm) -> bool:
         """Return whether the other is surely not more than 2 % faster than the leader."""
         high = self._time_ratio(leader, other, among=self._among(leader)).ci_high
         return leader is other or (high is not None and high < 1 + CLOSE)
 
-    def quickest(self, arms: Sequence[Entrant]) -> Entrant | None:
+    def quickest(self, arms: Sequence[RacedArm]) -> RacedArm | None:
         """Return the arm with the least time relative to plain decoding."""
         return min(arms, key=lambda arm: self._time_ratio(arm, self.plain).value or 0.0, default=None)
 
-    def decided(self, arm: Entrant) -> bool:
+    def decided(self, arm: RacedArm) -> bool:
         """Return whether the arm is `faster` than plain decoding, as results.json will say it, or close to it."""
         if arm is self.plain:
             return True
@@ -109,17 +109,17 @@ class View:
         verdicts = statistics.speed_verdicts(ratios, [None] * len(ratios), looks=self.looks)
         return verdicts[self.arms.index(arm)].word == "faster" or self.close(self.plain, arm)
 
-    def _walls(self, arm: Entrant) -> list[float]:
+    def _walls(self, arm: RacedArm) -> list[float]:
         return [block.wall_s for block in arm.blocks[: self.upto[arm.name]] if block.wall_s is not None]
 
-    def _among(self, rival: Entrant) -> int:
+    def _among(self, rival: RacedArm) -> int:
         """Return how many claims share the level when an arm is out for the time of a rival.
 
         The best arm has one comparison with plain decoding, and as many with other rivals as there are arms.
         """
         return 1 if rival is self.plain else len(self.arms)
 
-    def _time_ratio(self, above: Entrant, below: Entrant, *, among: int = 1) -> Ratio:
+    def _time_ratio(self, above: RacedArm, below: RacedArm, *, among: int = 1) -> Ratio:
         """Return the time of one arm over that of another on the blocks that both have."""
         pair = (above.name, below.name, among)
         if pair not in self._ratios:
@@ -137,7 +137,7 @@ class View:
         found = statistics.accuracy_words(list(tested.values()), max_loss, looks=self.looks)
         return words | dict(zip(tested, found, strict=True))
 
-    def _difference(self, arm: Entrant) -> Difference:
+    def _difference(self, arm: RacedArm) -> Difference:
         upto = min(self.upto[arm.name], self.upto[self.plain.name])
         blocks = zip(arm.blocks[:upto], self.plain.blocks[:upto], strict=True)
         changes = [statistics.gains_and_losses(ours.scores, theirs.scores) for ours, theirs in blocks]

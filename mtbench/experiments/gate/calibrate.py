@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, floor, timing
-from mtbench.experiments.gate.format import CellFloor, Floor
+from mtbench.experiments.gate.format import CellFloor, NoiseFloor
 from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, read_pairs
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.stages import GateRun
@@ -19,7 +19,7 @@ class Calibration:
     run: GateRun
     pairs: int
 
-    def measure(self, note: Callable[[str], None]) -> Floor:
+    def measure(self, note: Callable[[str], None]) -> NoiseFloor:
         """Run the pairs that are missing and return the floor. Raises UserError if the build cannot decode.
 
         A calibration that the deadline ends has no floor: UserError, and `--resume` goes on.
@@ -44,7 +44,7 @@ class Calibration:
         known = [cell for cell in noise if cell is not None]
         if not known:
             raise UserError("no cell has valid times in 3 pairs or more; see the failures in the folder of a pair.")
-        return Floor(
+        return NoiseFloor(
             key=compared.key,
             measured=time.strftime(floor.TIME, time.gmtime()),
             interleave=request.interleave,

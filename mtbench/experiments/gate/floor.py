@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mtbench import files, records
 from mtbench.errors import UserError
-from mtbench.experiments.gate.format import SCHEMA_VERSION, Floor, FloorFile, Key
+from mtbench.experiments.gate.format import SCHEMA_VERSION, FloorFile, Key, NoiseFloor
 from mtbench.records import dump
 
 FILE = "floor.json"
@@ -24,7 +24,7 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 ADVICE = "delete it and calibrate again with `mtbench gate calibrate`."
 
 
-def read(folder: Path) -> list[Floor]:
+def read(folder: Path) -> list[NoiseFloor]:
     """Return the floors in a folder; none without a floor.json. Raises UserError if it is malformed."""
     file = folder / FILE
     floors = records.read_json(file, FloorFile, ADVICE).floors if file.is_file() else []
@@ -36,7 +36,7 @@ def read(folder: Path) -> list[Floor]:
     return floors
 
 
-def find(floors: list[Floor], key: Key, *, interleave: bool) -> tuple[Floor | None, str | None]:
+def find(floors: list[NoiseFloor], key: Key, *, interleave: bool) -> tuple[NoiseFloor | None, str | None]:
     """Return the floor of this machine and plan, and why the nearest one does not hold if there is none."""
     of_kind = [floor for floor in floors if floor.interleave == interleave]
     for floor in of_kind:
@@ -48,7 +48,7 @@ def find(floors: list[Floor], key: Key, *, interleave: bool) -> tuple[Floor | No
     return None, f"the floor of {nearest.measured} does not hold: {', '.join(_changes(nearest.key, key))}"
 
 
-def add(folder: Path, floor: Floor) -> Path:
+def add(folder: Path, floor: NoiseFloor) -> Path:
     """Write a floor beside the others of the folder; it replaces the one of its key. Return the file's path."""
     file = folder / FILE
     with _alone(folder):
@@ -57,7 +57,7 @@ def add(folder: Path, floor: Floor) -> Path:
     return file
 
 
-def is_recent(floor: Floor) -> bool:
+def is_recent(floor: NoiseFloor) -> bool:
     """Return whether a floor was measured within the last 30 days."""
     return time.time() - calendar.timegm(time.strptime(floor.measured, TIME)) <= HOLDS_S
 

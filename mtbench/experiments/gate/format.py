@@ -89,7 +89,7 @@ class CellFloor(Record):
     drift_per_pair: float | None = Field(description="slope of log time over pairs; null: under 3 pairs")
 
 
-class Floor(Upgraded):
+class NoiseFloor(Upgraded):
     """An entry of floor.json: the noise of one machine on one plan, from pairs of processes of one build."""
 
     FORMER: ClassVar[Mapping[str, Former]] = {"live": Former("interleave")}
@@ -108,7 +108,7 @@ class FloorFile(Record):
     """floor.json: the floors of the machines and plans that were calibrated."""
 
     schema_version: VersionOne = Field(description="version of this format")
-    floors: list[Floor] = Field(description="one entry per key")
+    floors: list[NoiseFloor] = Field(description="one entry per key")
 
 
 class GateRequest(Upgraded):
@@ -220,7 +220,7 @@ class Gate(Record):
     looks: list[Size] = Field(description="numbers of pairs at which the times are tested")
     pairs: Count = Field(description="pairs of processes that were timed")
     confirmation_pairs: Count = Field(description="fresh pairs that tested a FAIL once more; 0: none")
-    floor: Floor | None = Field(description="calibrated noise of this machine on this plan; null: not calibrated")
+    floor: NoiseFloor | None = Field(description="calibrated noise of this machine on this plan; null: not calibrated")
     findings: list[Finding] = Field(description="what was found, in the order of the stages")
     compared: list[CellName] = Field(description="cells whose tokens and counts were compared")
     timed: list[TimedCell] = Field(description="times by cell; empty: nothing was timed")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-from mtbench.decoding.external import Outside
+from mtbench.decoding.external import ExternalEngine
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.experiments.gate.builds import Build
@@ -88,7 +88,7 @@ class Planned(NamedTuple):
 
 def _asks(method: str) -> bool:
     known = METHODS[method] if method in list(METHODS) else object
-    return issubclass(known, Outside) and "url" in known.__annotations__
+    return issubclass(known, ExternalEngine) and "url" in known.__annotations__
 
 
 def compare(base: Planned, head: Planned) -> list[Finding]:

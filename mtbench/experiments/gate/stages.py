@@ -27,12 +27,12 @@ from mtbench.experiments.gate.format import (
     SCHEMA_VERSION,
     BuildRecord,
     Finding,
-    Floor,
     Gate,
     GateRequest,
     Key,
     Kind,
     Level,
+    NoiseFloor,
     Word,
 )
 from mtbench.experiments.gate.pairs import PairRunner
@@ -154,7 +154,7 @@ class GateRun:
                     "`-o DIR`."
                 )
 
-    def _refuse_small_margin(self, found: Floor | None) -> None:
+    def _refuse_small_margin(self, found: NoiseFloor | None) -> None:
         """Raise UserError if the default number of pairs is too small for the margin."""
         if found is not None and self.request.pairs is None and self.request.margin < found.smallest_detectable:
             quieter = "" if self.request.interleave else "--interleave, "

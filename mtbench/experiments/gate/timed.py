@@ -14,7 +14,7 @@ from statistics import geometric_mean, stdev
 from mtbench.decoding.registry import METHODS
 from mtbench.experiments.gate import decision, timing
 from mtbench.experiments.gate.decision import Decision
-from mtbench.experiments.gate.format import Finding, Floor, Gate, Kind, Level, TimedCell, TimeTest
+from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, NoiseFloor, TimedCell, TimeTest
 from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
@@ -213,7 +213,7 @@ def _void(pairs: Sequence[PairTimes], cells: Sequence[str]) -> Iterator[Finding]
             yield _finding("void", level, f"void in {len(faults)} of {ran} pairs: {why}", cell)
 
 
-def _noisier(floor: Floor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
+def _noisier(floor: NoiseFloor | None, values: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
     """Yield the cells whose pairs scatter more than when the machine was calibrated."""
     bounds = {cell.cell: cell.pair_sd_high for cell in floor.cells} if floor else {}
     for cell, d in values.items():

@@ -32,7 +32,6 @@ from mtbench.experiments.reproduce.format import (
     SCHEMA_VERSION,
     UNITS,
     AccountingLine,
-    Asked,
     ClosedSuite,
     FamilyRun,
     Figure,
@@ -43,6 +42,7 @@ from mtbench.experiments.reproduce.format import (
     Published,
     PublishedRow,
     Quantity,
+    ReproduceRequest,
     Reproduction,
     RunMachine,
 )
@@ -56,7 +56,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, SessionRecord
 
 
-def compare(table: Published, asked: Asked, parts: Sequence[Part], folder: Path) -> Reproduction:
+def compare(table: Published, asked: ReproduceRequest, parts: Sequence[Part], folder: Path) -> Reproduction:
     """Compare every published figure with ours, and write reproduction.json."""
     opened = {part.family: _FamilyResults(table, asked, part, folder) for part in parts}
     stand_in = asked.family if stands_in(table, asked) else None
@@ -98,7 +98,7 @@ class _Ran:
 class _FamilyResults:
     """The results of one family's run."""
 
-    def __init__(self, table: Published, asked: Asked, part: Part, folder: Path) -> None:
+    def __init__(self, table: Published, asked: ReproduceRequest, part: Part, folder: Path) -> None:
         self.table, self.asked, self.part = table, asked, part
         self.suites = suites_of(table, asked)
         self.cells: dict[tuple[str, str, int], _Ran] = {}  # by suite, arm and batch size
@@ -198,7 +198,7 @@ class _Place:
     """Where a published figure stands: its table, row and quantity, and our results of the family."""
 
     table: Published
-    asked: Asked
+    asked: ReproduceRequest
     row: PublishedRow
     quantity: Quantity
     family: _FamilyResults | None  # None: the family was not run

@@ -156,7 +156,7 @@ class Published(Record):
     rows: Sequence[PublishedRow] = Field(min_length=1, description="rows of the table")
 
 
-class Asked(Record):
+class ReproduceRequest(Record):
     """The options of `mtbench reproduce`. null: the table's own value."""
 
     name: str = Field(description="name of the table")
@@ -193,7 +193,7 @@ class AskedPart(Record):
 class AskedFile(Record):
     """asked.json: what was asked for, and what cannot be run."""
 
-    asked: Asked = Field(description="options of `mtbench reproduce`")
+    asked: ReproduceRequest = Field(description="options of `mtbench reproduce`")
     parts: list[AskedPart] = Field(description="what of each family cannot be run")
 
 
@@ -310,7 +310,7 @@ class Reproduction(Record):
     setup: Setup = Field(description="how the paper measured")
     caveats: Sequence[Text] = Field(description="what a reader of the comparison must know")
     also: Sequence[Aside] = Field(description="figures given beside the table")
-    asked: Asked = Field(description="options of `mtbench reproduce`; null: the table's own value")
+    asked: ReproduceRequest = Field(description="options of `mtbench reproduce`; null: the table's own value")
     protocol: Protocol = Field(description="own: stop strings end the decoding; paper: they cut the scored text")
     margins: Margins = Field(description="margins of the verdicts")
     runs: list[FamilyRun] = Field(description="one run for each family")

@@ -20,7 +20,7 @@ from mtbench.decoding.arms import Arm, parse_arms, safe
 from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.registry import SUITES
-from mtbench.experiments.reproduce.format import Asked, AskedFile, AskedPart, Published, PublishedRow
+from mtbench.experiments.reproduce.format import AskedFile, AskedPart, Published, PublishedRow, ReproduceRequest
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import PART, Family
@@ -80,7 +80,7 @@ def published(name: str) -> Published:
     return read_json(FOLDER / f"{name}.json", Published)
 
 
-def lay_out(table: Published, asked: Asked) -> list[Part]:
+def lay_out(table: Published, asked: ReproduceRequest) -> list[Part]:
     """Return a part with its plan for every family. Raises UserError if nothing can run or a name is unknown."""
     for suite in asked.suite:
         SUITES[suite.partition(":")[0]]
@@ -96,7 +96,7 @@ def lay_out(table: Published, asked: Asked) -> list[Part]:
     raise UserError(f"nothing of {table.name} can be run here: {reasons[0]}")
 
 
-def _families(table: Published, asked: Asked) -> list[str]:
+def _families(table: Published, asked: ReproduceRequest) -> list[str]:
     """Return the families to run: the table's, or the one given by --family, which may replace all of them."""
     chosen = list(table.families) if asked.family is None else [asked.family]
     if asked.checkpoint and len(chosen) > 1:
@@ -107,12 +107,12 @@ def _families(table: Published, asked: Asked) -> list[str]:
     return chosen
 
 
-def stands_in(table: Published, asked: Asked) -> bool:
+def stands_in(table: Published, asked: ReproduceRequest) -> bool:
     """Return whether --family names a family that is not the table's and so replaces all of them."""
     return asked.family is not None and asked.family not in table.families
 
 
-def suites_of(table: Published, asked: Asked) -> dict[str, str]:
+def suites_of(table: Published, asked: ReproduceRequest) -> dict[str, str]:
     """Return benchmark -> suite to run: the benchmark's own, or one of the suites that --suite gives instead."""
     own = {name: benchmark.suite for name, benchmark in table.benchmarks.items()}
     if not asked.suite:
@@ -122,7 +122,7 @@ def suites_of(table: Published, asked: Asked) -> dict[str, str]:
     return {name: asked.suite[i % len(asked.suite)] for i, name in enumerate(own)}
 
 
-def _part(table: Published, asked: Asked, family: str) -> Part:
+def _part(table: Published, asked: ReproduceRequest, family: str) -> Part:
     rows = [row for row in table.rows if row.family == family or stands_in(table, asked)]
     suites = list(dict.fromkeys(suites_of(table, asked).values()))
     request = RunRequest(
@@ -232,7 +232,7 @@ def not_released(table: Published) -> list[str]:
     return list(roles)
 
 
-def begin(folder: Path, asked: Asked, parts: Sequence[Part], command: Sequence[str]) -> None:
+def begin(folder: Path, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
     """Create the directory of a reproduction. Raises UserError if it is not empty."""
     refuse_used(folder, "reproduce")
     kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
@@ -266,7 +266,7 @@ def clear_unplanned(folder: Path, named: bool) -> bool:
     return True
 
 
-def reopen(folder: Path) -> tuple[Asked, list[Part]]:
+def reopen(folder: Path) -> tuple[ReproduceRequest, list[Part]]:
     """Read a reproduction that was started. Raises UserError if there is none."""
     if not (folder / ASKED).is_file():
         raise UserError(f"{str(folder)!r} has no {ASKED}; start a reproduction with `mtbench reproduce NAME -o DIR`.")
@@ -282,7 +282,7 @@ def reopen(folder: Path) -> tuple[Asked, list[Part]]:
 def run(
     folder: Path,
     part: Part,
-    asked: Asked,
+    asked: ReproduceRequest,
     progress: Progress,
     workers: int | None = None,
     ray: str | None = None,
