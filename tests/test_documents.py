@@ -20,6 +20,8 @@ from mtbench.cli.main import COMMANDS, load
 from mtbench.cli.request_options import request_of
 from mtbench.decoding.arms import parse_arms
 from mtbench.evaluation.registry import SUITES
+from mtbench.experiments.choose.request import AUTO
+from mtbench.experiments.load import arms
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -89,7 +91,8 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
     """Its options exist and have allowed values; its methods and suites exist. It needs no GPU, file or network."""
     name, *rest = words
     given = parsed(load(name), rest).params
-    parse_arms([text for text in given.get("method") or () if isinstance(given["method"], list)])
+    methods = [text for text in given.get("method") or () if isinstance(given["method"], list) and text != AUTO]
+    (arms.parse if name == "load" else parse_arms)(methods)
     suites = given.get("suite") or []
     for suite in [suites] if isinstance(suites, str) else suites:
         assert SUITES[suite.partition(":")[0]]

@@ -11,12 +11,11 @@ import freeze
 import pytest
 
 import mtbench
+from mtbench.records import points
 from mtbench.runs.directory import RunDirectory
 
-RENAMED: dict[str, str] = {
-    "live": "interleave",
-    "too_late": "misses_slo",
-}  # key of the stored results -> key that replaced it
+RENAMED: dict[str, str] = {"live": "interleave", "too_late": "misses_slo"}  # key of the results -> its name today
+IN_REQUEST = {"arm": "method", "rates": "request_rate", "rows": "max_num_seqs"}  # the same of a request's keys
 DIGITS = 12  # processors differ in the last ones: each sums the numbers of a vector in its own order
 
 
@@ -27,10 +26,18 @@ def comparable(text: str) -> str:
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, dict):
+        if "request" in value:
+            value = value | {"request": _of_request(value["request"])}
         return {RENAMED.get(key, key): _comparable(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_comparable(entry) for entry in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def _of_request(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with today's keys; its accepted loss was a share and is in points."""
+    today = {IN_REQUEST.get(key, key): entry for key, entry in stored.items() if key != "accuracy_margin"}
+    return today | ({"max_loss": points(stored["accuracy_margin"])} if "accuracy_margin" in stored else {})
 
 
 @pytest.mark.parametrize("experiment", freeze.EXPERIMENTS)

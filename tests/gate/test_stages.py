@@ -146,7 +146,7 @@ def test_a_crash_while_timing(gate: Callable[..., Gate], tmp_path: Path) -> None
 
 
 def test_a_build_that_dies_while_it_waits_for_its_turn_has_failed(gate: Callable[..., Gate]) -> None:
-    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"live": True}).reason
+    assert "was killed by SIGKILL" in gate(dies_waiting=True, asked={"interleave": True}).reason
 
 
 def test_a_build_may_print_more_than_a_pipe_holds(gate: Callable[..., Gate]) -> None:
@@ -278,7 +278,7 @@ def test_the_order_of_the_processes_is_abba(gate: Callable[..., Gate], tmp_path:
 
 def test_live_processes_take_turns_block_by_block(gate: Callable[..., Gate], tmp_path: Path) -> None:
     """One block of one, then the same of the other; who begins changes with every block."""
-    live = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, asked={"live": True, "pairs": 6})
+    live = gate(slower=1.05, noise=0.003, base={"noise": 0.003}, asked={"interleave": True, "pairs": 6})
     assert live.word == "FAIL"
     turns = [line.split() for line in (tmp_path / "turns").read_text().splitlines()]
     one_pair = turns[: 2 * 4 * 3]  # two builds, four blocks, three rounds
@@ -523,7 +523,7 @@ def test_a_second_calibration_replaces_the_first(tmp_path: Path) -> None:
     key = {"gpu_uuid": None, "driver": None, "power_cap_w": None, "processor": "p", "kernel": "k", "torch": "2"}
     values = {
         "measured": "2026-11-22T00:00:00Z",
-        "live": False,
+        "interleave": False,
         "pairs": 10,
         "smallest_detectable": 0.01,
         "cells": [cell],

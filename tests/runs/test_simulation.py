@@ -297,13 +297,13 @@ def test_a_run_without_matching_commits_is_refused(
 ) -> None:
     """The error lists the arms that have commits; external engines have none; all options must be equal."""
     with pytest.raises(UserError, match=message):
-        plan(accept=stored_run(tmp_path / "run", cell), **changes)
+        plan(simulate_acceptance=stored_run(tmp_path / "run", cell), **changes)
 
 
 def test_a_shortened_replay_has_a_note(tmp_path: Path) -> None:
     """The beginnings of answers may have another acceptance than whole answers."""
     stored: Any = ("mars:tau=0.9@mars", "graph", 8, MARS, [[8, 8, 8, *[1] * 16]])
-    ar, mars = plan(accept=stored_run(tmp_path / "run", stored)).cells
+    ar, mars = plan(simulate_acceptance=stored_run(tmp_path / "run", stored)).cells
     short = "replays the first 20 of 40 tokens on average"
     assert ((ar.simulated and ar.simulated.note) or "") == short
     assert ((mars.simulated and mars.simulated.note) or "") == f"{short}; the source run had 2.11 tokens per forward"
@@ -312,10 +312,10 @@ def test_a_shortened_replay_has_a_note(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     """A folder without a plan and a folder with an invalid plan raise an error."""
     with pytest.raises(UserError, match="the directory holds no run; give the directory of a finished run, or prob"):
-        plan(accept=str(tmp_path))
+        plan(simulate_acceptance=str(tmp_path))
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match=r"^--simulate-acceptance .*plan.json: schema_version is missing"):
-        plan(accept=str(tmp_path))
+        plan(simulate_acceptance=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,9 @@ def test_a_simulated_run_is_marked_from_end_to_end(tmp_path: Path, monkeypatch: 
         validator(kind).validate(drawn.read_json(f"{kind}.json"))
 
     replayed = RunDirectory.create(tmp_path / "2")
-    replay = plan(suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), accept=str(drawn.path), rounds=1)
+    replay = plan(
+        suite=["synthetic:32x16"], method=arms, limit=12, batch_size=(3,), simulate_acceptance=str(drawn.path), rounds=1
+    )
     replayed.write_json("environment.json", {})
     replayed.write_json("plan.json", dump(replay))
     with RunProgress(Console(quiet=True)) as progress:

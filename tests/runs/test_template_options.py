@@ -89,6 +89,18 @@ def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
     assert (found, type(found)) == (value, type(value))
 
 
+def test_variables_may_be_a_json_object() -> None:
+    """As vLLM's `--default-chat-template-kwargs` takes them; a later value replaces an earlier one."""
+    found = template_options(['{"enable_thinking": false, "budget": 512}', "budget=1"])
+    assert found == {"enable_thinking": False, "budget": 1}
+
+
+@pytest.mark.parametrize("given", ["{", '{"tools": []}', '{"a": null}', "{a: 1}"])
+def test_other_json_is_refused(given: str) -> None:
+    with pytest.raises(UserError, match="is no JSON object of texts, numbers and truth values"):
+        template_options([given])
+
+
 @pytest.mark.parametrize("given", ["enable_thinking", "=false", "a b=1", ""])
 def test_other_text_is_refused(given: str) -> None:
     """In one line with an example."""

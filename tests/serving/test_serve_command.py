@@ -153,7 +153,7 @@ def test_methods_of_the_embedded_family_answer_as_ar(method: str) -> None:
 )
 def test_mistakes_are_said_before_anything_is_served(options: dict[str, Any], message: str) -> None:
     assert "MTBENCH_TEST_NO_SUCH_KEY" not in os.environ
-    defaults: dict[str, Any] = {"method": "ar", "device": "cpu", "rows": 2, "port": 0}
+    defaults: dict[str, Any] = {"method": "ar", "device": "cpu", "max_num_seqs": 2, "port": 0}
     with pytest.raises(UserError, match=message):
         serve(**defaults | options)
 
