@@ -19,7 +19,7 @@ def main(out: str) -> None:
     cells = results.to_frame()
     print(cells[["arm", "accuracy.value", "tokens_per_forward", "speedup.value", "speedup.baseline"]].to_string())
 
-    items = mtbench.load(out).items()  # the same run, read from its directory
+    items = mtbench.read(out).items()  # the same run, read from its directory
     print(items.groupby("arm")[["tokens", "forwards", "score"]].mean().to_string())
 
 

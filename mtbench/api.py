@@ -1,4 +1,4 @@
-"""The library: `mtbench.run` and `mtbench.choose` do what the commands do, `mtbench.load` reads what they left.
+"""The library: `mtbench.run` and `mtbench.choose` do what the commands do, `mtbench.read` reads what they left.
 
 import mtbench
 
@@ -155,7 +155,7 @@ def choose(
     return Chosen(records.dump(decision), Results(opened.path, records.dump(results)))
 
 
-def load(directory: str | Path) -> Results:
+def read(directory: str | Path) -> Results:
     """Return the results in a run directory. Raises UserError if it has none."""
     run_directory = RunDirectory(Path(directory))
     run_directory.refuse_links()

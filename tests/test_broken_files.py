@@ -100,7 +100,7 @@ COMMANDS: dict[str, Callable[[RunDirectory], object]] = {
     "reopen": lambda run: lifecycle.reopen(run.path, RunRequest(), ()),
     "generate": lambda run: lifecycle.generate(run, Execution(), Quiet()),
     "fresh": fresh,
-    "load": lambda run: (mtbench.load(run.path).to_frame(), mtbench.load(run.path).items()),
+    "load": lambda run: (mtbench.read(run.path).to_frame(), mtbench.read(run.path).items()),
 }
 
 

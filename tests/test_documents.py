@@ -164,7 +164,7 @@ def test_no_page_installs_from_an_index(page: Path) -> None:
 def test_the_tree_names_every_folder_of_the_core() -> None:
     """A folder that the tree does not name is missing there; a name without a folder is stale."""
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    tree = text.partition("## What is where")[2].partition("```\n")[2].partition("```")[0]
+    tree = text.partition("## The tree")[2].partition("```\n")[2].partition("```")[0]
     named = set(re.findall(r"^  (\w+)/", tree, flags=re.MULTILINE))
     folders = {
         folder.name for folder in (ROOT / "mtbench").iterdir() if folder.is_dir() and folder.name != "__pycache__"

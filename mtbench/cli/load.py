@@ -58,7 +58,7 @@ ConcurrencyOption = Annotated[
 ]
 PoissonOption = Annotated[bool, Option("--poisson", help="Poisson arrivals; default: constant gaps.")]
 DurationOption = Annotated[
-    float, Option("--duration-s", help="Seconds in which a point's requests are sent, with --request-rate.")
+    str, Option("--duration", help="Time in which a point's requests are sent, such as 30s, with --request-rate.")
 ]
 RequestsOption = Annotated[int | None, Option("--requests", help="Requests of a point; default: rate times duration.")]
 RoundsOption = Annotated[int, Option("--rounds", help="How often every point is run; intervals of times need 5.")]
@@ -68,7 +68,9 @@ SloOption = Annotated[
 ]
 SeqsOption = Annotated[int, Option("--max-num-seqs", help="Rows of a served method: requests decoded side by side.")]
 QueueOption = Annotated[int, Option("--max-queue", help="Requests that a served method lets wait.")]
-TimeoutOption = Annotated[float, Option("--request-timeout-s", help="Seconds after which a request has failed.")]
+TimeoutOption = Annotated[
+    str, Option("--request-timeout", help="Time after which a request has failed, such as 90s or 5m.")
+]
 ClientOption = Annotated[str, Option("--client", help="Program that sends the requests: aiperf or guidellm.")]
 PythonOption = Annotated[
     Path | None,
@@ -102,14 +104,14 @@ def load(
     request_rate: RateOption = None,
     concurrency: ConcurrencyOption = None,
     poisson: PoissonOption = False,
-    duration_s: DurationOption = 30.0,
+    duration: DurationOption = "30s",
     requests: RequestsOption = None,
     rounds: RoundsOption = 5,
     slo: SloOption = None,
     max_num_seqs: SeqsOption = 8,
     max_queue: QueueOption = 64,
     max_new_tokens: TokensOption = None,
-    request_timeout_s: TimeoutOption = 300.0,
+    request_timeout: TimeoutOption = "300s",
     client: ClientOption = "aiperf",
     client_python: PythonOption = None,
     seed: LoadSeedOption = 0,
@@ -123,7 +125,7 @@ def load(
 
     Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf or guidellm
     sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start:
-    --method ar --method mars:tau=0.95 --request-rate 2,8 --duration-s 10 --rounds 1.
+    --method ar --method mars:tau=0.95 --request-rate 2,8 --duration 10s --rounds 1.
     """
     _load(ctx, directory, client_python, seconds(time_budget), resume=resume, dry_run=dry_run)
 

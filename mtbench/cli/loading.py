@@ -25,7 +25,7 @@ from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
-from mtbench.runs.run_request import latency_limits
+from mtbench.runs.run_request import latency_limits, seconds
 
 HELP = "see `mtbench load --help`."
 LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
@@ -42,6 +42,8 @@ def request_of(params: Mapping[str, Any]) -> LoadRequest:
         "checkpoint": checkpoints(params["checkpoint"]),
         "request_rate": numbers(params["request_rate"], "--request-rate", float),
         "concurrency": numbers(params["concurrency"], "--concurrency", int),
+        "duration_s": seconds(params["duration"], "--duration"),
+        "request_timeout_s": seconds(params["request_timeout"], "--request-timeout"),
         "slo": Slo(**{LIMITS[name]: s for name, s in latency_limits(params["slo"], LIMITS).items()}),
         "data_dir": absolute(params["data_dir"]),
     }

@@ -24,9 +24,11 @@ RENAMED = {  # options of earlier versions -> today's
     "--accuracy-margin": "--max-loss, in points (2, not 0.02)",
     "--arm": "--method",
     "--candidates": "--method",
+    "--duration-s": "--duration, such as 30s",
     "--fixed-length": "--ignore-eos",
     "--live": "--interleave",
     "--rates": "--request-rate",
+    "--request-timeout-s": "--request-timeout, such as 90s",
     "--rows": "--max-num-seqs",
     "--template-option": "--chat-template-kwargs",
 }

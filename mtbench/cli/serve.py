@@ -20,9 +20,10 @@ from mtbench.cli.request_options import (
 )
 from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
-from mtbench.runs.run_request import RunRequest
+from mtbench.runs.run_request import RunRequest, seconds
 
 app = typer.Typer()
+SHORTEST_LIMIT_S = 0.1  # of a request
 PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -63,9 +64,9 @@ def serve(
     api_key_env: Annotated[
         str | None, Option("--api-key-env", help="Environment variable with the key that clients must send.")
     ] = None,
-    request_timeout_s: Annotated[
-        float, Option("--request-timeout-s", min=0.1, help="Seconds that a request may take, waiting included.")
-    ] = 300.0,
+    request_timeout: Annotated[
+        str, Option("--request-timeout", help="Time that a request may take, waiting included, such as 90s or 5m.")
+    ] = "300s",
     ready_file: Annotated[
         Path | None, Option("--ready-file", help="Write URL, model, method, rows and process id here once it answers.")
     ] = None,
@@ -86,6 +87,9 @@ def serve(
     key = None if api_key_env is None else os.environ.get(api_key_env)
     if api_key_env is not None and not key:
         raise UserError(f"--api-key-env {api_key_env}: the environment variable is not set; set it to the key.")
+    limit_s = seconds(request_timeout, "--request-timeout") or 0.0
+    if limit_s < SHORTEST_LIMIT_S:
+        raise UserError(f"--request-timeout {request_timeout!r} is not allowed; give at least 100ms.")
     span = None if adaptive is None else parse_span(adaptive)
     request = RunRequest(
         family=family,
@@ -104,7 +108,7 @@ def serve(
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_queue=max_queue,
-        request_timeout_s=request_timeout_s,
+        request_timeout_s=limit_s,
         api_key=key,
         log=log,
     )

@@ -91,16 +91,19 @@ def default_limit(batch_size: Sequence[int], batching: Sequence[str], blocks: in
 
 
 def seconds(text: str | None, name: str = "--time-budget") -> float | None:
-    """Return the seconds in text such as 90s, 30m or 2h; None without text. Raises UserError for other text.
+    """Return the seconds in text such as 500ms, 90s, 30m or 2h; None without text. A plain number is in seconds.
 
-    `name`: of the option.
+    Raises UserError for other text. `name`: of the option.
+
+    >>> seconds("500ms"), seconds("30m"), seconds("90")
+    (0.5, 1800.0, 90.0)
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
     if not found:
-        raise UserError(f"{name} {text!r} is not allowed; write 90s, 30m or 2h.")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+        raise UserError(f"{name} {text!r} is not allowed; write 500ms, 90s, 30m or 2h.")
+    return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def latency_limits(text: str | None, known: Collection[str]) -> dict[str, float]:

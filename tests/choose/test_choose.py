@@ -131,7 +131,7 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     plan = plan_race(request, found, LOSS)
     run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}), ["mtbench", "choose"])
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
-        mtbench.load(run.path)
+        mtbench.read(run.path)
     with pytest.raises(UserError, match=r"go on with `mtbench choose -o .* --resume`"):
         begin(run.path, plan, run.read("race.json", Race), [])
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])

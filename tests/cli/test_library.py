@@ -37,11 +37,13 @@ def test_every_public_name_is_there() -> None:
     assert set(mtbench.__all__) <= set(dir(mtbench))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = mtbench.nothing
+    with pytest.raises(AttributeError, match=r"mtbench\.load is now mtbench\.read"):
+        _ = mtbench.load
 
 
 def test_a_frame_has_one_row_per_cell(example: Path) -> None:
     """Its figures are those of results.json."""
-    results = mtbench.load(example)
+    results = mtbench.read(example)
     frame = results.to_frame()
     cells = json.loads((example / "results.json").read_text())["cells"]
     assert results.record["cells"] == cells
@@ -55,7 +57,7 @@ def test_a_frame_has_one_row_per_cell(example: Path) -> None:
 
 def test_items_have_one_row_per_item_and_arm(example: Path) -> None:
     """Sums over items are the figures of the cells."""
-    results = mtbench.load(example)
+    results = mtbench.read(example)
     items = results.items()
     assert len(items) == 3 * 8
     assert not items.duplicated(["cell", "item"]).any()
@@ -105,7 +107,7 @@ def test_a_mistake_is_a_user_error(options: dict[str, Any], reason: str, tmp_pat
 def test_a_directory_without_results_is_refused(tmp_path: Path) -> None:
     """The error of a run has the command that makes them."""
     with pytest.raises(UserError, match="is no run directory"):
-        mtbench.load(tmp_path)
+        mtbench.read(tmp_path)
     (tmp_path / "plan.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds no results\.json; finish it with `mtbench run -o"):
-        mtbench.load(tmp_path)
+        mtbench.read(tmp_path)

@@ -75,7 +75,7 @@ def test_batchings_are_split_by_commas(batching: str, read: list[str]) -> None:
 
 def test_text_that_cannot_be_read_is_refused() -> None:
     """The error says what is allowed."""
-    with pytest.raises(UserError, match="write 90s, 30m or 2h"):
+    with pytest.raises(UserError, match="write 500ms, 90s, 30m or 2h"):
         request_of(DEFAULTS | {"time_budget": "soon"})
 
 

@@ -389,7 +389,7 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
     "limit": (["--limit", "0"], "--limit 0 is not allowed"),
     "huge limit": (["--limit", "9" * 30], "is not allowed; at most 16,777,216 are."),
-    "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 90s, 30m or 2h."),
+    "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 500ms, 90s, 30m or 2h."),
     "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not available"),
     "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),

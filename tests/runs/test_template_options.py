@@ -90,7 +90,7 @@ def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
 
 
 def test_variables_may_be_a_json_object() -> None:
-    """As vLLM's `--default-chat-template-kwargs` takes them; a later value replaces an earlier one."""
+    """As `chat_template_kwargs` of a request to a server; a later value replaces an earlier one."""
     found = template_options(['{"enable_thinking": false, "budget": 512}', "budget=1"])
     assert found == {"enable_thinking": False, "budget": 1}
 

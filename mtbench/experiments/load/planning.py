@@ -123,7 +123,7 @@ def _refuse_levels(request: LoadRequest) -> None:
         if requests_at(request, level) > MOST_REQUESTS:
             raise UserError(
                 f"a point of {requests_at(request, level):,} requests is not allowed; at most {MOST_REQUESTS:,} are. "
-                "Lower --request-rate, --duration-s or --requests."
+                "Lower --request-rate, --duration or --requests."
             )
 
 

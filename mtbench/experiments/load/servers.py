@@ -60,7 +60,7 @@ def command(planned: LoadPlan, arm: ArmPlan, folder: Path) -> list[str]:
         *(("--adaptive", arm.adaptive) if arm.adaptive else ()),
         *("--dtype", request.dtype, "--max-num-seqs", str(request.max_num_seqs), "--max-queue", str(request.max_queue)),
         *("--max-length", str(planned.room), "--max-new-tokens", str(planned.max_new_tokens)),
-        *("--request-timeout-s", f"{request.request_timeout_s:g}"),
+        *("--request-timeout", f"{request.request_timeout_s:f}s"),
         *("--port", "0", "--ready-file", str((folder / "ready.json").resolve())),
         *(("--offline",) if request.offline else ()),
         *(word for file in plugins.loaded() for word in ("--plugin", file.path)),
