@@ -17,7 +17,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import mtbench
 from mtbench.version import __version__
 
 PACKAGES = ("torch", "triton", "transformers", "lm_eval", "datasets", "numpy", "scipy", "pandas", "tokenizers")
@@ -30,7 +29,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "mtbench": __version__,
-        "git": git_commit(Path(mtbench.__file__).parent),
+        "git": git_commit(Path(__file__).parent),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         **host(),
