@@ -1,6 +1,6 @@
 """Time a forward pass by the positions it feeds: what a window costs before any of its tokens is accepted.
 
-    python benchmarks/width.py [--checkpoint SOURCE] [--threads 1,2] [--max-num-seqs 1,4] [--repeats 15]
+    python benchmarks/width.py [--checkpoint SOURCE] [--threads 1,2] [--rows 1,4] [--repeats 15]
 
 The widths of a setting run one after another in random order, `--repeats` times. A ratio is that of the medians, over
 the median of one position. Every row has 128 cached tokens. The last line prints all figures as JSON.
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default=REAL)
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--max-num-seqs", default="1,4")
+    parser.add_argument("--rows", default="1,4")
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     random.seed(0)

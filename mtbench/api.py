@@ -179,7 +179,8 @@ def _values(options: Mapping[str, Any], defaults: records.Record, function: str)
     known, values = type(defaults).model_fields, dict[str, Any]()
     for name, value in options.items():
         if (former := getattr(type(defaults), "FORMER", {}).get(name)) is not None:
-            raise UserError(f"option {name!r} of {function} is now {former.now!r}; see help({function}).")
+            today = f"{former.now!r}, {former.unit}" if former.unit else repr(former.now)
+            raise UserError(f"option {name!r} of {function} is now {today}; see help({function}).")
         if name not in known:
             raise unknown(f"option of {function}", name, known, f"help({function})")
         if isinstance(getattr(defaults, name), tuple) and isinstance(value, str | int):

@@ -84,14 +84,15 @@ def _refuse_null(value: Any) -> Any:
 
 
 class Former(NamedTuple):
-    """What a field of an earlier file is now."""
+    """What a field of an earlier file is now; `unit`: of today's values, if it changed."""
 
     now: str
     convert: Callable[[Any], Any] = lambda value: value
+    unit: str = ""
 
 
 def points(share: Any) -> Any:
-    """Return a share in points, as options give an accuracy; a value that is no number is returned as it is.
+    """Return a share of 1 in points of 100. Another value is returned unchanged: validation refuses it.
 
     >>> points(0.02)
     2.0

@@ -68,9 +68,8 @@ LimitOption = Annotated[
     Option(
         "--process-limit",
         metavar="DURATION",
-        help="Longest time of one process of a build, such as 90s, 30m or 2h; with --interleave, of one turn. A "
-        "head that "
-        "takes longer fails.",
+        help="Longest time of one process of a build, such as 90s, 30m or 2h; with --interleave, of one turn. "
+        "A head that takes longer fails.",
     ),
 ]
 DirtyOption = Annotated[bool, Option("--allow-dirty", help="A build may come from a checkout with changed files.")]

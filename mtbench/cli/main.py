@@ -152,14 +152,20 @@ def _execute() -> Any:
     except UserError as error:
         return _complain(str(error))
     except UsageError as error:
-        renamed = RENAMED.get(getattr(error, "option_name", ""))
-        return _complain_of_usage(f"{error.option_name} is now {renamed}" if renamed else error.format_message())
+        return _complain_of_usage(_renamed(error) or error.format_message())
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             return _complain(f"cannot write {error.filename or 'the output'}: {error.strerror}; {_how_to_resume()}")
         if not is_out_of_memory(error):
             raise
         return _complain(f"out of memory ({first_line(error)}); free memory and try again. {_how_to_resume()}")
+
+
+def _renamed(error: Any) -> str | None:
+    """Return what an unknown option is called today; None if it is no former option of this command."""
+    today = RENAMED.get(getattr(error, "option_name", ""))
+    known = {option for parameter in error.ctx.command.params for option in parameter.opts} if today else ()
+    return f"{error.option_name} is now {today}" if today and today.partition(",")[0] in known else None
 
 
 def _how_to_resume() -> str:

@@ -21,14 +21,12 @@ from mtbench.models.runner import ModelRunner
 
 RECENT = 8  # time constant of the moving average, in forwards
 EXPECTED = 0.7  # acceptance assumed for a new request
-RIDGE_POSITIONS = {
-    "cuda": 184.0,
-    "cpu": 24.0,
-}  # positions; an H200 in bfloat16, until the GPU is probed; a small model on a core
+# Of an H200 in bfloat16, until the GPU is probed; of a small model on one core.
+RIDGE_POSITIONS = {"cuda": 184.0, "cpu": 24.0}
 
 
-def set_even(device: str, positions: float) -> None:
-    """Set the positions that are even on a device, as measured. Rounded, so that two measurements choose alike."""
+def set_ridge(device: str, positions: float) -> None:
+    """Set the ridge of a device, as measured. It is rounded, so that two measurements choose alike."""
     RIDGE_POSITIONS[device] = 8.0 * max(1, round(positions / 8))
 
 

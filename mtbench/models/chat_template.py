@@ -54,8 +54,7 @@ def refuse_reserved(tokenizer: Any, names: Iterable[str]) -> None:
         if name in reserved:
             raise UserError(
                 f"--chat-template-kwargs {name}=… is not allowed: it is no variable of a chat template. Give one "
-                "that the "
-                "template reads, such as enable_thinking=false."
+                "that the template reads, such as enable_thinking=false."
             )
 
 

@@ -172,8 +172,7 @@ def _contestants(spec: str, request: RunRequest, acceptance: Acceptance | None) 
         if acceptance.run and request.ignore_eos:
             raise UserError(
                 f"--simulate-acceptance {acceptance.source} gives every item the length of a stored answer, and "
-                "--ignore-eos "
-                "gives it the whole budget; give one of them."
+                "--ignore-eos gives it the whole budget; give one of them."
             )
         named = request.family or request.model or request.checkpoint or request.weights
         if not named and not all(Path(families.locate(source)).is_dir() for source in family.roles.values()):
@@ -245,8 +244,7 @@ def refuse_arm(arm: Arm, request: RunRequest, family: Family) -> None:
     if request.simulate_acceptance is not None and external and arm.decoding:
         raise UserError(
             f"{str(arm)!r} drafts in an external engine, so --simulate-acceptance cannot script what it accepts; "
-            "leave that "
-            "`--method` or `--simulate-acceptance` out."
+            "leave that `--method` or `--simulate-acceptance` out."
         )
     if request.temperature and external:
         raise UserError(

@@ -60,7 +60,7 @@ class RunRequest(DecodingRequest):
         **DecodingRequest.FORMER,
         "accept": Former("simulate_acceptance"),
         "fixed_length": Former("ignore_eos"),
-        "accuracy_margin": Former("max_loss", points),
+        "accuracy_margin": Former("max_loss", points, "in points"),
     }
 
     method: Sequence[str] = Field((), description="methods with their options; empty: the default arms of every method")

@@ -194,9 +194,8 @@ class Acceptance:
         except ValueError:
             raise UserError(
                 f"--simulate-acceptance {text!r} is neither the directory of a run nor probabilities from 0 to 1, "
-                "falling rates or "
-                "a length of at least 1; give one of them, such as `--simulate-acceptance 0.8,0.6,0.4` or "
-                "`--simulate-acceptance length=2.4`."
+                "falling rates or a length of at least 1; give one of them, such as "
+                "`--simulate-acceptance 0.8,0.6,0.4` or `--simulate-acceptance length=2.4`."
             ) from None
 
     def _parse(self, text: str) -> None:
@@ -309,8 +308,7 @@ def _read_cells(run: RunDirectory) -> Sequence[Cell]:
     if not run.has("plan.json"):
         raise UserError(
             f"--simulate-acceptance {run.path}: the directory holds no run; give the directory of a finished run, "
-            "or probabilities "
-            "such as `--simulate-acceptance 0.8,0.6,0.4`."
+            "or probabilities such as `--simulate-acceptance 0.8,0.6,0.4`."
         )
     try:
         return read_plan(run).cells

@@ -22,7 +22,7 @@ import torch
 
 from mtbench import plugins
 from mtbench.clients.openai_client import ServerError
-from mtbench.decoding.adaptive_width import set_even
+from mtbench.decoding.adaptive_width import set_ridge
 from mtbench.decoding.loop import NoProgressError
 from mtbench.decoding.method_checks import MethodContractError, whereabouts
 from mtbench.decoding.output import Generation, Timing
@@ -109,7 +109,7 @@ class LocalWorker:
         dtype = DTYPES[self.pool.dtype]
         probed, reason = probe.probe(self.pool.device, dtype)
         if probed is not None:
-            set_even(self.pool.device, probed.even_positions(dtype))
+            set_ridge(self.pool.device, probed.even_positions(dtype))
         roofline = probe.described(probed, reason, self.pool.checkpoints)
         return {**machine.environment(sys.argv), **self.pool.describe(), **roofline}
 

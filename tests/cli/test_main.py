@@ -114,6 +114,7 @@ def test_an_unknown_cause_names_the_known_ones() -> None:
         (["run", "--accuracy-margin", "0.02"], "--accuracy-margin is now --max-loss, in points"),
         (["load", "--rates=1,2"], "--rates is now --request-rate"),
         (["serve", "--rows", "2"], "--rows is now --max-num-seqs"),
+        (["ls", "--rows", "2"], "No such option: --rows"),
     ],
 )
 def test_a_former_option_names_the_one_of_today(
@@ -129,10 +130,15 @@ def test_a_former_option_names_the_one_of_today(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "today"), [("accept", "0.8", "simulate_acceptance"), ("fixed_length", True, "ignore_eos")]
+    ("name", "value", "today"),
+    [
+        ("accept", "0.8", "'simulate_acceptance'"),
+        ("fixed_length", True, "'ignore_eos'"),
+        ("accuracy_margin", 0.02, "'max_loss', in points"),
+    ],
 )
 def test_a_former_argument_names_the_one_of_today(name: str, value: Any, today: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' of mtbench.run is now '{today}'"):
+    with pytest.raises(UserError, match=f"'{name}' of mtbench.run is now {today}; see"):
         mtbench.run(**{name: value})
 
 

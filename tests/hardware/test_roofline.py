@@ -89,7 +89,7 @@ def test_positions_are_even_where_multiplying_takes_as_long_as_reading() -> None
     assert replace(H200, read_bytes_per_s=3.0e12, bandwidth_bytes_per_s=2.9e12).even_positions(torch.bfloat16) > 260
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adaptive_width, "RIDGE_POSITIONS", {"cuda": 184.0})
-        adaptive_width.set_even("cuda", 262.7)
+        adaptive_width.set_ridge("cuda", 262.7)
         assert adaptive_width.RIDGE_POSITIONS == {"cuda": 264.0}
 
 

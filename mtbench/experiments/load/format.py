@@ -47,7 +47,7 @@ class LoadRequest(Upgraded):
         "arm": Former("method"),
         "rates": Former("request_rate"),
         "rows": Former("max_num_seqs"),
-        "accuracy_margin": Former("max_loss", points),
+        "accuracy_margin": Former("max_loss", points, "in points"),
     }
 
     suite: Text = Field(description="suite as name or name:rest")
