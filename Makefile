@@ -28,6 +28,7 @@ real: $(INSTALLED)  ## a real chat model (SmolLM2-135M, a download of 93 MB) in 
 
 # The tests' models are so small that a second thread slows them down.
 tests oldest unit slow faults mutants: export OMP_NUM_THREADS = 1
+faults: export PYTHONPATH = tests/helpers
 
 test: lint tests oldest  ## lint, types, all tests; the loop's tests on the oldest transformers, too
 
@@ -53,11 +54,11 @@ KILLS ?= 1000
 OTHERS ?= 200
 
 faults: $(INSTALLED)  ## kill every stage at random points and let the machine fail under it; count what is survived
-	$(BIN)/python tests/faults.py --kills $(KILLS) --others $(OTHERS)
+	$(BIN)/python tools/faults.py --kills $(KILLS) --others $(OTHERS)
 
 mutants: $(INSTALLED)  ## how many deliberate faults the tests find; changes files in place while it runs
 	$(BIN)/$(INSTALL) -c constraints.txt cosmic-ray==8.7.0
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tools/mutants.py
 
 docs: $(INSTALLED)  ## build the documentation site in site/; it opens from the disk
 	$(BIN)/$(INSTALL) -c constraints.txt zensical

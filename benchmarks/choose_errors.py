@@ -34,7 +34,7 @@ from mtbench.runs.formats import Race
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.run_request import Execution
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 from made_races import Truth, chosen_is_behind, decide, draw, missed_any, missed_same, wrongly_kept
 
 LOSSES = (0.0, 0.5, 1.0, 1.0, 2.0, 10.0)  # of made-up lossy arms, in shares of the accepted loss

@@ -1,4 +1,4 @@
-"""A handful of kills and other faults of each kind; `make faults` makes a thousand (tests/faults.py)."""
+"""A handful of kills and other faults of each kind; `make faults` makes a thousand (tools/faults.py)."""
 
 import pytest
 from fault_stages import STAGES, Lab

@@ -1,6 +1,6 @@
 """What an earlier version measured gives the same results today, and what it left unfinished goes on.
 
-tests/freeze.py has the stored runs, and says what to do when a text is meant to change.
+tests/helpers/freeze.py has the stored runs, and says what to do when a text is meant to change.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The sandbox: hostile programs achieve nothing and harm only themselves; honest programs pass.
 
-Hostile programs (tests/hostile.py) run together with honest ones: one program for each kind of attack, and all of them
-in `make slow`. Without a sandbox these tests are skipped, except where the environment variable CI is set.
+Hostile programs (helpers/hostile.py) run together with honest ones: one program for each kind of attack, and all
+of them in `make slow`. Without a sandbox these tests are skipped, except where the environment variable CI is set.
 """
 
 import os

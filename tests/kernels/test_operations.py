@@ -1,6 +1,6 @@
 """The operations over few positions: their plain definitions, the kernels in Triton's interpreter, and the decoder.
 
-The checks are in tests/kernel_checks.py. The interpreter needs its own process, which test_kernels.py starts.
+The checks are in tests/helpers/kernel_checks.py. The interpreter needs its own process, which test_kernels.py starts.
 Its tests of planted faults show that the checks find faults in the kernels.
 """
 

@@ -32,7 +32,7 @@ INTERPRETING = "TRITON_INTERPRET" in os.environ
 of_kernels = pytest.mark.skipif(not INTERPRETING and DEVICE == "cpu", reason="runs on a GPU or in the interpreter")
 CONFIG = two_layers(Qwen3Config, head_dim=16)
 QUICK = {"the sum without its first part"}
-HIDDEN = {  # bits that depend on order, or what this model lacks; tests/kernel_checks.py finds them
+HIDDEN = {  # bits that depend on order, or what this model lacks; tests/helpers/kernel_checks.py finds them
     "partial sums in the order of arrival",
     "shares depend on the positions",
     "squares of another tile",

@@ -1,6 +1,6 @@
 """The contract of every suite, and prompts and scores of lm-eval's tasks.
 
-The data are made up (tests/made_up.py). Tests of GSM8K itself need MTBENCH_DATA_DIR, a folder with gsm8k/train.jsonl
+The data are made up (helpers/made_up.py). Tests of GSM8K itself need MTBENCH_DATA_DIR, a folder with gsm8k/train.jsonl
 and gsm8k/test.jsonl (or .gz).
 """
 

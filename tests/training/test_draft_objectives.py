@@ -1,6 +1,6 @@
 """Objectives of drafts that read hidden states: losses and gradients against drafts written out in float64.
 
-The references are those of the decoding tests (tests/eagle_cases.py, tests/block_drafts.py): one prediction at a time,
+The references are those of the decoding tests (helpers/eagle_cases.py, block_drafts.py): one prediction at a time,
 everything recomputed for it, no packing and no mask.
 """
 

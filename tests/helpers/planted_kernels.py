@@ -1,4 +1,4 @@
-"""Faults planted in the source of kernels and launchers, each with the checks (tests/kernel_checks.py) to find it."""
+"""Faults planted in the source of kernels and launchers, each with the checks (helpers/kernel_checks.py) to find it."""
 
 import importlib.util
 import sys

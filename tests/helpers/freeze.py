@@ -3,8 +3,8 @@
     frozen/<experiment>/stored.tar.xz   what an experiment measured: plan, environment, lines
     frozen/<experiment>/expected/       what is computed from it: results as JSON, and what people read as text
 
-`python tests/freeze.py` makes all stored runs again, with today's code. `python tests/freeze.py texts` only writes the
-texts again, for a change of words; a JSON file of `expected` never changes without its reason in the commit.
+`python tests/helpers/freeze.py` makes all stored runs again, with today's code. With `texts`, it only writes the texts
+again, for a change of words; a JSON file of `expected` never changes without its reason in the commit.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
 from mtbench.training.page import write_training_page
 
-FOLDER = Path(__file__).parent / "frozen"
+FOLDER = Path(__file__).parents[1] / "frozen"
 EMBEDDED = Path(mtbench.__file__).parent / "tiny"
 SKIPPED = {"script", "style", "svg"}
 

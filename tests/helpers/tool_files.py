@@ -16,8 +16,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent / "imports"
-RECORDED = Path(__file__).parent / "load" / "recorded"
+FOLDER = Path(__file__).parents[1] / "imports"
+RECORDED = Path(__file__).parents[1] / "load" / "recorded"
 
 
 def answer(question: int, category: str, lengths: list[int], tokens: list[int], wall_s: list[float]) -> dict[str, Any]:

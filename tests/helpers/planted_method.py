@@ -1,4 +1,4 @@
-"""MARS with a fault: tests/planted.py installs this file in two environments, in one of them with a fault."""
+"""MARS with a fault: tests/helpers/planted.py installs this file in two environments, in one of them with a fault."""
 
 import importlib
 import os

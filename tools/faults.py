@@ -1,6 +1,6 @@
 """Kill mtbench at random points, let the machine fail under it, and count what it survives: `make faults`.
 
-Each trial disturbs one command (tests/fault_stages.py) in a child (tests/fork_server.py), resumes it to the end, and
+Each trial disturbs one command (tools/fault_stages.py) in a child (helpers/fork_server.py), resumes it to the end, and
 compares what it left with what the undisturbed command left: figures, answers, timing lines, scores, weights, bundles.
 
 A kill is SIGKILL, at a time drawn over the duration of the command (`clock`), before its n-th change of the disk

@@ -1,7 +1,7 @@
 """Checks of the operations over few positions (`mtbench.kernels.Operations`) against their formulas in float64.
 
 A check takes operations and a type and raises AssertionError. Tests run it with the plain definitions and, in Triton's
-interpreter, with the kernels; tests/planted_kernels.py runs it with faults in the kernels.
+interpreter, with the kernels; tests/helpers/planted_kernels.py runs it with faults in the kernels.
 """
 
 import copy

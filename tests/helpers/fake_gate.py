@@ -1,4 +1,4 @@
-"""A gate between made-up builds (tests/fake_build.py), without the command line."""
+"""A gate between made-up builds (tests/helpers/fake_build.py), without the command line."""
 
 from collections.abc import Callable
 from pathlib import Path
