@@ -332,7 +332,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A clone of a small project of our name, as the current directory. Its mtbench says 0.0.1."""
     folder = tmp_path / "clone"
     package(folder, "0.0.1")
-    shutil.copy(ROOT / "tests" / "tiny_wheels.py", folder)
+    shutil.copy(ROOT / "tests" / "helpers" / "tiny_wheels.py", folder)
     (folder / "backend.py").write_text(BACKEND)
     (folder / "pyproject.toml").write_text(PYPROJECT)
     (folder / "constraints.txt").write_text("torch==9.9\n")
