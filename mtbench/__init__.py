@@ -1,6 +1,7 @@
 """mtbench compares multi-token decoding methods on your model and your GPU, with confidence intervals.
 
-The library, from one place: `run`, `choose` and `read` for comparisons, the rest for methods and suites of your own.
+The library, from one place: `run`, `choose`, `gate`, `load` and `reproduce` do what the commands do, `read` reads what
+a run left; the rest is for methods and suites of your own.
 A name is imported when it is used, so that `import mtbench` is quick.
 """
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mtbench.version import __version__
 
 if TYPE_CHECKING:
-    from mtbench.api import Chosen, Results, choose, read, run
+    from mtbench.api import Chosen, Found, Results, choose, gate, load, read, reproduce, run
     from mtbench.decoding.method import (
         NONE,
         Claims,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mtbench.options import AUTO, option
 
 _MODULES = {
-    "mtbench.api": ("Chosen", "Results", "choose", "read", "run"),
+    "mtbench.api": ("Chosen", "Found", "Results", "choose", "gate", "load", "read", "reproduce", "run"),
     "mtbench.decoding.method": (
         "NONE",
         "Claims",
@@ -57,6 +58,7 @@ __all__ = [
     "Chosen",
     "Claims",
     "Commit",
+    "Found",
     "Messages",
     "Method",
     "ModelRunners",
@@ -72,15 +74,16 @@ __all__ = [
     "Window",
     "__version__",
     "choose",
+    "gate",
+    "load",
     "option",
     "read",
+    "reproduce",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "load":
-        raise AttributeError("mtbench.load is now mtbench.read")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'mtbench' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -1,4 +1,4 @@
-"""The library: `mtbench.run` and `mtbench.choose` do what the commands do, `mtbench.read` reads what they left.
+"""The library: the functions do what the commands do, `mtbench.read` reads what a run left.
 
 import mtbench
 
@@ -7,10 +7,9 @@ results.to_frame()[["arm", "tokens_per_s", "speedup.value", "speedup.baseline"]]
 """
 
 import inspect
-import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,17 @@ import pandas as pd
 
 from mtbench import plugins, records
 from mtbench.errors import UserError, unknown
-from mtbench.experiments.choose import pipeline as race
-from mtbench.experiments.choose.request import RACE_DEFAULTS, RaceRequest
-from mtbench.report import pipeline
+from mtbench.experiments import experiment as frame
+from mtbench.experiments.experiment import Job
+from mtbench.experiments.registry import experiment_of, options_of
 from mtbench.report.console import Terminal
-from mtbench.report.progress import RunProgress
 from mtbench.results.format import Results as ResultsRecord
-from mtbench.runs import lifecycle
+from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import ALL, DEFAULTS, Execution, RunRequest, default_limit, seconds
 
 NESTED = ("options", "checkpoints", "task", "simulated", "commit_histogram")  # cell keys that stay objects in a frame
 NO_COLUMN = ("prompt_ids",)
+OF_COMMANDS = {"json_to", "dry_run", "fail_on"}  # options that print, or end a process
 
 
 @dataclass(frozen=True)
@@ -76,83 +74,55 @@ class Chosen:
     results: Results
 
 
-def run(
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    workers: int | None = None,
-    ray: str | None = None,
-    peak_memory: bool = False,
-    server: Collection[str] = (),
-    plugin: str | Path | Collection[str | Path] = (),
-    progress: bool = False,
-    **options: Any,
-) -> Results:
+@dataclass(frozen=True)
+class Found:
+    """What a gate, a load or a reproduction has found. `record` is its JSON file; `directory` has its page."""
+
+    directory: Path
+    record: Mapping[str, Any]
+
+
+def run(*, progress: bool = False, **given: Any) -> Results:
     """Compare arms as `mtbench run` does: plan, generate, score and report. Return the results.
 
-    `options` are the options of the command, with underscores: `method`, `suite`, `limit`, `batch_size`, … A single
-    value may stand for a list; `checkpoint` maps roles to paths; the time budget is `time_budget_s`, in seconds.
-    Without `limit`, a suite or subtask has the items of a few blocks, as for the command; `limit=None` runs all.
-    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, what is missing there is run. `server`
-    names servers that the stored plan may ask, as URL or URL=VARIABLE; those of `method` need no naming.
-    `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
-    `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
+    The arguments of this and the other functions are the options of the command, with underscores: `method`, `suite`,
+    `limit`, `batch_size`, … A single value may stand for a list, a text for a value as on the command line: "30m" is a
+    time, a number is in seconds; `limit="all"` runs all items. `checkpoint` maps roles to paths. `out` is the
+    directory; with `resume`, what is missing there is run. `plugin` names files that register methods or suites; one
+    that changed is imported again. `progress` shows progress on standard error. What limits the verdicts (too few
+    blocks) is a Python warning.
 
     Raises UserError for a mistake. A cell that fails is no error: its `status` says so.
     """
-    _load_plugins(plugin)
-    request = _request(options)
-    servers = {*server, *lifecycle.servers_of(request)}
-    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
-    lifecycle.check(settings, request.device)
-    if resume and out is None:
-        raise UserError("resume=True needs the run directory: mtbench.run(out=DIR, resume=True).")
-    directory = lifecycle.default_directory(request) if out is None else Path(out)
-    if resume and not lifecycle.clear_unplanned(directory, options):
-        opened = lifecycle.reopen(directory, request, options)
-    else:
-        opened, plan = lifecycle.start(directory, request, sys.argv)
-        for warning in plan.warnings():
-            warnings.warn(warning, stacklevel=2)
-    with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:
-        results = pipeline.finish(opened, settings, shown)
-    return Results(directory, records.dump(results))
+    job, found = _carry_out("run", given, progress=progress)
+    return Results(job.path, records.dump(found))
 
 
-def choose(
-    *,
-    out: str | Path | None = None,
-    resume: bool = False,
-    workers: int | None = None,
-    time_budget: str | float | None = None,
-    plugin: str | Path | Collection[str | Path] = (),
-    progress: bool = False,
-    **options: Any,
-) -> Chosen:
+def choose(*, progress: bool = False, **given: Any) -> Chosen:
     """Say which method to use, by a race, as `mtbench choose` does. Return its decision and its results.
 
-    `options` are the options of the command, with underscores: `method`, `suite`, `batch_size`, `max_loss`, … A
-    single value may stand for a list; `checkpoint` maps roles to paths. `time_budget` is "30m" or seconds.
-    `out` is the run directory, by default runs/<suite>-<time>; with `resume`, the race in it goes on with its options.
-    `plugin` names files that register methods or suites, as `--plugin` does; one that changed is imported again.
-    `progress` shows progress on standard error. What limits the verdicts (too few blocks) is a Python warning.
-
-    Raises UserError for a mistake. A race that the time budget ended is no error: `decision["complete"]` is false.
+    A race that the time budget ended is no error: `decision["complete"]` is false.
     """
-    files = _load_plugins(plugin)
-    values = _values(options, RACE_DEFAULTS, "mtbench.choose")
-    request = records.validate(values, RaceRequest, "mtbench.choose", "see help(mtbench.choose).")
-    budget_s = seconds(None if time_budget is None else str(time_budget))
-    execution = replace(Execution.of(request.run_request(), workers=workers), time_budget_s=budget_s)
-    directory = None if out is None else Path(out)
-    opened = race.resume(directory, values.keys() - lifecycle.PER_EXECUTION) if resume else None
-    if opened is None:
-        opened, plan = race.begin(request, directory, execution, _command("choose", values | {"plugin": files}))
-        for warning in race.warnings(plan):
-            warnings.warn(warning, stacklevel=2)
-    with RunProgress(Terminal(stderr=True, quiet=not progress)) as shown:
-        results, decision = race.finish(opened, execution, shown)
-    return Chosen(records.dump(decision), Results(opened.path, records.dump(results)))
+    job, found = _carry_out("choose", given, progress=progress)
+    return Chosen(records.dump(found.decision), Results(job.path, records.dump(found.results)))
+
+
+def gate(*, progress: bool = False, **given: Any) -> Found:
+    """Compare two builds as `mtbench gate` does. Return gate.json; its `word` is PASS, FAIL or INCONCLUSIVE."""
+    job, found = _carry_out("gate", given, progress=progress)
+    return Found(job.path, records.dump(found))
+
+
+def load(*, progress: bool = False, **given: Any) -> Found:
+    """Load servers as `mtbench load` does. Return load.json; `complete` is false if the time budget ended it."""
+    job, found = _carry_out("load", given, progress=progress)
+    return Found(job.path, records.dump(found))
+
+
+def reproduce(name: str, *, progress: bool = False, **given: Any) -> Found:
+    """Run a published table as `mtbench reproduce` does, and compare every figure. Return reproduction.json."""
+    job, found = _carry_out("reproduce", {"name": name} | given, progress=progress)
+    return Found(job.path, records.dump(found.record))
 
 
 def read(directory: str | Path) -> Results:
@@ -168,59 +138,48 @@ def read(directory: str | Path) -> Results:
     return Results(Path(directory), records.dump(run_directory.read("results.json", ResultsRecord)))
 
 
-def _load_plugins(plugin: str | Path | Collection[str | Path]) -> tuple[str, ...]:
-    """Import files that register methods or suites; return their absolute paths."""
-    named = (plugin,) if isinstance(plugin, str | Path) else plugin
-    return tuple(plugins.load_file(file).path for file in named)
+def _carry_out(name: str, given: Mapping[str, Any], *, progress: bool) -> tuple[Job[Any, Any], Any]:
+    """Carry out an experiment; return its job and what it found."""
+    request, session = options_of(name)
+    asked, of_call = _sorted_out(name, given, request, session)
+    this_call = options.read(of_call, session, f"mtbench {name} --help")
+    files = tuple(plugins.load_file(file).path for file in this_call.plugin)
+    this_call = this_call.changed(plugin=files) if files else this_call
+    experiment, console = experiment_of(name), Terminal(stderr=True, quiet=not progress)
+    read = options.read(asked, request, f"mtbench {name} --help")
+    words = options.words({field: getattr(read, field) for field in asked}, request)
+    argv = ["mtbench", name, *words, *options.words({"plugin": files}, session)]
+    job = frame.begin(experiment, asked, this_call, console, _warn, argv)
+    return job, frame.carry_out(experiment, job)
 
 
-def _values(options: Mapping[str, Any], defaults: records.Record, function: str) -> dict[str, Any]:
-    """Return options as the record of `defaults` takes them. Raises UserError for an unknown name."""
-    known, values = type(defaults).model_fields, dict[str, Any]()
-    for name, value in options.items():
-        if (former := getattr(type(defaults), "FORMER", {}).get(name)) is not None:
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)
+
+
+def _sorted_out(
+    name: str, given: Mapping[str, Any], request: type[records.Record], session: type[records.Record]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the given options by the fields of the request and of the session. Raises UserError for others."""
+    fields = {argument: (kind, field) for kind in (session, request) for argument, field in _arguments(kind).items()}
+    asked: dict[str, Any] = {}
+    of_call: dict[str, Any] = {}
+    for argument, value in given.items():
+        if argument not in fields:
+            former = getattr(request, "FORMER", {}).get(argument)
+            if former is None:
+                raise unknown(f"option of mtbench.{name}", argument, fields, f"help(mtbench.{name})")
             today = f"{former.now!r}, {former.unit}" if former.unit else repr(former.now)
-            raise UserError(f"option {name!r} of {function} is now {today}; see help({function}).")
-        if name not in known:
-            raise unknown(f"option of {function}", name, known, f"help({function})")
-        if isinstance(getattr(defaults, name), tuple) and isinstance(value, str | int):
-            value = (value,)
-        if isinstance(value, Path):
-            value = str(value)
-        values[name] = value
-    return values
+            raise UserError(f"option {argument!r} of mtbench.{name} is now {today}; see help(mtbench.{name}).")
+        kind, field = fields[argument]
+        (asked if kind is request else of_call)[field] = value
+    return asked, of_call
 
 
-def _request(options: Mapping[str, Any]) -> RunRequest:
-    values = _values(options, DEFAULTS, "mtbench.run")
-    if values.get("limit") == ALL:
-        values["limit"] = None
-    request = records.validate(values, RunRequest, "mtbench.run", "see help(mtbench.run).")
-    if "limit" in values:
-        return request
-    return request.changed(limit=default_limit(request.batch_size, request.batching))
-
-
-def _command(name: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the command line with the same options.
-
-    >>> _command("choose", {"batch_size": (1, 8), "method": ("a", "b"), "checkpoint": {"ar": "x"}, "offline": True})
-    ['mtbench', 'choose', '--batch-size', '1,8', '--method', 'a', '--method', 'b', '--checkpoint', 'ar=x', \
-'--offline']
-    """
-    words = ["mtbench", name]
-    for option, value in values.items():
-        flag = f"--{option.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            value = tuple(f"{role}={source}" for role, source in value.items())
-        if option == "batch_size":
-            value = ",".join(map(str, value))
-        if isinstance(value, bool | None):
-            words += [flag] if value else []
-        else:
-            for one in value if isinstance(value, Collection) and not isinstance(value, str) else [value]:
-                words += [flag, str(one)]
-    return words
+def _arguments(kind: type[records.Record]) -> dict[str, str]:
+    """Return the arguments of a library function for the options of a record -> their fields."""
+    found = options.options(kind).items()
+    return {options.argument_of(field, option): field for field, option in found if field not in OF_COMMANDS}
 
 
 def _row(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,12 +199,19 @@ def _columns(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}.{name}": value for name, value in values.items()}
 
 
-def _with_options(function: Callable[..., Any], request: type[records.Record]) -> inspect.Signature:
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function with every option and its default, for `help`."""
     shown = inspect.signature(function)
     own = [p for p in shown.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    return shown.replace(parameters=[*own, *inspect.signature(request).parameters.values()])
+    names = {p.name for p in own}
+    for kind in options_of(function.__name__):
+        for argument, field in _arguments(kind).items():
+            default = kind.model_fields[field].get_default(call_default_factory=True)
+            if argument not in names:
+                own.append(inspect.Parameter(argument, inspect.Parameter.KEYWORD_ONLY, default=default))
+    return shown.replace(parameters=own)
 
 
-run.__signature__ = _with_options(run, RunRequest)  # type: ignore[attr-defined]
-choose.__signature__ = _with_options(choose, RaceRequest)  # type: ignore[attr-defined]
+_functions: list[Callable[..., Any]] = [run, choose, gate, load, reproduce]
+for _function in _functions:
+    _function.__signature__ = _signature(_function)  # type: ignore[attr-defined]

@@ -13,10 +13,11 @@ from rich.console import Console
 from small import VOCABULARY, save_small
 from thinned import one_in
 from transformers import AutoTokenizer
-from whole import Quiet
+from whole import Quiet, start
 
 import mtbench
 from mtbench.errors import UserError
+from mtbench.experiments.run import EXPERIMENT
 from mtbench.models.loading import load
 from mtbench.records import dump
 from mtbench.report import pipeline
@@ -79,7 +80,7 @@ def complete_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         method=("ar", "prompt-lookup:ahead=2"), batch_size=(2,), limit=4, rounds=2, max_new_tokens=8, device="cpu"
     )
     path = tmp_path_factory.mktemp("complete") / "run"
-    run, _ = lifecycle.start(path, request, ["mtbench", "run"])
+    run = start(path, request)
     with RunProgress(Console(quiet=True)) as progress:
         pipeline.finish(run, Execution(), progress)
     (path / "memory.json").write_text("{}")
@@ -97,7 +98,7 @@ COMMANDS: dict[str, Callable[[RunDirectory], object]] = {
     "report": assemble,
     "pages": pipeline.report,
     "score": lambda run: lifecycle.score(run, Execution()),
-    "reopen": lambda run: lifecycle.reopen(run.path, RunRequest(), ()),
+    "reopen": lambda run: EXPERIMENT.stored(run.path),
     "generate": lambda run: lifecycle.generate(run, Execution(), Quiet()),
     "fresh": fresh,
     "load": lambda run: (mtbench.read(run.path).to_frame(), mtbench.read(run.path).items()),

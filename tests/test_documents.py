@@ -16,12 +16,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import mtbench
+from mtbench.cli import parameters
 from mtbench.cli.main import COMMANDS, load
-from mtbench.cli.request_options import request_of
 from mtbench.decoding.arms import parse_arms
 from mtbench.evaluation.registry import SUITES
 from mtbench.experiments.choose.request import AUTO
 from mtbench.experiments.load import arms
+from mtbench.experiments.registry import KINDS, options_of
+from mtbench.runs import options
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -96,8 +98,10 @@ def test_a_command_that_is_shown_is_understood(words: list[str]) -> None:
     suites = given.get("suite") or []
     for suite in [suites] if isinstance(suites, str) else suites:
         assert SUITES[suite.partition(":")[0]]
-    if name in ("run", "plan") and given["bundle"] is None:
-        assert request_of(given)
+    if name in KINDS:
+        request, _ = options_of(name)
+        context = parsed(load(name), rest)
+        assert options.read(parameters.given(context, request), request, "")
 
 
 @pytest.mark.whole

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from bars import Bar, number, verdict_of
@@ -20,7 +20,8 @@ from mtbench.hardware import probe
 from mtbench.runs import simulation
 from mtbench.runs.directory import JsonObject
 from mtbench.runs.model_pool import ModelPool
-from mtbench.runs.plan import BATCHINGS, Plan, RunRequest
+from mtbench.runs.options import Batching
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.run_request import REFILLS
 from mtbench.statistics import INCONCLUSIVE, Ratio
@@ -29,7 +30,8 @@ SMALL, LARGE, TOY = "random:qwen2.5-0.5b", "random:qwen2.5-7b", "random:embedded
 ACCEPT = "0.424"  # 1 + p + p² + p³ = 1.68 tokens per forward, as in the MARS paper at 7B
 SIMULATED = f"simulated: random weights, scripted acceptance ({simulation.Acceptance(ACCEPT).note})"
 MARS = "mars:tau=0.95"
-STATIC, REFILL = BATCHINGS
+STATIC: Batching = "static"
+REFILL: Batching = "refill"
 BLOCKS = statistics.UNITS_NEEDED["block"]
 RESERVE_S = 25.0  # before the end: every block of prompts must be done by then
 
@@ -42,7 +44,7 @@ class Bench:
         self.toy = "toy: " if self.cpu else ""
         self.ends = time.monotonic() + 60 * args.minutes
         self.deadline = self.ends - RESERVE_S
-        self.dtype = "float32" if self.cpu else "bfloat16"
+        self.dtype: Literal["float32", "bfloat16"] = "float32" if self.cpu else "bfloat16"
         self.console = Console(width=150, highlight=False)
         self.bars: list[Bar] = []
         self.found: JsonObject = {"toy": self.cpu, "simulated": SIMULATED, "bars": [], "errors": {}, "seconds": {}}
@@ -122,7 +124,7 @@ class Bench:
         *,
         prompt: int = 768,
         new: int = 128,
-        batching: str = STATIC,
+        batching: Batching = STATIC,
         blocks: int = BLOCKS,
     ) -> Plan:
         """Return a plan of random prompts on random weights; on a CPU a small one."""

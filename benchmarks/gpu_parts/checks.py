@@ -14,7 +14,7 @@ from mtbench.hardware.stopwatch import Stopwatch
 from mtbench.models.loading import DTYPES
 from mtbench.runs import lossless_check
 from mtbench.runs.directory import JsonObject
-from mtbench.runs.plan import BATCHINGS, RunRequest
+from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.requests import requests_of
 
@@ -160,7 +160,7 @@ def equality(bench: Bench) -> None:
         ),
         family="tiny",
         batch_size=(1, 4),
-        batching=BATCHINGS,
+        batching=("static", "refill"),
         limit=2 if bench.cpu else 8,
         device=bench.args.device,
         dtype="float32",

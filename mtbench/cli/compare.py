@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from mtbench.cli.request_options import PluginOption
+from mtbench.cli.parameters import command
 from mtbench.files import refuse_existing
+from mtbench.runs import options
 
 app = typer.Typer()
 
@@ -17,10 +18,11 @@ ComparisonOption = Annotated[
 
 
 @app.command()
+@command
 def compare(
     runs: RunsArgument,
     json_to: ComparisonOption = None,
-    plugin: PluginOption = [],  # noqa: B006
+    plugin: options.Plugins = (),
 ) -> None:
     """Compare finished runs, cell by cell: tokens, accuracy and tokens per forward on the same items."""
     from mtbench.cli import comparison

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from mtbench.cli.request_options import PluginOption
+from mtbench.cli.parameters import command
 from mtbench.cli.session import beside_json, refuse_twice, show, write_json
 from mtbench.files import refuse_existing, write_text
+from mtbench.runs import options
 
 app = typer.Typer()
 
@@ -28,12 +29,13 @@ OutOption = Annotated[
 
 
 @app.command("import")
+@command
 def import_files(
     files: FilesArgument,
     beside: BesideOption = None,
     json_to: JsonOption = None,
     out: OutOption = None,
-    plugin: PluginOption = [],  # noqa: B006
+    plugin: options.Plugins = (),
 ) -> None:
     """Lay results of other tools side by side, each figure under its owner's definition.
 

@@ -4,21 +4,14 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from mtbench.cli.request_options import (
-    CheckpointOption,
-    FamilyOption,
-    ModelOption,
-    OfflineOption,
-    PluginOption,
-    checkpoints,
-)
+from mtbench.cli.parameters import command
 from mtbench.cli.session import out, say
 from mtbench.errors import UserError, unknown
 from mtbench.evaluation.lm_eval import HarnessSuite
@@ -27,6 +20,7 @@ from mtbench.models.families import EMBEDDED, FAMILIES, RANDOM
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import common, options_of, roles_of, show
 from mtbench.plugins import Registry
+from mtbench.runs import options
 
 app = typer.Typer()
 
@@ -36,14 +30,15 @@ NONE = "–"
 
 
 @app.command()
+@command
 def ls(
     kind: Annotated[str, typer.Argument(help="methods, suites, families or arms.")] = "methods",
     name: Annotated[str | None, typer.Argument(help="Show the options, subtasks or roles of this one.")] = None,
-    family: FamilyOption = None,
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = [],  # noqa: B006
-    offline: OfflineOption = False,
-    plugin: PluginOption = [],  # noqa: B006
+    family: options.Family = None,
+    model: options.Model = None,
+    checkpoint: options.Checkpoints = {},  # noqa: B006
+    offline: options.Offline = False,
+    plugin: options.Plugins = (),
 ) -> None:
     """List methods, suites or families, or describe one of them.
 
@@ -68,12 +63,11 @@ def ls(
         show_one(name)
 
 
-def _list_arms(family: str | None, model: str | None, checkpoint: Sequence[str], *, offline: bool) -> None:
+def _list_arms(family: str | None, model: str | None, roles: Mapping[str, str], *, offline: bool) -> None:
     from mtbench.experiments.choose.candidates import candidates
     from mtbench.experiments.choose.terminal import candidate_tables
     from mtbench.runs.run_request import RunRequest
 
-    roles = checkpoints(checkpoint)
     found = candidates(RunRequest(family=family, model=model, checkpoint=roles, offline=offline))
     for table in candidate_tables([str(arm) for arm in (found.plain, *found.arms)], found.refused):
         out.print(table)
@@ -106,11 +100,11 @@ def _show_method(name: str) -> None:
         ("arms in a choice", "\n".join(method.choices or method.default_arms or (method.name,))),
     ]
     _print_facts(facts)
-    options = options_of(method)
-    if options:
+    its_options = options_of(method)
+    if its_options:
         say("")
         table = _table(("option", "default", "allowed", "what it does"))
-        for option in options:
+        for option in its_options:
             table.add_row(*_plain(option.name, show(option.default), option.kind.replace("|", " | "), option.help))
         out.print(table)
     say("")

@@ -44,11 +44,12 @@ class Entry(NamedTuple):
     help: str
 
 
+EXPERIMENT = "mtbench.cli.experiments"
 COMPARE, STAGES, TRAIN, SERVE = "Compare", "Stages of a run", "Train", "Serve"
 COMMANDS = {
-    "run": Entry("mtbench.cli.run", COMPARE, "Compare arms: plan, generate, score and report."),
+    "run": Entry(EXPERIMENT, COMPARE, "Compare arms: plan, generate, score and report."),
     "choose": Entry(
-        "mtbench.cli.choose", COMPARE, "Say which method to use, by a race of the methods that your checkpoints serve."
+        EXPERIMENT, COMPARE, "Say which method to use, by a race of the methods that your checkpoints serve."
     ),
     "compare": Entry(
         "mtbench.cli.compare",
@@ -60,12 +61,10 @@ COMMANDS = {
         COMPARE,
         "Lay results of other tools side by side, each figure under its owner's definition.",
     ),
-    "reproduce": Entry("mtbench.cli.reproduce", COMPARE, "Run a published table and compare every figure with ours."),
-    "gate": Entry(
-        "mtbench.cli.gate", COMPARE, "Compare two builds of mtbench: their tokens, forward passes and speed."
-    ),
+    "reproduce": Entry(EXPERIMENT, COMPARE, "Run a published table and compare every figure with ours."),
+    "gate": Entry(EXPERIMENT, COMPARE, "Compare two builds of mtbench: their tokens, forward passes and speed."),
     "load": Entry(
-        "mtbench.cli.load",
+        EXPERIMENT,
         COMPARE,
         "Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.",
     ),
@@ -105,7 +104,8 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import a command and return it."""
-    group = typer.main.get_group(importlib.import_module(COMMANDS[name].module).app)
+    module = importlib.import_module(COMMANDS[name].module)
+    group = typer.main.get_group(module.command(name) if COMMANDS[name].module == EXPERIMENT else module.app)
     command = group.commands.get(name, group)
     session.hide_types_of_flags(command)
     return command
@@ -143,10 +143,10 @@ def main() -> None:
 
 def _execute() -> Any:
     """Run a command; return its exit code."""
+    _started().clear()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler interrupts like Ctrl-C
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, signal.default_int_handler)  # so does a terminal that closes
-    session.started.clear()
     try:
         return app(prog_name="mtbench", standalone_mode=False)
     except UserError as error:
@@ -168,17 +168,23 @@ def _renamed(error: Any) -> str | None:
     return f"{error.option_name} is now {today}" if today and today.partition(",")[0] in known else None
 
 
+def _started() -> list[Any]:
+    """Return the directories that this process has begun to fill."""
+    frame = sys.modules.get("mtbench.experiments.experiment")  # not imported: nothing has begun
+    return [] if frame is None else frame.started
+
+
 def _how_to_resume() -> str:
     command = "".join(sys.argv[1:2])
     if command in ("train", "generate", "score", "report"):
         return "what is complete is kept; resume with the same command"
-    if not session.started:
+    if not _started():
         return "nothing was started"
     resumed = command if command in ("choose", "reproduce", "gate", "load") else "run"
     if sys.argv[1:3] == ["gate", "calibrate"]:
         resumed = "gate calibrate"
     files = "" if command == "gate" else plugins.as_options()  # a gate names the programs that it runs
-    again = f"mtbench {resumed} -o {session.started[-1]} --resume{files}"
+    again = f"mtbench {resumed} -o {_started()[-1]} --resume{files}"
     return f"complete results are kept; resume with `{again}`"
 
 

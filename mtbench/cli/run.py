@@ -1,147 +1,135 @@
-"""`mtbench run` and its stages `plan`, `generate`, `score` and `report`: their options.
+"""The stages of a run as commands of their own: `plan`, `generate`, `score` and `report`."""
 
-The work is in mtbench/cli/stages.py and mtbench/cli/report.py. A command imports them when it runs: they import torch,
-which `--help` does not need.
-"""
-
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
-from mtbench.cli.request_options import (
-    DataOption,
-    DryRunOption,
-    FailOnOption,
-    JsonOption,
-    OutOption,
-    PeakMemoryOption,
-    PluginOption,
-    PriceOption,
-    RayOption,
-    ResumeOption,
-    ServerOption,
-    UnsandboxedOption,
-    WorkersOption,
-    given_fields,
-    request_of,
-    with_options,
-)
-from mtbench.cli.session import FAILED
+from mtbench.cli.parameters import command, given, load_plugins, parameters, with_parameters
+from mtbench.cli.session import FAILED, beside_json, err, out, say, warn, write_json
+from mtbench.errors import UserError
 from mtbench.files import refuse_existing
-from mtbench.runs.run_request import Execution
+from mtbench.runs import options
+from mtbench.runs.options import MACHINE, Option
+from mtbench.runs.run_request import Execution, RunRequest, RunSession
 
 app = typer.Typer()
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="A run directory.")]
+NOT_OF_A_PLAN = ("resume", "json_to", "dry_run", "workers", "ray", "server", "peak_memory", "fail_on")
 
 
-@app.command()
-@with_options
-def run(
-    ctx: typer.Context,
-    directory: OutOption = None,
-    resume: ResumeOption = False,
-    dry_run: DryRunOption = False,
-    json_to: JsonOption = None,
-    workers: WorkersOption = None,
-    ray: RayOption = None,
-    server: ServerOption = [],  # noqa: B006
-    peak_memory: PeakMemoryOption = False,
-    fail_on: FailOnOption = "divergent,void,failed",
-    **_: Any,
-) -> None:
-    """Compare arms: plan, generate, score and report."""
-    from mtbench.cli import report, stages
-
-    refuse_existing(json_to, directory / "results.json" if directory and resume else None)
-    request = request_of(ctx.params)
-    failing = report.causes(fail_on)
-    servers = {*server, *stages.servers_of(request)}
-    settings = Execution.of(request, workers=workers, ray=ray, peak_memory=peak_memory, servers=servers)
-    stages.check(settings, request.device)
-    given = given_fields(ctx)
-    if dry_run:
-        stages.dry_run(request, None if resume else directory, given)
-        return
-    opened = stages.resume(request, directory, given) if resume else stages.start(request, directory, given)
-    if code := report.finish(opened, settings, json_to, failing):
-        raise typer.Exit(code)
-
-
-@app.command()
-@with_options
-def plan(ctx: typer.Context, directory: OutOption = None, **_: Any) -> None:
+def plan(ctx: typer.Context, **_: Any) -> None:
     """Write the plan of a run: prompts as token ids, cells, blocks, rounds."""
-    from mtbench.cli import stages
+    from mtbench.experiments import experiment as frame  # imports torch
+    from mtbench.experiments.run import EXPERIMENT
 
-    stages.plan(request_of(ctx.params), directory, given_fields(ctx))
+    session = options.read(given(ctx, RunSession), RunSession, "mtbench plan --help")
+    load_plugins(session.plugin)
+    job = frame.begin(EXPERIMENT, given(ctx, RunRequest), session, err, warn, sys.argv)
+    say(job.path)
+
+
+app.command()(with_parameters(plan, parameters(RunRequest, RunSession, without=NOT_OF_A_PLAN)))
 
 
 @app.command()
+@command
 def generate(
     directory: DirectoryArgument,
-    workers: WorkersOption = None,
-    ray: RayOption = None,
-    data_dir: DataOption = None,
-    server: ServerOption = [],  # noqa: B006
-    peak_memory: PeakMemoryOption = False,
+    workers: options.Workers = None,
+    ray: options.Ray = None,
+    data_dir: options.DataDir = None,
+    server: options.Servers = (),
+    peak_memory: options.PeakMemory = False,
     timed_only: Annotated[
-        bool, typer.Option("--timed-only", help="Leave out the untimed passes: re-scoring, energy, peak memory.")
+        bool,
+        Field(description="Leave out the untimed passes: re-scoring, energy, peak memory."),
+        Option(panel=MACHINE),
     ] = False,
     turns: Annotated[
         bool,
-        typer.Option(
-            "--turns",
-            help="Print `ready` before every block and wait for a line on standard input, so that two processes can "
-            "take turns.",
+        Field(
+            description="Print `ready` before every block and wait for a line on standard input, so that two processes "
+            "can take turns."
         ),
+        Option(panel=MACHINE),
     ] = False,
-    plugin: PluginOption = [],  # noqa: B006
+    plugin: options.Plugins = (),
 ) -> None:
     """Decode the missing batches of a plan.
 
     Needs no network, lm-eval or datasets, except for a suite whose authors do not allow its prompts to be stored.
     """
-    from mtbench.cli import stages
+    from mtbench.report.progress import RunProgress
+    from mtbench.runs import lifecycle
+    from mtbench.runs.directory import RunDirectory
+    from mtbench.runs.formats import FailureLine
 
-    where = None if data_dir is None else str(data_dir)
-    settings = Execution(
+    execution = Execution(
         workers=workers,
         ray=ray,
-        data_dir=where,
+        data_dir=data_dir,
         peak_memory=peak_memory,
         timed_only=timed_only,
-        wait=stages.wait_for_turn if turns else None,
+        wait=_wait_for_turn if turns else None,
         servers=frozenset(server),
     )
-    if not stages.generate(directory, settings):
+    run = RunDirectory.open(directory)
+    lifecycle.refuse_race(run)
+    with RunProgress(err) as progress:
+        lifecycle.generate(run, execution, progress)
+    if any(failure.stage is None for failure in run.read_lines("failures.jsonl", FailureLine)):
         raise typer.Exit(FAILED)
 
 
+def _wait_for_turn() -> None:
+    """Print `ready`, then wait for a line on standard input. Raises UserError if the input ends."""
+    say("ready")
+    out.file.flush()
+    if not sys.stdin.readline():
+        raise UserError("--turns: standard input ended before the last block; give one line per block.")
+
+
 @app.command()
+@command
 def score(
     directory: DirectoryArgument,
-    data_dir: DataOption = None,
-    allow_unsandboxed_code: UnsandboxedOption = False,
-    plugin: PluginOption = [],  # noqa: B006
+    data_dir: options.DataDir = None,
+    allow_unsandboxed_code: options.AllowUnsandboxedCode = False,
+    plugin: options.Plugins = (),
 ) -> None:
     """Score the stored texts of a run. Needs no model and no GPU."""
-    from mtbench.cli import stages
+    from mtbench.runs import lifecycle
+    from mtbench.runs.directory import RunDirectory
 
-    where = None if data_dir is None else str(data_dir)
-    stages.score(directory, Execution(data_dir=where, allow_unsandboxed_code=allow_unsandboxed_code))
+    execution = Execution(data_dir=data_dir, allow_unsandboxed_code=allow_unsandboxed_code)
+    lifecycle.score(RunDirectory.open(directory), execution)
 
 
-@app.command("report")
-def rebuild(
+@app.command()
+@command
+def report(
     directory: DirectoryArgument,
-    json_to: JsonOption = None,
-    plugin: PluginOption = [],  # noqa: B006
-    price_per_hour: PriceOption = None,
+    json_to: options.JsonTo = None,
+    plugin: options.Plugins = (),
+    price_per_hour: options.PricePerHour = None,
 ) -> None:
     """Rebuild results.json, report.md and report.html from stored lines."""
-    from mtbench.cli import report
+    from mtbench.experiments.choose import pipeline as race
+    from mtbench.experiments.run import show_results
+    from mtbench.report import pipeline
+    from mtbench.runs.directory import RunDirectory
 
-    refuse_existing(json_to, directory / "results.json")
-    report.report(directory, json_to, price_per_hour)
+    target = None if json_to is None else Path(json_to)
+    written = directory / "results.json"
+    refuse_existing(target, written)
+    run = RunDirectory.open(directory)
+    rebuild = race.report if run.has("race.json") else pipeline.report
+    results = rebuild(run, price_per_hour=price_per_hour)
+    console = beside_json(target)
+    show_results(run, results, console)
+    write_json(target, written.read_text(), f"the run is complete, and {written} has the same.")
+    say(directory / "report.html", console)

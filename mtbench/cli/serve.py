@@ -6,21 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 from typer import Option
 
-from mtbench.cli.request_options import (
-    CheckpointOption,
-    DeviceOption,
-    DtypeOption,
-    FamilyOption,
-    ModelOption,
-    OfflineOption,
-    PluginOption,
-    checkpoints,
-)
+from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
-from mtbench.runs.run_request import RunRequest, seconds
+from mtbench.runs import options
+from mtbench.runs.options import SERVER
+from mtbench.runs.run_request import RunRequest
 
 app = typer.Typer()
 SHORTEST_LIMIT_S = 0.1  # of a request
@@ -28,16 +22,17 @@ PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 
 @app.command()
+@command
 def serve(
     method: Annotated[str, Option("--method", help="Method as NAME[:option=value,…]. See `mtbench ls methods`.")],
-    plugin: PluginOption = [],  # noqa: B006
-    engine: Annotated[str, Option("--engine", help="graph, eager or invariant.")] = "graph",
-    family: FamilyOption = None,
-    model: ModelOption = None,
-    checkpoint: CheckpointOption = [],  # noqa: B006
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
-    offline: OfflineOption = False,
+    plugin: options.Plugins = (),
+    engine: options.Engine = "graph",
+    family: options.Family = None,
+    model: options.Model = None,
+    checkpoint: options.Checkpoints = {},  # noqa: B006
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    offline: options.Offline = False,
     max_num_seqs: Annotated[
         int, Option("--max-num-seqs", min=1, max=4096, help="Requests decoded at the same time.")
     ] = 8,
@@ -65,8 +60,10 @@ def serve(
         str | None, Option("--api-key-env", help="Environment variable with the key that clients must send.")
     ] = None,
     request_timeout: Annotated[
-        str, Option("--request-timeout", help="Time that a request may take, waiting included, such as 90s or 5m.")
-    ] = "300s",
+        float,
+        Field(ge=SHORTEST_LIMIT_S, description="Time that a request may take, waiting included, such as 90s or 5m."),
+        options.Option(panel=SERVER, metavar="DURATION", parse=options.seconds, show=options.shown_seconds),
+    ] = 300.0,
     ready_file: Annotated[
         Path | None, Option("--ready-file", help="Write URL, model, method, rows and process id here once it answers.")
     ] = None,
@@ -87,14 +84,11 @@ def serve(
     key = None if api_key_env is None else os.environ.get(api_key_env)
     if api_key_env is not None and not key:
         raise UserError(f"--api-key-env {api_key_env}: the environment variable is not set; set it to the key.")
-    limit_s = seconds(request_timeout, "--request-timeout") or 0.0
-    if limit_s < SHORTEST_LIMIT_S:
-        raise UserError(f"--request-timeout {request_timeout!r} is not allowed; give at least 100ms.")
     span = None if adaptive is None else parse_span(adaptive)
     request = RunRequest(
         family=family,
         model=model,
-        checkpoint=checkpoints(checkpoint),
+        checkpoint=checkpoint,
         engine=engine,
         dtype=dtype,
         device=device,
@@ -108,7 +102,7 @@ def serve(
     limits = Limits(
         max_new_tokens=max_new_tokens,
         max_queue=max_queue,
-        request_timeout_s=limit_s,
+        request_timeout_s=request_timeout,
         api_key=key,
         log=log,
     )

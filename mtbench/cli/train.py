@@ -14,8 +14,6 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from mtbench.cli.request_options import DataOption as DataDirOption
-from mtbench.cli.request_options import OfflineOption
 from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, out
 from mtbench.errors import UserError, unknown
 
@@ -38,6 +36,8 @@ app = typer.Typer(
     help="Train a checkpoint by an objective, make an untrained one (init), or train all stages of a recipe.",
 )
 
+DataDirOption = Annotated[Path | None, Option("--data-dir", help="Folder with the suites' data.")]
+OfflineOption = Annotated[bool, Option("--offline", help="Never use the network.")]
 OutOption = Annotated[Path, Option("--out", "-o", help="Folder to write; must not exist.")]
 DataOption = Annotated[
     list[str],

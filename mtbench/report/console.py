@@ -19,3 +19,7 @@ class Terminal(Console):
                 yield segment
             else:
                 yield Segment(printable(segment.text, keep="\n"), segment.style)
+
+    def say(self, text: Any) -> None:
+        """Print one line of plain text, unwrapped."""
+        self.print(str(text), markup=False, highlight=False, soft_wrap=True)

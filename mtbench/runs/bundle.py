@@ -20,16 +20,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from mtbench import network
 from mtbench.errors import UserError, first_line
+from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite, suite_errors
 from mtbench.files import cache_home, flush, open_plain, refuse_existing, write_errors, write_json
 from mtbench.models.checkpoint_files import CHECKPOINT_FILES
 from mtbench.models.drafts.loading import draft_config
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM, RECORD, Family, split_part
 from mtbench.models.loading import inspect
+from mtbench.runs.run_request import DecodingRequest
 from mtbench.version import __version__
 
 SCHEMA_VERSION = 1
@@ -37,6 +39,8 @@ MANIFEST = "bundle.json"
 INCOMPLETE = "the incomplete file was removed."
 DATA, CHECKPOINTS = "data", "checkpoints"
 MAX_MANIFEST_BYTES = 1 << 26
+
+R = TypeVar("R", bound=DecodingRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,3 +330,19 @@ def _unpack(path: Path, tar: tarfile.TarFile, files: Mapping[str, Mapping[str, A
                 raise
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def from_bundle(path: Path, request: R) -> R:
+    """Return a request with a bundle's data, and with its checkpoints unless the request names others."""
+    if request.data_dir is not None:
+        raise UserError("--bundle and --data-dir both name the data; give one of them.")
+    bundle = open_bundle(path)
+    suites = []
+    for spec in request.suite:
+        name, colon, rest = spec.partition(":")
+        suites.append(f"{name}{colon}{SUITES[name].resolve_variant(rest, bundle.data_dir)}")
+    bundled = request.changed(data_dir=str(bundle.data_dir), suite=suites)
+    if request.model or getattr(request, "weights", None) or request.family not in (None, bundle.family):
+        return bundled
+    roles = {**bundle.checkpoints, **request.checkpoint}
+    return bundled.changed(family=bundle.family, model=bundle.model, checkpoint=roles)

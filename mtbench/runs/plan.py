@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -22,20 +22,17 @@ from mtbench.decoding.registry import METHODS
 from mtbench.evaluation.registry import SUITES
 from mtbench.records import CellName, Record, Sha256, Share, StoredCount, TokenId, VersionOne
 from mtbench.runs.formats import Committed
+from mtbench.runs.options import MOST_NEW_TOKENS, MOST_ROWS
+from mtbench.runs.options import Batching as Batching
+from mtbench.runs.options import Protocol as Protocol
 from mtbench.runs.run_request import CHECKPOINTS
 from mtbench.runs.run_request import REFILLS as REFILLS
 from mtbench.runs.run_request import RunRequest as RunRequest
 
-Batching = Literal["static", "refill"]
 Length = Literal["natural", "fixed"]
-Protocol = Literal["own", "paper"]  # paper: ignore stop strings while decoding; cut the text before scoring
-BATCHINGS: tuple[Batching, ...] = get_args(Batching)
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 SCHEMA_VERSION: Literal[1] = 1
 MIN_BLOCKS = 6  # blocks that an interval needs
-MOST_ITEMS = 1 << 24  # of a suite
-MOST_ROWS, MOST_NEW_TOKENS = 1 << 16, 1 << 24  # of a batch; of an answer
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Budget = Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)]
 

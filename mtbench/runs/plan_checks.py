@@ -13,15 +13,12 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError, first_line, unknown
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import PART
-from mtbench.models.loading import DTYPES
 from mtbench.options import check_value, options_of, roles_of
 from mtbench.runs.directory import RunDirectory
+from mtbench.runs.options import MOST_ROUNDS
 from mtbench.runs.plan import Cell, Group, Plan, SuitePlan
-from mtbench.runs.run_request import RunRequest
 
-MOST_ROUNDS = 1000
 MOST_TURNS = 100  # of a conversation
-HOTTEST = 10.0  # temperature
 ADVICE = "restore it, or start another run with `mtbench run -o DIR`."
 
 
@@ -43,7 +40,6 @@ def read_plan(run: RunDirectory) -> Plan:
 
 def refuse_faulty(plan: Plan) -> None:
     """Raise UserError for the first wrong field of a plan: an unknown name, a wrong reference, too much work."""
-    _check_request(plan.request)
     for number, suite in enumerate(plan.suites):
         _check_items(suite, f"suites[{number}]")
     _refuse_doubled((suite.suite for suite in plan.suites), "suites")
@@ -67,17 +63,6 @@ def _refuse_doubled(values: Iterable[Hashable], field: str) -> None:
         if value in seen:
             raise _fault(field, f"{value!r:.60} is there twice")
         seen.add(value)
-
-
-def _check_request(request: RunRequest) -> None:
-    if request.dtype not in ("auto", *DTYPES):
-        raise unknown("dtype", request.dtype, ("auto", *DTYPES), "mtbench run --help")
-    if not 0 <= request.temperature <= HOTTEST:
-        raise _fault("request.temperature", f"{request.temperature:g} is not from 0 to {HOTTEST:g}")
-    if not 0 < request.max_loss < 100:
-        raise _fault("request.max_loss", f"{request.max_loss:g} is not between 0 and 100")
-    if request.limit is not None and request.limit < 1:
-        raise _fault("request.limit", f"{request.limit} is below 1")
 
 
 def _check_items(suite: SuitePlan, field: str) -> None:

@@ -12,25 +12,20 @@ from mtbench.decoding import method_checks
 from mtbench.decoding.arms import Arm, baselines, cell_id, engine_baselines, parse_arms, reference_arm
 from mtbench.decoding.method import Claims, Method
 from mtbench.decoding.registry import METHODS
-from mtbench.errors import UserError, unknown
+from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Suite
 from mtbench.hardware import machine
 from mtbench.models import families
 from mtbench.models.drafts.loading import inspect_draft
 from mtbench.models.families import Family
-from mtbench.models.loading import DTYPES, Inspected, inspect
+from mtbench.models.loading import Inspected, inspect
 from mtbench.models.random_shapes import SHAPES
 from mtbench.options import build, roles_of
 from mtbench.records import dump
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Race
 from mtbench.runs.plan import (
-    BATCHINGS,
-    MOST_ITEMS,
-    MOST_NEW_TOKENS,
-    MOST_ROWS,
-    PROTOCOLS,
     SCHEMA_VERSION,
     Batching,
     Cell,
@@ -42,7 +37,6 @@ from mtbench.runs.plan import (
     Simulated,
     SuitePlan,
 )
-from mtbench.runs.plan_checks import HOTTEST, MOST_ROUNDS
 from mtbench.runs.prompts import open_suites, plan_suite
 from mtbench.runs.run_request import REFILLS, TIMED_BLOCKS
 from mtbench.runs.simulation import (
@@ -62,7 +56,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
 
     opened: the suites of the request, if they are open already.
     """
-    _refuse_bad_values(request)
+    _refuse_two_sources(request)
     acceptance = None if request.simulate_acceptance is None else Acceptance(request.simulate_acceptance)
     contestants = {spec: _contestants(spec, request, acceptance) for spec in request.suite}
     opened = opened or open_suites(request)
@@ -78,9 +72,7 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
             chosen = _batched(arms, size, batching)
             if not chosen:
                 continue
-            planner = _GroupPlanner(
-                suite_plan, family, inspected, chosen, size, _batching(batching), request, acceptance
-            )
+            planner = _GroupPlanner(suite_plan, family, inspected, chosen, size, batching, request, acceptance)
             cells_of_group = planner.cells()
             cells += cells_of_group
             groups.append(planner.group(cells_of_group))
@@ -101,56 +93,29 @@ def make_plan(request: RunRequest, opened: Mapping[str, Suite] | None = None) ->
     )
 
 
-def begin_run(path: Path, plan: Plan, command: Sequence[str], race: Race | None = None) -> RunDirectory:
-    """Create a run directory that holds the plan, and of a race its looks. Raises UserError if it is not empty."""
+def begin_run(path: Path, plan: Plan, command: Sequence[str]) -> RunDirectory:
+    """Create a run directory that holds the plan. Raises UserError if it is not empty."""
     run = RunDirectory.create(path)
     with run.locked():
-        RunDirectory.create(path)  # another command may have filled it before this one had the lock
-        run.write_json("environment.json", machine.environment(command))
-        if race is not None:
-            run.write_json("race.json", dump(race))
-        run.write_json("plan.json", dump(plan), indent=None)
+        write_plan(run, plan, command)
     return run
 
 
-def _refuse_bad_values(request: RunRequest) -> None:
-    _refuse_bad_counts(request)
-    if request.protocol not in PROTOCOLS:
-        raise unknown("protocol", request.protocol, PROTOCOLS, "mtbench run --help")
-    for batching in request.batching or ("",):
-        if batching not in BATCHINGS:
-            raise unknown("batching", batching, BATCHINGS, "mtbench run --help")
-    if request.dtype not in ("auto", *DTYPES):
-        raise UserError(f"--dtype {request.dtype!r} is not known; choose {', '.join(DTYPES)}, or auto.")
+def write_plan(run: RunDirectory, plan: Plan, command: Sequence[str], race: Race | None = None) -> None:
+    """Write the environment, of a race its looks, and last the plan."""
+    run.write_json("environment.json", machine.environment(command))
+    if race is not None:
+        run.write_json("race.json", dump(race))
+    run.write_json("plan.json", dump(plan), indent=None)
+
+
+def _refuse_two_sources(request: RunRequest) -> None:
     named = [f"--{name}" for name in ("family", "model", "checkpoint", "weights") if getattr(request, name)]
     if request.weights is not None and len(named) > 1:
         raise UserError(
             f"{' and '.join(named)} each name the models; give one of them. (One role can have random weights, too: "
             "`--checkpoint ROLE=random:SHAPE`.)"
         )
-    if not 0 <= request.temperature <= HOTTEST:
-        allowed = f"a number from 0 (greedy) to {HOTTEST:g}"
-        raise UserError(f"--temperature {request.temperature:g} is not allowed; it is {allowed}.")
-    if not 0 < request.max_loss < 100:
-        raise UserError(
-            f"--max-loss {request.max_loss:g} is not allowed; it is points of accuracy above 0 and below 100."
-        )
-
-
-def _refuse_bad_counts(request: RunRequest) -> None:
-    bounds = {"--limit": (request.limit, MOST_ITEMS), "--max-new-tokens": (request.max_new_tokens, MOST_NEW_TOKENS)}
-    for name, (value, most) in bounds.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name} {value} is not allowed; it is a whole number of at least 1.")
-        if value is not None and value > most:
-            raise UserError(f"{name} {value} is not allowed; at most {most:,} are.")
-    if not 1 <= request.rounds <= MOST_ROUNDS:
-        raise UserError(f"--rounds {request.rounds} is not allowed; it is a whole number from 1 to {MOST_ROUNDS:,}.")
-    if max(request.batch_size, default=0) > MOST_ROWS:
-        raise UserError(f"--batch-size {max(request.batch_size)} is not allowed; at most {MOST_ROWS:,} is.")
-    if not request.batch_size or min(request.batch_size) < 1:
-        asked = ",".join(map(str, request.batch_size))
-        raise UserError(f"--batch-size {asked!r} is not allowed; it is whole numbers of at least 1, such as 1,8.")
 
 
 def _refuse_twins(cells: Sequence[Cell]) -> None:
@@ -277,10 +242,6 @@ def _batched(arms: Sequence[Arm], size: int, batching: str) -> list[Arm]:
     if size == 1:
         return []
     return [arm for arm in arms if arm.engine is not None]
-
-
-def _batching(name: str) -> Batching:
-    return "static" if name == "static" else "refill"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from mtbench.decoding.request import Request
 from mtbench.errors import UserError, first_line
 from mtbench.models import chat_template
-from mtbench.runs.plan_checks import HOTTEST
+from mtbench.runs.options import HOTTEST
 from mtbench.serving.served import Served
 
 # Fields that never change an answer here.

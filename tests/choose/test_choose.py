@@ -2,32 +2,30 @@
 
 import html
 import importlib.util
-import inspect
 import io
 import shutil
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_records import made_decision, made_results, result_cell
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 from whole import Quiet, forget_plugin_files
 
 import mtbench
 from mtbench import Chosen, plugins
-from mtbench.cli import choose as command
-from mtbench.cli import choosing as printed
-from mtbench.cli import ls, stages
-from mtbench.cli import report as reporting
-from mtbench.cli.request_options import whole_numbers
+from mtbench.cli import ls, main
 from mtbench.errors import UserError
 from mtbench.experiments.choose import pipeline as choosing
 from mtbench.experiments.choose.candidates import candidates
 from mtbench.experiments.choose.decide import decide
+from mtbench.experiments.choose.experiment import deployment_lines
 from mtbench.experiments.choose.request import RaceRequest
-from mtbench.experiments.choose.runner import Racing, begin, plan_race, race_of
+from mtbench.experiments.choose.runner import Racing, plan_race, race_of
 from mtbench.experiments.choose.terminal import decision_tables
+from mtbench.experiments.run import EXPERIMENT
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
@@ -37,11 +35,13 @@ from mtbench.report.terminal import decision_lines, note_lines
 from mtbench.report.write import write_report
 from mtbench.results.decision_format import Decision
 from mtbench.results.format import Left, Results
-from mtbench.runs import lifecycle, model_pool
+from mtbench.runs import model_pool
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.formats import LeftLine, Race
+from mtbench.runs.plan import Plan
 from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.planner import write_plan
 from mtbench.runs.run_request import Execution, RunRequest
 
 ROOT = Path(__file__).parents[2]
@@ -50,13 +50,23 @@ LOSS = 0.02
 ARMS = ("speculative", "mars:tau=0.5")
 
 
+def invoke(words: Sequence[str]) -> Result:
+    return CliRunner().invoke(main.app, ["choose", *words])
+
+
+def begin(path: Path, plan: Plan, race: Race) -> RunDirectory:
+    run = RunDirectory.create(path)
+    write_plan(run, plan, ["mtbench", "choose"], race)
+    return run
+
+
 def begun(path: Path, objective: str = "speed") -> Racing:
     """A race of a few arms on 48 items: six blocks of eight, twelve of four."""
     request = RunRequest(family="tiny", method=ARMS, batch_size=(4, 8), limit=48)
     found = candidates(request)
     plan = plan_race(request, found, LOSS)
     race = race_of(plan, found, objective, LOSS, {})  # type: ignore[arg-type]
-    return again(begin(path, plan, race, ["mtbench", "choose"]))
+    return again(begin(path, plan, race))
 
 
 def again(run: RunDirectory) -> Racing:
@@ -76,7 +86,7 @@ def test_the_largest_batch_size_comes_first_and_has_all_items(tmp_path: Path) ->
     racing = begun(tmp_path / "race")
     assert [group.batch_size for group in racing.plan.groups] == [8, 4]
     with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
-        lifecycle.reopen(racing.run.path, racing.plan.request, ())
+        EXPERIMENT.refuse_other(racing.run.path)
     assert racing.race.looks == {"arithmetic b8": [6], "arithmetic b4": [6, 8, 11, 12]}
 
 
@@ -129,13 +139,11 @@ def test_a_race_without_plain_decoding_fails(tmp_path: Path) -> None:
     request = RunRequest(family="tiny", method=("speculative",), batch_size=(8,), limit=8)
     found = candidates(request)
     plan = plan_race(request, found, LOSS)
-    run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}), ["mtbench", "choose"])
+    run = begin(tmp_path / "race", plan, race_of(plan, found, "speed", LOSS, {}))
     with pytest.raises(UserError, match=r"finish it with `mtbench choose -o .* --resume`"):
         mtbench.read(run.path)
-    with pytest.raises(UserError, match=r"go on with `mtbench choose -o .* --resume`"):
-        begin(run.path, plan, run.read("race.json", Race), [])
     run.append("failures.jsonl", [{"cell": plan.cells[0].cell, "error": "it failed"}])
-    result = CliRunner().invoke(command.app, ["-o", str(run.path), "--resume"])
+    result = invoke(["-o", str(run.path), "--resume"])
     assert result.exit_code == 1
     assert "no arm could be compared with plain decoding" in run.read("decision.json", Decision).headline
 
@@ -144,7 +152,7 @@ def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None
     """A race that cannot start would keep its name, and could not go on with other options."""
     path = tmp_path / "race"
     for options in (["--workers", "0"], ["--device", "tpu"], ["--workers", "0", "--dry-run"]):
-        error = CliRunner().invoke(command.app, ["--limit", "1", *options, "-o", str(path)]).exception
+        error = invoke(["--limit", "1", *options, "-o", str(path)]).exception
         assert f"{options[0]} {options[1]}" in str(error).replace("'", "")
         assert not path.exists()
     with pytest.raises(UserError, match="--workers 0 is not allowed"):
@@ -152,31 +160,12 @@ def test_what_this_machine_cannot_do_leaves_no_directory(tmp_path: Path) -> None
     assert not path.exists()
 
 
-def test_a_race_that_stopped_before_its_plan_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its command is refused without `--resume`, which needs the options; nothing else is deleted."""
-    monkeypatch.setattr("mtbench.cli.choosing.run", lambda *_: None)
-    path = tmp_path / "race"
-    path.mkdir()
-    (path / "race.json").write_text("{}")
-    options = ["--method", "speculative", "--limit", "1", "--batch-size", "1"]
-    errors = [
-        str(CliRunner().invoke(command.app, [*words, "-o", str(path)]).exception) for words in (options, ["--resume"])
-    ]
-    assert f"go on with `mtbench choose -o {path} --resume`" in errors[0]
-    assert "Repeat the command that started it, with all its options and `--resume`" in errors[1]
-    CliRunner().invoke(command.app, [*options, "--resume", "-o", str(path)])
-    assert RunDirectory(path).read("race.json", Race).looks == {"arithmetic b1": [1]}
-    assert "make one with `mtbench choose -o DIR`" in str(
-        CliRunner().invoke(command.app, ["--resume", "-o", str(tmp_path / "none")]).exception
-    )
-
-
 def test_a_race_is_decoded_by_its_own_command_only(tmp_path: Path) -> None:
     """`mtbench generate` makes no looks: it would decode what has left."""
     RunDirectory(tmp_path).write_json("plan.json", {})
     RunDirectory(tmp_path).write_json("race.json", {})
-    with pytest.raises(UserError, match="is a race; go on with `mtbench choose"):
-        stages.generate(tmp_path, Execution())
+    error = CliRunner().invoke(main.app, ["generate", str(tmp_path)]).exception
+    assert "is a race; go on with `mtbench choose" in str(error)
 
 
 @pytest.mark.whole
@@ -204,7 +193,7 @@ def test_a_report_decides_a_race_from_its_stored_blocks(race: RunDirectory, tmp_
     if blocks is not None:
         spent = made["spent"] | ({"decoding_s": 1.0} if blocks == "fewer" else {})
         run.write_json("decision.json", made | {"headline": "that of before", "spent": spent})
-    reporting.report(run.path, None, None)
+    choosing.report(run)
     assert run.read_json("decision.json") == made
     assert in_words(made["headline"], arm_names(run.read("results.json", Results).cells)) in html.unescape(
         (run.path / "report.html").read_text()
@@ -215,7 +204,7 @@ def test_a_race_takes_the_items_of_64_blocks() -> None:
     assert RaceRequest().run_request().limit == 512
     assert RaceRequest(batch_size=(1, 4)).run_request().limit == 256
     assert RaceRequest(limit=10).run_request().limit == 10
-    assert RaceRequest(limit="all").run_request().limit is None
+    assert RaceRequest(limit=None).run_request().limit is None
 
 
 def test_too_few_tokens_for_a_grade_are_told_of_beforehand() -> None:
@@ -239,50 +228,16 @@ def warnings_of(request: RaceRequest) -> list[str]:
     return choosing.warnings(choosing.planned(request)[1])
 
 
-def test_a_race_takes_the_options_of_a_run_that_say_how_to_decode_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reaches the request of the run that the race is."""
-    asked: list[RaceRequest] = []
-    monkeypatch.setattr("mtbench.cli.choosing.begin", lambda request, *_: asked.append(request))
-    options = ["--metric", "number", "--subtask", "a", "--subtask", "b", "--engine", "eager", "--protocol", "paper"]
-    options += ["--chat-template-kwargs", "enable_thinking=false", "--skip-unscorable", "--batch-size", "2,4"]
-    CliRunner().invoke(command.app, options)
-    [request] = asked
-    expected: dict[str, Any] = {
-        "metric": "number",
-        "subtask": ["a", "b"],
-        "engine": "eager",
-        "protocol": "paper",
-        "batch_size": [2, 4],
-        "suite": ["arithmetic"],
-    }
-    expected |= {"chat_template_kwargs": {"enable_thinking": False}, "skip_unscorable": True, "limit": 256}
-    assert dump(request.run_request()) == dump(RunRequest(**expected))
-
-
 def test_a_file_of_json_is_not_overwritten_and_nothing_runs(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     words = ["--json", str(tmp_path / "x.json"), "-o", str(tmp_path / "race")]
-    assert "exists and is never overwritten" in str(CliRunner().invoke(command.app, words).exception)
+    assert "exists and is never overwritten" in str(invoke(words).exception)
     assert not (tmp_path / "race").exists()
-
-
-def test_a_resumed_race_writes_its_own_file_of_json_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `mtbench run` and `mtbench report` do. A decision of another race is not overwritten."""
-
-    def reached(*_: Any) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr("mtbench.cli.choosing.resume", reached)
-    (tmp_path / "decision.json").write_text('{"run_id": "one"}')
-    words = ["-o", str(tmp_path), "--resume", "--json", str(tmp_path / "x.json")]
-    for run_id, error in (("one", InterruptedError), ("two", UserError)):
-        (tmp_path / "x.json").write_text(f'{{"run_id": "{run_id}"}}')
-        assert isinstance(CliRunner().invoke(command.app, words).exception, error)
 
 
 def test_a_deployment_without_a_note_has_no_empty_line() -> None:
     decision = made_decision(made_results([result_cell()]), serving={"ar@ar/graph": {"vLLM": "vllm serve m"}})
-    lines = [*printed.deployment_lines(decision, {})]
+    lines = [*deployment_lines(decision, {})]
     assert [line.rpartition(": ")[2] for line in lines] == ["Deploy (not measured there):", "vllm serve m"]
 
 
@@ -330,11 +285,11 @@ def test_a_method_of_a_file_is_raced(chosen: Chosen, race: RunDirectory, tmp_pat
     assert {c["batch_size"] for c in chosen.results.record["cells"] if c["method"] == "bigram"} == {4, 8}
     forget_plugin_files()
     named = ["-o", str(race.path), "--resume"]
-    refused = CliRunner().invoke(command.app, named).exception
+    refused = invoke(named).exception
     assert isinstance(refused, UserError)
     assert f"add `--plugin {PLUGIN}`" in str(refused)
     copied = tmp_path / "decision.json"
-    again = CliRunner().invoke(command.app, [*named, "--plugin", str(PLUGIN), "--json", str(copied)])
+    again = invoke([*named, "--plugin", str(PLUGIN), "--json", str(copied)])
     assert again.exception is None
     assert race.read_json("decision.json") == chosen.decision
     assert copied.read_bytes() == (race.path / "decision.json").read_bytes()
@@ -419,9 +374,9 @@ MISTAKES = [
     ({"max_loss": 0.0}, "--max-loss 0 is not allowed"),
     ({"max_loss": 100.0}, "above 0 and below 100"),
     ({"method": "auto", "slo": f"ttft={'9' * 400}s"}, "is not a time; write 500ms or 2s"),
-    ({"slo": "e2e=5s"}, "--slo 'e2e=5s': 'e2e' is not known; limits: ttft, itl"),
+    ({"slo": "e2e=5s"}, "'e2e' is not known; limits: ttft, itl"),
     ({"resume": True}, "--resume needs the directory: `mtbench choose -o DIR --resume`"),
-    ({"resume": True, "out": "x", "suite": "gsm8k"}, "--suite cannot change"),
+    ({"resume": True, "out": "x", "suite": "gsm8k"}, "holds nothing of `mtbench choose`"),
     ({"suite": ["arithmetic", "gsm8k"]}, "one race has one suite, not arithmetic, gsm8k; race each by itself"),
     ({"family": "tiny", "method": "suffix", "limit": 1, "metric": "best"}, "metric 'best'"),
     ({"family": "tiny", "method": "suffix:engine=eager"}, "the engine of plain decoding; give `--engine eager`"),
@@ -437,7 +392,7 @@ def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
     words = [
         word for name, values in several.items() for one in values for word in (f"--{name.replace('_', '-')}", one)
     ]
-    result = CliRunner().invoke(command.app, [str(word) for word in words if word is not True])
+    result = invoke([str(word) for word in words if word is not True])
     assert isinstance(result.exception, UserError)
     assert message in str(result.exception)
     with pytest.raises(UserError) as error:
@@ -449,7 +404,7 @@ def test_a_mistake_is_one_line(options: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"candidate": "mars"}, "unknown option of mtbench.choose 'candidate'; known: "),
-        ({"max_loss": "1"}, "mtbench.choose: max_loss is '1': input should be a valid number"),
+        ({"max_loss": "1"}, "--max-loss '1' is not allowed; it is a number above 0 and below 100"),
         ({"time_budget": "soon"}, "--time-budget 'soon' is not allowed"),
     ],
 )
@@ -457,18 +412,6 @@ def test_a_mistake_in_python_is_a_user_error(options: dict[str, Any], message: s
     with pytest.raises(UserError) as error:
         mtbench.choose(**options)
     assert message in str(error.value)
-
-
-def test_options_and_defaults_of_the_library_are_those_of_the_command() -> None:
-    """`help(mtbench.choose)` shows them. `progress` is the library's own, and `--dry-run` the command's."""
-    shown = inspect.signature(mtbench.choose).parameters
-    options = {name: p.default for name, p in inspect.signature(command.choose).parameters.items() if name != "ctx"}
-    options |= {"out": options.pop("directory")}
-    assert shown.keys() - {"progress"} == options.keys() - {"dry_run", "json_to"}
-    options["batch_size"] = whole_numbers(options["batch_size"])
-    for name in shown.keys() - {"progress", "plugin", "checkpoint", "chat_template_kwargs"}:
-        default = tuple(options[name]) if isinstance(options[name], list) else options[name]
-        assert default == shown[name].default, name
 
 
 def test_the_arms_that_can_be_raced_are_listed() -> None:

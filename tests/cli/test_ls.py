@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from mtbench.cli import ls
@@ -12,14 +11,15 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
 from mtbench.options import options_of, show
+from mtbench.report.console import Terminal
 
 WIDTH = 80
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ls, "out", Console(width=WIDTH))
-    monkeypatch.setattr("mtbench.cli.session.out", Console(width=WIDTH))
+    monkeypatch.setattr(ls, "out", Terminal(width=WIDTH))
+    monkeypatch.setattr("mtbench.cli.session.out", Terminal(width=WIDTH))
 
 
 def listed(*words: str) -> str:

@@ -5,19 +5,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from made_records import result_cell
+from made_records import made_results, result_cell
 from typer.testing import CliRunner
 
 import mtbench
-from mtbench.cli import main, report, request_options
+from mtbench.cli import main
 from mtbench.errors import UserError
-from mtbench.runs import lifecycle
+from mtbench.experiments.run import EXPERIMENT
+from mtbench.runs import lifecycle, options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.run_request import Execution
+from mtbench.runs.run_request import Execution, RunSession
 
 HEAVY = ("torch", "transformers", "pandas", "pydantic")
 LOADED = f"print(sorted({{*{HEAVY}}} & set(sys.modules)))"
@@ -49,16 +49,6 @@ def test_the_list_of_commands_agrees_with_their_own_help(name: str) -> None:
     assert main.load(name).help.split("\n\n")[0].replace("\n", " ") == main.COMMANDS[name].help
 
 
-@pytest.mark.parametrize("command", ["run", "gate"])
-def test_every_option_of_a_command_has_a_panel(command: str) -> None:
-    """`run --help` and `gate --help` show each option in one panel; only `--help` itself is in none."""
-    panels = [name for names in request_options.PANELS.values() for name in names]
-    assert len(panels) == len(set(panels))
-    params = {p.name: p.rich_help_panel for p in main.load(command).params}
-    assert params.keys() <= set(panels)
-    assert None not in params.values()
-
-
 @pytest.mark.parametrize("words", [["run"], ["gate", "calibrate"], ["train", "mars"], []])
 def test_an_option_without_a_value_shows_no_type(words: list[str]) -> None:
     """`--offline true` is an error, so the help must not say `--offline <bool>`."""
@@ -71,11 +61,13 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
     """`--workers`, `--ray` and `--peak-memory` reach the executor."""
     calls: list[Any] = []
     monkeypatch.setattr(lifecycle, "run_plan", lambda run, progress, execution: calls.append(execution))
-    monkeypatch.setattr("mtbench.cli.stages.RunDirectory.open", RunDirectory)
+    monkeypatch.setattr("mtbench.runs.directory.RunDirectory.open", RunDirectory)
     words = ["generate", str(tmp_path), "--workers", "2", "--data-dir", "data", "--peak-memory", "--server", "http://a"]
     result = CliRunner().invoke(main.app, words)
     assert result.exception is None, result.exc_info
-    assert calls == [Execution(workers=2, data_dir="data", peak_memory=True, servers=frozenset({"http://a"}))]
+    assert calls == [
+        Execution(workers=2, data_dir=str(Path("data").resolve()), peak_memory=True, servers=frozenset({"http://a"}))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,21 +82,16 @@ def test_what_only_one_execution_needs_is_not_in_the_plan(monkeypatch: pytest.Mo
         ([{"status": "partial"}, {"void": ["counts do not add up"]}], "void", 1),
     ],
 )
-def test_the_exit_code_says_what_is_wrong(
-    cells: list[dict[str, Any]], fail_on: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_exit_code_says_what_is_wrong(cells: list[dict[str, Any]], fail_on: str, code: int) -> None:
     """1 for what `--fail-on` names, 3 for a run that its time budget ended; 2 stays for mistakes."""
-    results = SimpleNamespace(cells=[result_cell(**cell) for cell in cells])
-    monkeypatch.setattr("mtbench.cli.report.pipeline.finish", lambda *_: results)
-    monkeypatch.setattr(report, "_print_results", lambda *_: None)
-    assert report.finish(RunDirectory(tmp_path), Execution(), None, report.causes(fail_on)) == code
+    results = made_results([result_cell(**cell) for cell in cells])
+    session = options.read({"fail_on": fail_on}, RunSession, "mtbench run --help")
+    assert EXPERIMENT.exit_code(results, session) == code
 
 
 def test_an_unknown_cause_names_the_known_ones() -> None:
-    with pytest.raises(
-        UserError, match=r"^unknown cause in --fail-on 'voyd' \(did you mean 'void'\?\); known: divergent,"
-    ):
-        report.causes("failed,voyd")
+    with pytest.raises(UserError, match=r"^unknown fail-on 'voyd' \(did you mean 'void'\?\); known: divergent,"):
+        options.read({"fail_on": "failed,voyd"}, RunSession, "mtbench run --help")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from mtbench.decoding.registry import METHODS
 from mtbench.errors import UserError
 from mtbench.report.cost_tables import gaps
 from mtbench.results.aggregate import assemble
-from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import RunRequest
@@ -381,17 +380,17 @@ BAD: dict[str, tuple[list[str | Callable[[Path], str]], str]] = {
     "role": (["--method", "ar:on=poet"], "has no checkpoint in the role 'poet'"),
     "engine": (["--engine", "warp"], "unknown engine 'warp'; known: eager, graph, invariant."),
     "checkpoint": (["--checkpoint", "ar=/nowhere/at/all"], "'/nowhere/at/all' for the role 'ar' does not exist"),
-    "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not ROLE=PATH_OR_ID"),
+    "grammar": (["--checkpoint", "ar"], "--checkpoint 'ar' is not allowed; give ROLE=PATH_OR_ID"),
     "tokenizer": (["--method", "ar", "--checkpoint", without_tokenizer], "has no usable tokenizer"),
     "mask": (["--method", "mars", "--checkpoint", no_mask_row], "has no mask token and no unused embedding row"),
     "pickled": (["--method", "ar", "--checkpoint", pickled], "pickled weights only (pytorch_model.bin)"),
-    "batch": (["--batch-size", "0"], "--batch-size '0' is not allowed"),
+    "batch": (["--batch-size", "0"], "--batch-size 0 is not allowed"),
     "words": (["--batch-size", "many"], "--batch-size 'many' is not allowed"),
     "limit": (["--limit", "0"], "--limit 0 is not allowed"),
-    "huge limit": (["--limit", "9" * 30], "is not allowed; at most 16,777,216 are."),
+    "huge limit": (["--limit", "9" * 30], "is not allowed; it is a whole number from 1 to 16,777,216."),
     "budget": (["--time-budget", "soon"], "--time-budget 'soon' is not allowed; write 500ms, 90s, 30m or 2h."),
     "device": (["--device", "tpu", "--limit", "1"], "--device 'tpu' is not available"),
-    "dtype": (["--dtype", "int8", "--limit", "1"], "--dtype 'int8' is not known"),
+    "dtype": (["--dtype", "int8", "--limit", "1"], "unknown dtype 'int8'"),
     "context": (["--max-new-tokens", "9000"], "do not fit the context of"),
     "prompts": (["--suite", "prompts:/no/such.jsonl", "--family", "tiny"], "/no/such.jsonl"),
     "integer": (["--limit", "abc"], "--limit 'abc' is not allowed; give a whole number of items, or all."),
@@ -450,16 +449,16 @@ def test_json_overwrites_results_of_this_run_only(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("step", ["make_plan", "run_plan"])
+@pytest.mark.parametrize("step", ["experiments.run.make_plan", "runs.lifecycle.run_plan"])
 def test_a_scheduler_interrupts_as_a_user_does(
     step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGTERM ends a run like Ctrl-C: one line says how to resume, or that nothing was started."""
-    monkeypatch.setattr(lifecycle, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(f"mtbench.{step}", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     path = tmp_path / "run"
     code, _, error = mtbench(capsys, monkeypatch, "run", "--limit", "8", "--method", "ar", "-o", str(path))
     expected = "nothing was started"
-    if step == "run_plan":
+    if step.endswith("run_plan"):
         expected = f"complete results are kept; resume with `mtbench run -o {path} --resume`"
     assert (code, error.splitlines()[-1]) == (130, f"interrupted; {expected}")
 

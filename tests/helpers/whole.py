@@ -13,7 +13,7 @@ from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.progress import RunProgress
 from mtbench.results.aggregate import assemble
-from mtbench.runs import lifecycle, workers
+from mtbench.runs import workers
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import generate
 from mtbench.runs.plan import Cell, Plan, RunRequest
@@ -24,7 +24,7 @@ from mtbench.runs.score import score
 
 def whole_run(folder: Path, request: RunRequest) -> RunDirectory:
     """Do what `mtbench run` does, without the pages."""
-    run, _ = lifecycle.start(folder / "run", request, ["mtbench", "run"])
+    run = start(folder / "run", request)
     with RunProgress(Console(quiet=True)) as progress:
         pipeline.finish(run, Execution(), progress, pages=False)
     return run

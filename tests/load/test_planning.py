@@ -8,6 +8,7 @@ from made_loads import request
 
 from mtbench.errors import UserError
 from mtbench.experiments.load import arms, planning
+from mtbench.experiments.load.request import parse_urls
 
 URLS = {"one": "http://127.0.0.1:1/v1", "two": "http://127.0.0.1:2/v1"}
 
@@ -101,20 +102,20 @@ def test_conversations_are_refused(tmp_path: Any) -> None:
 @pytest.mark.parametrize("text", ["x", "=http://a", "a=ftp://b/v1", "a=http://", "a=http://[", "a=http://u:p@h/v1"])
 def test_urls_that_are_none(text: str) -> None:
     with pytest.raises(UserError, match="--url"):
-        arms.parse_urls([text])
+        parse_urls([text])
 
 
 def test_a_key_is_the_name_of_a_variable() -> None:
     """The plan has the name, never the key."""
-    assert arms.parse_urls(["a=http://h/v1=KEY", "b=http://i/v1"]) == (
+    assert parse_urls(["a=http://h/v1=KEY", "b=http://i/v1"]) == (
         {"a": "http://h/v1", "b": "http://i/v1"},
         {"a": "KEY"},
     )
     with pytest.raises(UserError, match=r"'sk-1' is no name of an environment variable; write NAME=URL=VARIABLE"):
-        arms.parse_urls(["a=http://h/v1=sk-1"])
+        parse_urls(["a=http://h/v1=sk-1"])
 
 
 def test_a_name_of_two_servers() -> None:
-    assert arms.parse_urls(["a=http://h:1/v1/"]) == ({"a": "http://h:1/v1"}, {})
+    assert parse_urls(["a=http://h:1/v1/"]) == ({"a": "http://h:1/v1"}, {})
     with pytest.raises(UserError, match="given twice"):
-        arms.parse_urls(["a=http://h/v1", "a=http://i/v1"])
+        parse_urls(["a=http://h/v1", "a=http://i/v1"])

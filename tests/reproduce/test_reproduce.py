@@ -78,7 +78,7 @@ def one_thread() -> None:
 def begun(table: Published, asked: ReproduceRequest, folder: Path) -> list[Part]:
     """A reproduction laid out and written, without its pass for peak memory (a process for each cell)."""
     parts = lay_out(table, asked)
-    reproduction.begin(folder, asked, parts, ["mtbench", "reproduce"])
+    reproduction.begin(RunDirectory(folder), asked, parts, ["mtbench", "reproduce"])
     for part in parts:
         if part.plan is not None:
             skipped = {cell.cell: None for cell in part.plan.cells}
@@ -465,23 +465,6 @@ def test_an_interrupted_reproduction_goes_on(tmp_path: Path) -> None:
         assert one["quantity"] in timed or one == other
 
 
-def test_a_reproduction_that_stopped_before_its_plans_starts_anew(tmp_path: Path) -> None:
-    """Killed between the plans and asked.json it holds no results. Anything else in the directory is kept."""
-    table, asked = own_table(5, ["plain"]), OWN
-    folder, parts = tmp_path / "run", lay_out(table, asked)
-    reproduction.begin(folder, asked, parts, ["mtbench"])
-    (folder / "asked.json").rename(folder / ".asked.json.abcdefgh.tmp")
-    with pytest.raises(UserError, match="Repeat the command that started it"):
-        reproduction.clear_unplanned(folder, named=False)
-    assert reproduction.clear_unplanned(folder, named=True)
-    assert not folder.exists()
-    reproduction.begin(folder, asked, parts, ["mtbench"])
-    (folder / "asked.json").unlink()
-    (folder / "notes.txt").touch()
-    assert not reproduction.clear_unplanned(folder, named=True)
-    assert (folder / "notes.txt").exists()
-
-
 def test_what_models_and_files_say_is_text(own: tuple[JsonObject, Path], tmp_path: Path) -> None:
     """Markup in a name is shown, not obeyed."""
     result = json.loads(json.dumps(own[0]).replace("absent", "<script>broken</script>"))
@@ -551,9 +534,9 @@ def test_from_the_command_line(
     assert mtbench(*command, monkeypatch=monkeypatch) == 2
     assert "go on with `mtbench reproduce -o" in capsys.readouterr().err
     assert mtbench("-o", out, "--resume", "--limit", "3", monkeypatch=monkeypatch) == 2
-    assert "has limit=2, not 3; resume it with" in capsys.readouterr().err
+    assert "has limit=2, not 3; go on with" in capsys.readouterr().err
     assert mtbench("mars-table-2", "-o", out, "--resume", monkeypatch=monkeypatch) == 2
-    assert "holds 'mars-table-9'" in capsys.readouterr().err
+    assert "has name='mars-table-9'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -566,7 +549,7 @@ def test_from_the_command_line(
         (["mars-table-9", *SMALL, "--engine", "steam"], "unknown engine 'steam'"),
         (["mars-table-9", *SMALL, "--protocol", "other"], "unknown protocol 'other'"),
         (["--resume"], "--resume needs the directory"),
-        (["--resume", "-o", "nowhere"], "'nowhere' has no asked.json"),
+        (["--resume", "-o", "nowhere"], "it has no asked.json"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from made_runs import MadeRun, answer
 
-from mtbench.cli import stages
+from mtbench.experiments import run
+from mtbench.report.console import Terminal
 from mtbench.runs.accuracy_needs import accuracy_needs
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.planner import make_plan
@@ -85,9 +86,8 @@ def test_a_dry_run_says_whether_the_items_suffice(
     small = plan.groups[0]
     blocks = small.blocks[: min(24, limit // 2)]
     plan = plan.changed(groups=[small.changed(blocks=blocks, rounds=[len(blocks)]), plan.groups[1]])
-    monkeypatch.setattr(stages, "make_plan", lambda request: plan)
-    monkeypatch.setattr(stages, "estimate", lambda plan, show: Estimate([60.0, 1.0], "if so"))
-    stages.dry_run(plan.request, None)
+    monkeypatch.setattr(run, "estimate", lambda plan, show: Estimate([60.0, 1.0], "if so"))
+    run.EXPERIMENT.dry_run(plan, (), Terminal(), Terminal(stderr=True))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3].startswith("items for a verdict on accuracy (assumed: true difference 0, 5% of the items")
     assert [line.endswith(end) for line, end in zip(lines[-2:], endings, strict=True)] == [True, True], lines[-2:]

@@ -1,7 +1,6 @@
 """Bundles: unpacked files equal the packed ones, damaged bundles are refused, and a run on a bundle uses its files."""
 
 import hashlib
-import inspect
 import io
 import json
 import os
@@ -18,12 +17,12 @@ from made_up import write_lines
 from small import save_small
 
 from mtbench.cli import main
-from mtbench.cli.request_options import options, request_of
 from mtbench.errors import UserError
 from mtbench.evaluation.suite import Suite
 from mtbench.models import families
 from mtbench.models.families import FAMILIES, RECORD, Family
-from mtbench.runs.bundle import MANIFEST, SCHEMA_VERSION, open_bundle, write_bundle
+from mtbench.runs import options
+from mtbench.runs.bundle import MANIFEST, SCHEMA_VERSION, from_bundle, open_bundle, write_bundle
 from mtbench.runs.plan import RunRequest
 from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
@@ -381,17 +380,14 @@ def test_a_newer_bundle_asks_for_a_newer_mtbench(tmp_path: Path) -> None:
 
 
 def request(**given: Any) -> RunRequest:
-    """Return the command line's request for the given options."""
-    defaults = {name: p.default for name, p in inspect.signature(options).parameters.items()}
-    return request_of({**defaults, **given})
+    """Return the request on a bundle for the given options."""
+    return from_bundle(given.pop("bundle"), options.read(given, RunRequest, "mtbench run --help"))
 
 
 def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data: Path, weights: Path) -> None:
     """A plan with the bundle equals a plan with the original files, except for their paths."""
     path = bundle(tmp_path / "x.tar", data, weights)
-    from_bundle = make_plan(
-        request(suite=["mt-bench"], bundle=path, offline=True, method=["ar", "mars"], max_new_tokens=8)
-    )
+    bundled = make_plan(request(suite=["mt-bench"], bundle=path, offline=True, method=["ar", "mars"], max_new_tokens=8))
     original = RunRequest(
         suite=["mt-bench"],
         data_dir=str(data),
@@ -402,8 +398,8 @@ def test_a_request_on_a_bundle_has_its_data_and_checkpoints(tmp_path: Path, data
         max_new_tokens=8,
     )
 
-    assert from_bundle.suites == make_plan(original).suites
-    assert {c.checkpoints["mars"] for c in from_bundle.cells if "mars" in c.checkpoints} == {from_bundle.request.model}
+    assert bundled.suites == make_plan(original).suites
+    assert {c.checkpoints["mars"] for c in bundled.cells if "mars" in c.checkpoints} == {bundled.request.model}
 
 
 def test_named_checkpoints_replace_those_of_the_bundle(tmp_path: Path, data: Path, weights: Path) -> None:
@@ -470,7 +466,7 @@ def test_plan_uses_a_bundle_of_fetch(
         (["--suite", "mt-bench", "--suite", "arithmetic"], "use different checkpoints by default"),
         (["--suite", "arithmetic", "--role", "ar", "--no-checkpoints"], "give one of them"),
         (["--suite", "arithmetic", "--role", "nobody"], "has no checkpoint in the role 'nobody'"),
-        (["--suite", "arithmetic", "--checkpoint", "here"], "is not ROLE=PATH_OR_ID"),
+        (["--suite", "arithmetic", "--checkpoint", "here"], "give ROLE=PATH_OR_ID"),
         (["--suite", "arithmetics"], "did you mean 'arithmetic'"),
     ],
 )

@@ -1,6 +1,5 @@
 """A run directory from somebody else: it allows nothing and reaches nothing outside itself; one command at a time."""
 
-import json
 import os
 import subprocess
 import sys
@@ -234,28 +233,7 @@ def test_a_pipe_in_a_run_directory_is_refused_and_not_read(run: RunDirectory) ->
         RunDirectory.open(run.path)
 
 
-# --- Runs without a plan ------------------------------------------------------------------------------------------
-
-
-def test_resume_without_a_plan_starts_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
-    """The disk was full before the plan: only the same command says what it was to be."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "environment.json").write_text(json.dumps({"command": ["mtbench", "run"]}))
-    with pytest.raises(UserError, match=r"^'[^\n]*run' holds no plan: [^\n]*Repeat the command[^\n]*$"):
-        lifecycle.clear_unplanned(folder, ())
-    assert (folder / "environment.json").is_file()
-    assert lifecycle.clear_unplanned(folder, {"limit"})
-    assert not any(path.name != LOCK for path in folder.iterdir())
-
-
-@pytest.mark.parametrize("name", [".plan.json.bak", ".plan.json.ABCDEFGH", "notes.txt", ".plan.json.abcdefghi"])
-def test_resume_without_a_plan_deletes_nothing_that_it_did_not_write(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / name).write_text("kept")
-    assert not lifecycle.clear_unplanned(folder, {"limit"})
-    assert (folder / name).read_text() == "kept"
+# --- Runs without an environment or with a changed plan ---
 
 
 def test_a_run_without_its_environment_is_told_what_helps(run: RunDirectory) -> None:
@@ -289,7 +267,7 @@ def test_a_cell_does_not_go_on_with_an_option_that_its_method_did_not_have(tmp_p
 
 def test_generate_ends_with_1_if_a_cell_failed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script made of stages sees it; a failed scoring is not its business."""
-    monkeypatch.setattr("mtbench.cli.stages.lifecycle.generate", lambda *_: None)
+    monkeypatch.setattr("mtbench.runs.lifecycle.generate", lambda *_: None)
     [cell] = (cell["cell"] for cell in run.read_json("plan.json")["cells"])
     run.append("failures.jsonl", [{"cell": cell, "error": "no", "stage": "score"}])
     assert CliRunner().invoke(app, ["generate", str(run.path)]).exit_code == 0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mtbench.cli.request_options import template_options
 from mtbench.errors import UserError
 from mtbench.models.families import TINY
 from mtbench.models.loading import inspect
+from mtbench.runs.options import template_variables
 from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.planner import make_plan
 
@@ -84,27 +84,25 @@ def test_what_is_no_variable_is_refused(name: str, model: Path, tmp_path: Path) 
 )
 def test_values_are_read_as_json_reads_them(given: str, value: object) -> None:
     """Text that is neither a truth value nor a number stays text."""
-    found = template_options([f"option={given}"])["option"]
+    found = template_variables([f"option={given}"])["option"]
 
     assert (found, type(found)) == (value, type(value))
 
 
 def test_variables_may_be_a_json_object() -> None:
     """As `chat_template_kwargs` of a request to a server; a later value replaces an earlier one."""
-    found = template_options(['{"enable_thinking": false, "budget": 512}', "budget=1"])
+    found = template_variables(['{"enable_thinking": false, "budget": 512}', "budget=1"])
     assert found == {"enable_thinking": False, "budget": 1}
 
 
 @pytest.mark.parametrize("given", ["{", '{"tools": []}', '{"a": null}', "{a: 1}"])
 def test_other_json_is_refused(given: str) -> None:
-    with pytest.raises(UserError, match="is no JSON object of texts, numbers and truth values"):
-        template_options([given])
+    with pytest.raises(ValueError, match="give a JSON object of texts, numbers and truth values"):
+        template_variables([given])
 
 
 @pytest.mark.parametrize("given", ["enable_thinking", "=false", "a b=1", ""])
 def test_other_text_is_refused(given: str) -> None:
     """In one line with an example."""
-    with pytest.raises(
-        UserError, match=r"is not NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`\.$"
-    ):
-        template_options([given])
+    with pytest.raises(ValueError, match=r"give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`$"):
+        template_variables([given])

@@ -1,28 +1,69 @@
-"""The options of a race with their defaults. For `mtbench choose` and `mtbench.choose`.
+"""What a race is asked for. `mtbench choose` and `mtbench.choose` have these options.
 
-Light: the command line reads the defaults from here for its help, without torch.
+Light: the command line makes its help of this file without torch.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, get_args
+
+from pydantic import Field
 
 from mtbench.errors import UserError
 from mtbench.records import Former
-from mtbench.runs.run_request import RACED_BLOCKS, DecodingRequest, RunRequest, default_limit
+from mtbench.runs import options
+from mtbench.runs.formats import LimitName, Objective
+from mtbench.runs.options import BENCHMARK, COMPARED, DECISION, Option
+from mtbench.runs.run_request import RACED_BLOCKS, DecodingRequest, RunRequest, TimedSession, default_limit
 
 AUTO = "auto"  # of `--method`
 
 
 class RaceRequest(DecodingRequest):
-    """The options that say what is raced and by what it is judged. `plan_race` and `settings` check the values."""
+    """What is raced, and by what it is judged."""
 
     FORMER: ClassVar[Mapping[str, Former]] = {**DecodingRequest.FORMER, "candidates": Former("method")}
 
-    method: Sequence[str] = (AUTO,)  # arms; auto: all that can run
-    max_loss: float = 1.0  # of accuracy, in points
-    objective: str = "speed"
-    slo: str | None = None  # such as ttft=500ms,itl=50ms
-    limit: int | Literal["all"] | None = None  # most items; null: those of RACED_BLOCKS blocks of the largest size
+    suite: Annotated[
+        Sequence[str],
+        Field(description="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`."),
+        Option(panel=BENCHMARK),
+    ] = ("arithmetic",)
+    method: Annotated[
+        Sequence[str],
+        Field(
+            description="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.",
+        ),
+        Option(panel=COMPARED),
+    ] = (AUTO,)
+    max_loss: Annotated[
+        options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
+    ] = 1.0
+    objective: Annotated[
+        Objective,
+        Field(
+            description="speed or latency: an arm leaves when it is surely slower. energy or memory: the least "
+            "measured value.",
+        ),
+        Option(panel=DECISION),
+    ] = "speed"
+    slo: Annotated[
+        Mapping[LimitName, float],
+        Field(
+            description="Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none."
+        ),
+        Option(
+            panel=DECISION,
+            metavar="LIMITS",
+            parse=options.latency_limits(get_args(LimitName)),
+            show=options.shown_limits,
+        ),
+    ] = Field(default_factory=dict)
+    limit: Annotated[
+        options.ItemLimit,
+        Field(
+            description=f"Most items of the suite, or all; default: {RACED_BLOCKS} blocks of the largest batch size.",
+        ),
+    ] = None
 
     def run_request(self) -> RunRequest:
         """Return the request of the run that the race is; its methods are the candidates, none for all.
@@ -34,13 +75,13 @@ class RaceRequest(DecodingRequest):
         if AUTO in self.method and len(self.method) > 1:
             raise UserError(f"--method {AUTO} names all arms that can run; leave it out, or the others.")
         same = {name: getattr(self, name) for name in DecodingRequest.model_fields}
-        limit = default_limit(self.batch_size, (), RACED_BLOCKS) if self.limit is None else self.limit
-        return RunRequest(
-            method=() if AUTO in self.method else tuple(self.method),
-            limit=limit if isinstance(limit, int) else None,
-            **same,
-        )
+        given = "limit" in self.model_fields_set
+        limit = self.limit if given else default_limit(self.batch_size, (), RACED_BLOCKS)
+        return RunRequest(method=() if AUTO in self.method else tuple(self.method), limit=limit, **same)
 
 
-RACE_OPTIONS = tuple(RaceRequest.model_fields)
-RACE_DEFAULTS = RaceRequest()
+class RaceSession(TimedSession):
+    """How one call carries out a race."""
+
+    dry_run: options.DryRun = False
+    workers: options.Workers = None

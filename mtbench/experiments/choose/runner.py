@@ -6,7 +6,6 @@ The rule (race.py) sees stored lines only. Answers are scored at each look; scor
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mtbench.decoding.arms import Arm
 from mtbench.decoding.registry import METHODS
@@ -17,10 +16,10 @@ from mtbench.experiments.choose.race import Departure, Outcome, looks, replay, w
 from mtbench.experiments.choose.standing import Block, RacedArm
 from mtbench.options import decoding_options
 from mtbench.records import dump
-from mtbench.runs.directory import RunDirectory, refuse_used
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment, FailureLine, GenerationLine, LeftLine, Objective, Race, Slo
 from mtbench.runs.plan import Cell, Group, Plan
-from mtbench.runs.planner import begin_run, make_plan
+from mtbench.runs.planner import make_plan
 from mtbench.runs.prompts import open_suite
 from mtbench.runs.run_request import Execution, RunRequest
 from mtbench.runs.score import scores_of
@@ -47,12 +46,6 @@ def race_of(plan: Plan, found: Candidates, objective: Objective, max_loss: float
     """Return when the groups of a plan are looked at, and by what they are judged."""
     at = {f"{group.suite} b{group.batch_size}": looks(len(group.blocks)) for group in plan.groups}
     return Race(objective=objective, max_loss=max_loss, slo_s=dict(slo_s), refused=found.refused, looks=at)
-
-
-def begin(directory: Path, plan: Plan, race: Race, command: Sequence[str]) -> RunDirectory:
-    """Create the run directory of a race. Raises UserError if it holds something."""
-    refuse_used(directory, "choose")
-    return begin_run(directory, plan, command, race)
 
 
 def _spec(arm: Arm) -> str:

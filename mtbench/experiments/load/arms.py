@@ -9,7 +9,6 @@ vllm=http://HOST:8000/v1=KEY   the same, and the environment variable KEY has th
 
 import itertools
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from mtbench.decoding.arms import ENGINES, Arm, parse_arms
 from mtbench.decoding.registry import METHODS
@@ -31,47 +30,11 @@ def parse(specs: Sequence[str], engine: str = ENGINES[0]) -> list[ArmPlan]:
     return arms
 
 
-def parse_urls(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return name -> URL, and name -> environment variable of its key, of every NAME=URL or NAME=URL=VARIABLE.
-
-    Raises UserError for other text, or a URL with a user or password.
-    """
-    found: dict[str, str] = {}
-    keys: dict[str, str] = {}
-    for text in texts:
-        name, _, rest = text.partition("=")
-        url, equals, variable = rest.partition("=")
-        if equals and not variable.isidentifier():
-            raise UserError(
-                f"--url {name}: {variable!r} is no name of an environment variable; write NAME=URL=VARIABLE, such as "
-                "`--url vllm=http://127.0.0.1:8000/v1=VLLM_KEY`."
-            )
-        parts = urlsplit(url) if _is_url(url) else None
-        if not name or parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
-            raise UserError(f"--url {text!r} is not NAME=URL, such as `--url vllm=http://127.0.0.1:8000/v1`.")
-        if "@" in parts.netloc:
-            raise UserError(f"--url {name}: it takes no user and no password, because plan.json would show them.")
-        if name in found:
-            raise UserError(f"--url {name!r} is given twice; give each server a name of its own.")
-        found[name] = url.rstrip("/")
-        if equals:
-            keys[name] = variable
-    return found, keys
-
-
 def refuse_twins(names: Sequence[str]) -> None:
     """Raise UserError if two arms have the same name."""
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"two arms have the name {name!r}; give each arm once.")
-
-
-def _is_url(text: str) -> bool:
-    try:
-        urlsplit(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _alternatives(spec: str) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -4,82 +4,29 @@ An **arm** is a server: one that this command starts for a method, or a given UR
 number of concurrent requests. A **point** is one arm at one level in one round: one process of the client.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field
 
+from mtbench.experiments.load.request import ClientName as ClientName
+from mtbench.experiments.load.request import LoadRequest as LoadRequest
+from mtbench.experiments.load.request import Positive
+from mtbench.experiments.load.request import Slo as Slo
 from mtbench.records import (
     Count,
-    Former,
     NonNegative,
     Record,
     Sha256,
     Size,
     StoredSeconds,
     Text,
-    Upgraded,
     VersionOne,
-    points,
 )
 from mtbench.runs.formats import Environment
 
 SCHEMA_VERSION: Literal[1] = 1
 
-ClientName = Literal["aiperf", "guidellm"]
 Outcome = Literal["ok", "rejected", "failed"]
-CLIENTS: tuple[ClientName, ...] = get_args(ClientName)
-Positive = Annotated[float, Field(gt=0, le=1e6)]
-
-
-class Slo(Record):
-    """Limits that a request must keep to count for goodput."""
-
-    ttft_s: Positive | None = Field(None, description="longest time to the first token, in seconds; null: no limit")
-    itl_s: Positive | None = Field(None, description="longest time per later token, in seconds; null: no limit")
-    e2e_s: Positive | None = Field(None, description="longest time of the whole request, in seconds; null: no limit")
-
-
-class LoadRequest(Upgraded):
-    """The options of `mtbench load`."""
-
-    FORMER: ClassVar[Mapping[str, Former]] = {
-        "arm": Former("method"),
-        "rates": Former("request_rate"),
-        "rows": Former("max_num_seqs"),
-        "accuracy_margin": Former("max_loss", points, "in points"),
-    }
-
-    suite: Text = Field(description="suite as name or name:rest")
-    method: Sequence[str] = Field((), description="methods that this command serves, each with its options")
-    url: Mapping[str, str] = Field(default_factory=dict, description="URL of each given server, by its name")
-    key_env: Mapping[str, str] = Field(
-        default_factory=dict, description="environment variable with the key of a given server, by the server's name"
-    )
-    family: str | None = Field(None, description="family of checkpoints; null: the suite's own")
-    model: str | None = Field(None, description="path or hub id of the only checkpoint; null: the family's")
-    checkpoint: Mapping[str, str] = Field(default_factory=dict, description="path or hub id by role")
-    engine: str = Field("graph", description="engine of the served methods")
-    dtype: str = Field("auto", description="number type of the weights")
-    device: str = Field("auto", description="cpu, cuda or auto")
-    request_rate: Sequence[Positive] = Field((), description="requests per second; empty: concurrency is given")
-    concurrency: Sequence[Size] = Field((), description="requests at a time; empty: rates are given")
-    poisson: bool = Field(False, description="true: Poisson arrivals; false: constant gaps")
-    duration_s: Positive = Field(30.0, description="seconds in which the requests of a point are sent, with a rate")
-    requests: Size | None = Field(None, description="requests of a point; null: rate times duration")
-    rounds: Size = Field(5, description="how many times every point is run")
-    slo: Slo = Field(default_factory=Slo, description="limits of goodput")
-    client: ClientName = Field("aiperf", description="program that sends the requests")
-    limit: Size | None = Field(None, description="most items of the suite; null: as many as are sent")
-    max_num_seqs: Size = Field(8, description="rows of a served method")
-    max_queue: Size = Field(64, description="requests that a served method lets wait")
-    max_new_tokens: Size | None = Field(None, description="most tokens of an answer; null: the suite's own number")
-    request_timeout_s: Positive = Field(300.0, description="seconds after which a request has failed")
-    seed: int = Field(0, description="seed of the order of items, arms and arrivals")
-    data_dir: str | None = Field(None, description="directory of the suite's data; null: the usual place")
-    offline: bool = Field(False, description="true: nothing is downloaded")
-    allow_unsandboxed_code: bool = Field(False, description="true: generated programs may run unconfined")
-    max_loss: Annotated[float, Field(gt=0, lt=100)] = Field(2.0, description="accepted loss of accuracy, in points")
 
 
 class ArmPlan(Record):

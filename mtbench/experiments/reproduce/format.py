@@ -9,9 +9,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, StringConstraints
 
 from mtbench.experiments.reproduce.agreement import WORDS, Word
+from mtbench.experiments.reproduce.request import ReproduceRequest as ReproduceRequest
 from mtbench.records import Count, NotNull, Record, Size, Sparse, Text, VersionOne
-from mtbench.runs.plan import Protocol
-from mtbench.runs.run_request import DEFAULTS
+from mtbench.runs.options import Protocol
 
 SCHEMA_VERSION: Literal[1] = 1
 AVERAGE = "average"  # in place of a benchmark: the unweighted mean of all of them
@@ -106,7 +106,7 @@ class TablePlan(Sparse):
     rounds: Size = Field(description="how many times the first blocks are timed")
     limit: int | None = Field(description="most items per suite or subtask; null: all items")
     engine: Text = Field(description="engine of the methods whose loop is ours")
-    temperature: float = Field(DEFAULTS.temperature, description="sampling temperature; 0: greedy decoding")
+    temperature: float = Field(0.0, description="sampling temperature; 0: greedy decoding")
     chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="variables of the chat template by name"
     )
@@ -154,32 +154,6 @@ class Published(Record):
     )
     not_comparable: Mapping[Quantity, Text] = Field(description="per quantity, why it can never be compared")
     rows: Sequence[PublishedRow] = Field(min_length=1, description="rows of the table")
-
-
-class ReproduceRequest(Record):
-    """The options of `mtbench reproduce`. null: the table's own value."""
-
-    name: str = Field(description="name of the table")
-    family: str | None = Field(None, description="the only family, or another one in place of all")
-    suite: Sequence[str] = Field((), description="the only suites, or others in place of all; empty: the table's own")
-    checkpoint: Mapping[str, str] = Field(default_factory=dict, description="path or hub id of the checkpoint by role")
-    limit: int | None = Field(None, description="most items per suite or subtask")
-    batch_size: Sequence[int] | None = Field(None, description="batch sizes")
-    rounds: int | None = Field(None, description="how many times the first blocks are timed")
-    max_new_tokens: int | None = Field(None, description="most tokens of an answer")
-    device: str = Field(DEFAULTS.device, description="cpu, cuda, or auto: a GPU if there is one")
-    dtype: str = Field(DEFAULTS.dtype, description="number type of the weights; auto: the device decides")
-    engine: str | None = Field(None, description="engine of the methods whose loop is ours")
-    data_dir: str | None = Field(None, description="directory of the suites' data; null: the usual place")
-    offline: bool = Field(DEFAULTS.offline, description="true: nothing is downloaded")
-    protocol: str = Field("paper", description="paper: count and stop as the paper does; own: as mtbench does")
-    seed: int = Field(DEFAULTS.seed, description="seed of blocks, orders and drawn data")
-    skip_unscorable: bool = Field(
-        DEFAULTS.skip_unscorable, description="true: items that cannot be scored here are left out"
-    )
-    allow_unsandboxed_code: bool = Field(
-        DEFAULTS.allow_unsandboxed_code, description="true: generated programs may run unconfined"
-    )
 
 
 class AskedPart(Record):

@@ -9,8 +9,6 @@ A reproduction is a directory. It holds an ordinary run for each family of the t
 The published figures are in experiments/reproduce/published/, one file per table.
 """
 
-import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +25,9 @@ from mtbench.models.families import PART, Family
 from mtbench.models.loading import inspect
 from mtbench.records import dump, read_json
 from mtbench.report import pipeline
-from mtbench.runs.directory import RunDirectory, refuse_used
+from mtbench.runs.directory import RunDirectory
 from mtbench.runs.executor import Progress
-from mtbench.runs.plan import PROTOCOLS, Plan, RunRequest
+from mtbench.runs.plan import Plan, RunRequest
 from mtbench.runs.plan_checks import read_plan
 from mtbench.runs.planner import begin_run, make_plan
 from mtbench.runs.run_request import Execution
@@ -37,10 +35,8 @@ from mtbench.training.recipes import RECIPES
 
 FOLDER = Path(__file__).parent / "published"
 ASKED, RESULT = "asked.json", "reproduction.json"
-# Files of a reproduction that stopped before it had all plans: plans, environments, temporary files, locks.
-UNPLANNED = re.compile(r"(plan|environment)\.json|\.(plan|environment|asked)\.json\.[a-z0-9_]{8}\.tmp|\.lock")
+PAPER = "paper"  # the protocol of papers
 EAGER = "eager"  # the engine papers measure with
-PAPER = PROTOCOLS[1]
 PASSED_ON = (  # to the runs, as they were asked for
     "device",
     "dtype",
@@ -232,38 +228,13 @@ def not_released(table: Published) -> list[str]:
     return list(roles)
 
 
-def begin(folder: Path, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
-    """Create the directory of a reproduction. Raises UserError if it is not empty."""
-    refuse_used(folder, "reproduce")
+def begin(directory: RunDirectory, asked: ReproduceRequest, parts: Sequence[Part], command: Sequence[str]) -> None:
+    """Write the plan of every part, and last what was asked."""
+    for part in parts:
+        if part.plan is not None:
+            begin_run(directory.path / part.folder, part.plan, command)
     kept = [AskedPart(family=part.family, missing=part.missing, closed=part.closed) for part in parts]
-    try:
-        for part in parts:
-            if part.plan is not None:
-                begin_run(folder / part.folder, part.plan, command)
-        RunDirectory(folder).write_json(ASKED, dump(AskedFile(asked=asked, parts=kept)))
-    except BaseException:  # an incomplete directory could not be resumed
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def clear_unplanned(folder: Path, named: bool) -> bool:
-    """Remove a reproduction that stopped before all its plans were written: it holds no results. Return whether so.
-
-    `named`: this command names the table. Raises UserError if it does not: nothing says what was asked.
-    """
-    if (folder / ASKED).exists() or not folder.is_dir():
-        return False
-    unplanned = [path for path in folder.rglob("*") if not path.is_dir()]
-    if not all(UNPLANNED.fullmatch(path.name) for path in unplanned):
-        return False
-    if not named:
-        raise UserError(
-            f"{str(folder)!r} has no {ASKED}: the reproduction stopped before it had one. Repeat the command that "
-            "started it, with all its options and `--resume`."
-        )
-    with RunDirectory(folder).locked():
-        shutil.rmtree(folder)
-    return True
+    directory.write_json(ASKED, dump(AskedFile(asked=asked, parts=kept)))
 
 
 def reopen(folder: Path) -> tuple[ReproduceRequest, list[Part]]:

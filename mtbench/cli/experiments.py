@@ -1,0 +1,80 @@
+"""The commands that measure: `run`, `choose`, `gate`, `load`, `reproduce`. Each is made from its experiment's options.
+
+An experiment is imported when its command runs: it imports torch, which `--help` does not need.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from mtbench.cli.parameters import given, load_plugins, parameters, was_given, with_parameters
+from mtbench.cli.session import beside_json, err, say, warn, write_json
+from mtbench.errors import UserError
+from mtbench.experiments.registry import KINDS, experiment_of, options_of
+from mtbench.files import refuse_existing
+from mtbench.runs import options
+
+
+def command(name: str) -> typer.Typer:
+    """Return the command of an experiment; `gate` has a subcommand."""
+    app = typer.Typer()
+    if name == "gate":
+        app.callback(invoke_without_command=True)(_function(name))
+        app.command("calibrate")(_function("gate calibrate"))
+    else:
+        app.command(name)(_function(name))
+    return app
+
+
+def _function(name: str) -> Callable[..., Any]:
+    def run(ctx: typer.Context, **_: Any) -> None:
+        if ctx.invoked_subcommand is not None:
+            _refuse_options_before(ctx)
+        else:
+            carry_out(name, ctx)
+
+    run.__doc__ = KINDS[name].help
+    return with_parameters(run, parameters(*options_of(name)))
+
+
+def carry_out(name: str, ctx: typer.Context) -> None:
+    """Do what the command says, print what was found, and end with the path of its page."""
+    see = f"mtbench {name} --help"
+    request_kind, session_kind = options_of(name)
+    asked, session = given(ctx, request_kind), options.read(given(ctx, session_kind), session_kind, see)
+    files = load_plugins(session.plugin)
+    session = session.changed(plugin=files) if files else session
+    from mtbench.experiments import experiment as frame  # imports torch
+
+    experiment = experiment_of(name)
+    json_to = None if session.json_to is None else Path(session.json_to)
+    there = Path(session.out) / experiment.result if session.out is not None and session.resume else None
+    refuse_existing(json_to, there)
+    console = beside_json(json_to)
+    if not session.resume and (listed := experiment.listing(options.read(asked, request_kind, see))):
+        for renderable in listed:
+            console.print(renderable)
+        return
+    if getattr(session, "dry_run", False):
+        frame.dry_run(experiment, asked, session, console, err)
+        return
+    job = frame.begin(experiment, asked, session, err, warn, sys.argv)
+    found = frame.carry_out(experiment, job)
+    experiment.show(job, found, console)
+    if json_to is not None:
+        written = job.path / experiment.result
+        write_json(json_to, written.read_text(), f"all is complete, and {written} has the same.")
+    say(experiment.page_of(job), console)
+    if code := experiment.exit_code(found, session):
+        raise typer.Exit(code)
+
+
+def _refuse_options_before(ctx: typer.Context) -> None:
+    """Raise UserError for an option that stands before the subcommand, which would not get it."""
+    before = sorted(f"--{name.replace('_', '-')}" for name in ctx.params if was_given(ctx, name))
+    if before:
+        word = ctx.invoked_subcommand
+        raise UserError(f"{', '.join(before)} stands before `{word}`; write `mtbench gate {word} OPTIONS`.")

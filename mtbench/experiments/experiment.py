@@ -1,0 +1,275 @@
+"""The frame of the commands that measure: options, directory, lock, beginning, going on, deadline.
+
+An **experiment** is a request, a plan, stored lines, results, and what people read of them. It brings these five, and
+this file does the rest for the command line (mtbench/cli/experiments.py) and the library (mtbench/api.py).
+"""
+
+import os
+import re
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from rich.console import RenderableType
+
+from mtbench.errors import UserError
+from mtbench.records import Record, dump
+from mtbench.report.console import Terminal
+from mtbench.report.progress import RunProgress
+from mtbench.runs import options
+from mtbench.runs.directory import RunDirectory, new_directory, refuse_used
+from mtbench.runs.run_request import Session
+
+R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=Session)
+P = TypeVar("P")
+F = TypeVar("F")
+# What an experiment leaves that stopped before it had begun: beginnings of plans, temporary files, the lock.
+UNPLANNED = re.compile(r"(environment|race|plan)\.json|\.[a-z]+\.json\.[a-z0-9_]{8}\.tmp|\.lock")
+started: list[Path] = []  # directories of this process; the message on interruption names the last one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[R, S]):
+    """An experiment in its directory.
+
+    `request` is what was asked when it began, with what this command may change; `asked` is what this command asks.
+    `deadline`: by time.monotonic. `new`: this command made it; `made`: and its directory.
+    """
+
+    directory: RunDirectory
+    request: R
+    asked: R
+    session: S
+    console: Terminal  # progress and notes
+    deadline: float
+    new: bool
+    made: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    def note(self, text: Any) -> None:
+        """Print one line beside the results."""
+        self.console.say(text)
+
+    def progress(self) -> RunProgress:
+        return RunProgress(self.console)
+
+
+class Experiment(ABC, Generic[R, S, P, F]):
+    """A command that measures: R its request, S the options of one call, P its plan, F what it finds.
+
+    A request or a plan that is wrong raises UserError; then nothing is written.
+    """
+
+    command: ClassVar[str]  # as it is typed after `mtbench`
+    begun_by: ClassVar[str]  # the file that says that it has begun; it is written last
+    result: ClassVar[str]  # the JSON file with what it found
+    page: ClassVar[str]  # the file that a person opens
+    request: type[R]
+    session: type[S]
+
+    @abstractmethod
+    def plan(self, request: R, session: S) -> P:
+        """Return what is to be done. Everything that is known to fail fails here."""
+
+    @abstractmethod
+    def begin(self, directory: RunDirectory, planned: P, argv: Sequence[str]) -> None:
+        """Write what a later command goes on from. The directory is locked and empty."""
+
+    @abstractmethod
+    def stored(self, directory: Path) -> R | None:
+        """Return what was asked; None if it is not stored as options."""
+
+    @abstractmethod
+    def run(self, job: Job[R, S]) -> F:
+        """Do what is missing, write the results and the page. It may be killed anywhere, and then goes on."""
+
+    @abstractmethod
+    def show(self, job: Job[R, S], found: F, console: Terminal) -> None:
+        """Print what was found."""
+
+    def refuse_other(self, directory: Path) -> None:
+        """Raise UserError, with the command that goes on, for a directory of another experiment."""
+
+    def folder(self, request: R) -> str:
+        """Return the name that begins the default directory."""
+        return self.command.split()[-1]
+
+    def page_of(self, job: Job[R, S]) -> Path:
+        """Return the file that a person opens."""
+        return job.path / self.page
+
+    def listing(self, request: R) -> list[RenderableType]:
+        """Return what is printed in place of an experiment that names nothing to do."""
+        return []
+
+    def headline(self, planned: P, given: Collection[str]) -> str | None:
+        """Return a plan in one line. `given`: the options of this command."""
+        return None
+
+    def warnings(self, planned: P) -> list[str]:
+        """Return what is known beforehand to limit the results."""
+        return []
+
+    def dry_run(self, planned: P, given: Collection[str], console: Terminal, notes: Terminal) -> None:
+        """Print what would be done."""
+        raise UserError(f"`mtbench {self.command}` has no --dry-run.")
+
+    def exit_code(self, found: F, session: S) -> int:
+        """Return how the command ends."""
+        return 0
+
+    def decided(self, directory: Path) -> bool:
+        """Return whether a directory has something to keep when this command is refused."""
+        return True
+
+
+def begin(
+    experiment: Experiment[R, S, P, F],
+    given: Mapping[str, Any],
+    session: S,
+    console: Terminal,
+    warn: Callable[[str], None],
+    argv: Sequence[str],
+) -> Job[R, S]:
+    """Return a new job, or with `resume` the one in its directory. `given`: the options of the request."""
+    request = _read(experiment, given)
+    if session.resume:
+        directory = _resumed_directory(experiment, session.out, given)
+        if directory is not None:
+            agreed = _agreed(experiment, directory, request, session, given)
+            started.append(directory)
+            return _job(RunDirectory(directory), agreed, request, session, console, new=False)
+    path = new_directory(experiment.folder(request)) if session.out is None else Path(session.out)
+    refuse_used(path, experiment.command)
+    planned = experiment.plan(request, session)
+    made = not os.path.lexists(path)
+    run = RunDirectory.create(path)
+    with run.locked():
+        refuse_used(path, experiment.command)  # another command may have filled it before this one had the lock
+        experiment.begin(run, planned, argv)
+    started.append(path)
+    job = _job(run, request, request, session, console, new=True, made=made)
+    if (line := experiment.headline(planned, given.keys())) is not None:
+        job.note(line)
+    for warning in experiment.warnings(planned):
+        warn(warning)
+    return job
+
+
+def carry_out(experiment: Experiment[R, S, P, F], job: Job[R, S]) -> F:
+    """Do what is missing. A refusal before anything was measured leaves nothing behind."""
+    try:
+        with job.directory.locked():
+            return experiment.run(job)
+    except UserError:
+        if job.new and not experiment.decided(job.path):
+            started.remove(job.path)
+            _empty(job.path)
+            if job.made:
+                with suppress(OSError):  # something new is in it
+                    job.path.rmdir()
+        raise
+
+
+def dry_run(
+    experiment: Experiment[R, S, P, F], given: Mapping[str, Any], session: S, console: Terminal, notes: Terminal
+) -> None:
+    """Print the plan."""
+    request = _read(experiment, given)
+    if session.out is not None and not session.resume:
+        refuse_used(Path(session.out), experiment.command)
+    experiment.dry_run(experiment.plan(request, session), given.keys(), console, notes)
+
+
+def _read(experiment: Experiment[R, S, P, F], given: Mapping[str, Any]) -> R:
+    """Return the request, with the defaults that depend on other options. Raises UserError for a wrong value."""
+    request = options.read(given, experiment.request, f"mtbench {experiment.command} --help")
+    completed: R = request.completed() if hasattr(request, "completed") else request
+    return completed
+
+
+def _job(
+    directory: RunDirectory, request: R, asked: R, session: S, console: Terminal, *, new: bool, made: bool = False
+) -> Job[R, S]:
+    budget_s = getattr(session, "time_budget_s", None)
+    deadline = float("inf") if budget_s is None else time.monotonic() + budget_s
+    return Job(
+        directory=directory,
+        request=request,
+        asked=asked,
+        session=session,
+        console=console,
+        deadline=deadline,
+        new=new,
+        made=made,
+    )
+
+
+def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, given: Collection[str]) -> Path | None:
+    """Return the directory to go on with; None if what stopped there had not begun, so that it begins again."""
+    command = experiment.command
+    if out is None:
+        raise UserError(f"--resume needs the directory: `mtbench {command} -o DIR --resume`.")
+    directory = Path(out)
+    experiment.refuse_other(directory)
+    if os.path.isfile(directory / experiment.begun_by):
+        return directory
+    left = [path for path in directory.rglob("*") if not path.is_dir()] if os.path.isdir(directory) else []
+    if not left or not all(UNPLANNED.fullmatch(path.name) and path.is_file() for path in left):
+        raise UserError(
+            f"{out!r} holds nothing of `mtbench {command}`: it has no {experiment.begun_by}. Start without --resume."
+        )
+    if not given:
+        raise UserError(
+            f"{out!r} has no {experiment.begun_by}: the command stopped before it had one. Repeat the command that "
+            "started it, with all its options and `--resume`."
+        )
+    with RunDirectory(directory).locked():
+        _empty(directory)
+    return None
+
+
+def _agreed(experiment: Experiment[R, S, P, F], directory: Path, asked: R, session: S, given: Collection[str]) -> R:
+    """Return the request of a job with what this command may change. Raises UserError if it asks for something else."""
+    stored, kinds = experiment.stored(directory), (experiment.request, experiment.session)
+    known = {name: option for kind in kinds for name, option in options.options(kind).items()}
+    fixed = sorted(name for name in {*given, *session.model_fields_set} if not known[name].resumable)
+    again = f"go on with `mtbench {experiment.command} -o {directory} --resume`"
+    if stored is None:
+        if fixed:
+            flags = ", ".join(options.flag_of(name, known[name]) for name in fixed)
+            raise UserError(f"what began goes on with the same options, so {flags} cannot change; {again}.")
+        return asked
+    before, now = dump(stored), dump(asked)
+    for name in fixed:
+        if _plain(before[name]) != _plain(now[name]):
+            raise UserError(
+                f"{str(directory)!r} has {name}={before[name]!r}, not {now[name]!r}; {again}, or start anew in "
+                "another directory."
+            )
+    changed = {name for name in before if name in known and known[name].resumable and name in given}
+    changed |= {name for name in before if name in known and known[name].permission}
+    return stored.changed(**{name: getattr(asked, name) for name in changed})
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it, where tuples are lists."""
+    return [*value] if isinstance(value, tuple) else value
+
+
+def _empty(directory: Path) -> None:
+    """Remove what is in a directory."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

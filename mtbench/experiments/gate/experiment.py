@@ -1,0 +1,187 @@
+"""`mtbench gate` and `mtbench gate calibrate`: two builds on one machine, and the machine's noise."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from mtbench import files, plugins, records
+from mtbench.errors import UserError
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.experiments.gate import exports, floor, page
+from mtbench.experiments.gate.builds import Build, resolve
+from mtbench.experiments.gate.calibrate import Calibration
+from mtbench.experiments.gate.format import EXIT_CODES, Gate, GateRequest, NoiseFloor
+from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOptions, GateOptions, GateSession
+from mtbench.experiments.gate.stages import FILE, GateRun
+from mtbench.plugins import read_file
+from mtbench.records import dump
+from mtbench.report.console import Terminal
+from mtbench.runs import options
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run_request import PlanRequest
+
+GATE, CALIBRATION = "request.json", "calibration.json"  # what was asked; the name says which of the two it is
+PLANNED = PlanRequest.model_fields.keys()
+
+
+class Calibrated(NamedTuple):
+    """What a calibration has measured, and the file that has it."""
+
+    floor: NoiseFloor
+    file: Path
+
+
+class _BuildsExperiment(Experiment[Any, GateSession, GateRequest, Any]):
+    """What a gate and a calibration have in common: a request, and processes of builds."""
+
+    session = GateSession
+    other: tuple[str, str]  # the file and the command of the other one
+
+    def begin(self, directory: RunDirectory, planned: GateRequest, argv: Sequence[str]) -> None:
+        """Write what was asked."""
+        directory.write_json(self.begun_by, dump(planned))
+
+    def stored(self, directory: Path) -> None:
+        """Return None: the request has the options as the builds get them."""
+
+    def refuse_other(self, directory: Path) -> None:
+        """Raise UserError for the other experiment."""
+        file, command = self.other
+        if os.path.isfile(directory / file):
+            raise UserError(
+                f"{str(directory)!r} was begun by `mtbench {command}`; go on with `mtbench {command} -o {directory} "
+                "--resume`."
+            )
+
+    def decided(self, directory: Path) -> bool:
+        """Return whether anything was decoded or decided."""
+        return any((directory / name).exists() for name in (FILE, "pairs"))
+
+    def _working(self, job: Job[Any, GateSession]) -> GateRun:
+        """Return the gate with its builds."""
+        request = records.read_json(job.path / self.begun_by, GateRequest, "start anew, without --resume.")
+        base, head = _builds(request, job.note)
+        return GateRun(job.path, request, base, head, job.note, job.deadline)
+
+
+class GateExperiment(_BuildsExperiment):
+    """Stages `comparable`, `exact` and `timed` of two builds."""
+
+    command, begun_by, result, page = "gate", GATE, FILE, "gate.html"
+    request = GateOptions
+    other = CALIBRATION, "gate calibrate"
+
+    def plan(self, request: GateOptions, session: GateSession) -> GateRequest:
+        """Return what is asked of the gate."""
+        if request.base is None and not request.base_plugin:
+            raise UserError(f"--base is missing; give {ENV}, such as `mtbench gate --base git:main`, or --base-plugin.")
+        same = {name: getattr(request, name) for name in GateRequest.model_fields if name in GateOptions.model_fields}
+        of_base = [read_file(file).path for file in request.base_plugin] or [*session.plugin]
+        return GateRequest(
+            **same, plan_arguments=_plan_arguments(request), plugins=[*session.plugin], base_plugins=of_base
+        )
+
+    def run(self, job: Job[Any, GateSession]) -> Gate:
+        """Run what is missing of the gate, and write what it found."""
+        gate = self._working(job).run()
+        page.write(job.path, gate)
+        return gate
+
+    def show(self, job: Job[Any, GateSession], found: Gate, console: Terminal) -> None:
+        """Print the verdict and its reasons; in a GitHub workflow, also the lines that mark the findings."""
+        for renderable in page.terminal(found):
+            console.print(renderable)
+        for line in _tell_github(found):
+            console.say(line)
+
+    def exit_code(self, found: Gate, session: GateSession) -> int:
+        """Return that of the verdict."""
+        return EXIT_CODES[found.word]
+
+
+class CalibrateExperiment(_BuildsExperiment):
+    """Pairs of processes of one build."""
+
+    command, begun_by, result, page = "gate calibrate", CALIBRATION, floor.FILE, floor.FILE
+    request = CalibrationOptions
+    other = GATE, "gate"
+
+    def folder(self, request: CalibrationOptions) -> str:
+        """Return the name that begins the default directory."""
+        return "calibration"
+
+    def plan(self, request: CalibrationOptions, session: GateSession) -> GateRequest:
+        """Return what is asked: a gate of one build with itself."""
+        fixed: dict[str, Any] = {"margin": 0.02, "counts_only": False, "allow_changed": False, "allow_torch": False}
+        fixed |= {name: getattr(request, name) for name in GateRequest.model_fields if hasattr(request, name)}
+        fixed |= {"head": request.base, "plan_arguments": _plan_arguments(request)}
+        return GateRequest(**fixed, plugins=[*session.plugin], base_plugins=[*session.plugin])
+
+    def run(self, job: Job[Any, GateSession]) -> Calibrated:
+        """Run the pairs that are missing, and add the floor to the file beside the directory."""
+        floor.read(job.path.parent)  # a floor.json that cannot be kept is refused before hours of pairs
+        gate_run = self._working(job)
+        if gate_run.request.pairs is None:
+            raise UserError(f"{job.path / CALIBRATION}: pairs is null: a number is needed; start anew.")
+        measured = Calibration(gate_run, gate_run.request.pairs).measure(job.note)
+        return Calibrated(measured, floor.add(job.path.parent, measured))
+
+    def page_of(self, job: Job[Any, GateSession]) -> Path:
+        """Return floor.json, beside the directory."""
+        return job.path.parent / floor.FILE
+
+    def show(self, job: Job[Any, GateSession], found: Calibrated, console: Terminal) -> None:
+        """Print the noise of every cell."""
+        console.print(floor_table(found.floor))
+
+
+def _plan_arguments(request: BuildsRequest) -> list[str]:
+    """Return the options of `mtbench plan` that both builds get."""
+    given = {name: getattr(request, name) for name in PLANNED if name in request.model_fields_set}
+    named = options.words(given, PlanRequest)
+    return [*named, "--limit", options.ALL if request.limit is None else str(request.limit)]
+
+
+def _builds(request: GateRequest, note: Callable[[str], None]) -> tuple[Build, Build]:
+    """Return base and head. Head's plugin files are imported here as well: this process asks what their methods do."""
+    for file in request.plugins:
+        plugins.load_file(file)
+    base = resolve(request.base, note)
+    head = base if request.head == request.base else resolve(request.head, note)
+    return base.importing(request.base_plugins), head.importing(request.plugins)
+
+
+def _tell_github(gate: Gate) -> list[str]:
+    """Add the gate to the summary of the GitHub step, and return the lines that mark its findings; none elsewhere."""
+    if not os.environ.get("GITHUB_ACTIONS"):
+        return []
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with files.write_errors(Path(summary)), open(summary, "a", encoding="utf-8") as file:
+            file.write(exports.step_summary(gate))
+    return exports.workflow_commands(gate)
+
+
+def floor_table(measured: NoiseFloor) -> Table:
+    """Return the noise of every cell as a table."""
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=f"{measured.pairs} pairs of processes of one build; smallest detectable slowdown "
+        f"{measured.smallest_detectable:.1%}",
+        title_justify="left",
+    )
+    for heading in ("cell", "sd of a pair", "at most", "sd in a block", "outliers", "drift per pair"):
+        table.add_column(heading, justify="left" if heading == "cell" else "right", overflow="fold")
+    for cell in measured.cells:
+        block_sd = "–" if cell.block_sd is None else f"{cell.block_sd:.2%}"
+        drift = "–" if cell.drift_per_pair is None else f"{cell.drift_per_pair:+.3%}"
+        sds = f"{cell.pair_sd:.2%}", f"{cell.pair_sd_high:.2%}"
+        table.add_row(cell.cell, *sds, block_sd, f"{cell.outliers:.1%}", drift)
+    return table
+
+
+EXPERIMENT = GateExperiment()
+CALIBRATE = CalibrateExperiment()

@@ -1,0 +1,92 @@
+"""`mtbench load`: servers under load by clients of others."""
+
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from mtbench import plugins
+from mtbench.errors import UserError
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.experiments.load import page, planning
+from mtbench.experiments.load.format import Load, LoadPlan
+from mtbench.experiments.load.registry import CLIENTS
+from mtbench.experiments.load.request import LoadRequest, LoadSession
+from mtbench.experiments.load.runner import PLAN, LoadRun
+from mtbench.experiments.load.summary import summarise
+from mtbench.hardware import machine
+from mtbench.records import dump
+from mtbench.report.console import Terminal
+from mtbench.runs.directory import RunDirectory
+
+INCOMPLETE = 3  # exit code: the time budget ended the load
+
+
+class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
+    """Points of a client against servers, run and scored."""
+
+    command, begun_by, result, page = "load", PLAN, page.RESULTS, page.PAGE
+    request, session = LoadRequest, LoadSession
+
+    def plan(self, request: LoadRequest, session: LoadSession) -> LoadPlan:
+        """Return prompts, arms and points."""
+        return planning.plan(request)
+
+    def dry_run(self, planned: LoadPlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
+        """Print the arms and the points."""
+        for renderable in page.plan_tables(planned):
+            console.print(renderable)
+
+    def begin(self, directory: RunDirectory, planned: LoadPlan, argv: Sequence[str]) -> None:
+        """Write the environment, then the plan."""
+        directory.write_json("environment.json", machine.environment(argv))
+        directory.write_json(PLAN, dump(planned), indent=None)
+
+    def stored(self, directory: Path) -> LoadRequest:
+        """Return the request in the plan."""
+        return RunDirectory.open(directory, self.command).read(PLAN, LoadPlan).request
+
+    def run(self, job: Job[LoadRequest, LoadSession]) -> Load:
+        """Run the points that are missing, score the answers, write load.json and the page."""
+        stored = job.directory.read(PLAN, LoadPlan)
+        plugins.refuse_missing(stored.plugins)
+        refuse_other_servers(stored, job.asked)
+        same = {"url": stored.request.url, "key_env": stored.request.key_env}
+        planned = stored.changed(request=job.request.changed(**same))
+        client = CLIENTS[planned.request.client]
+        load = LoadRun(job.directory, planned, client, job.note)
+        if load.missing():
+            python = None if job.session.client_python is None else Path(job.session.client_python)
+            load.send(client.python(python, job.note, offline=planned.request.offline), job.deadline)
+        load.score()
+        found = summarise(job.directory, planned, client)
+        page.write(job.directory, found)
+        return found
+
+    def show(self, job: Job[LoadRequest, LoadSession], found: Load, console: Terminal) -> None:
+        """Print a table for each level."""
+        for renderable in page.terminal(found):
+            console.print(renderable)
+
+    def exit_code(self, found: Load, session: LoadSession) -> int:
+        """Return 0 if every point has ended."""
+        return 0 if found.complete else INCOMPLETE
+
+
+def refuse_other_servers(planned: LoadPlan, asked: LoadRequest) -> None:
+    """Raise UserError for a server that the load does not have, or a key that this command does not name.
+
+    A key is sent to no other server than this command names: the plan is untrusted input.
+    """
+    for name, url in asked.url.items():
+        if planned.request.url.get(name) != url:
+            raise UserError(f"a load goes on as it began, and --url {name}={url} is no server of it; leave it out.")
+    for arm in planned.arms:
+        if arm.key_env is not None and (asked.url.get(arm.name), asked.key_env.get(arm.name)) != (arm.url, arm.key_env):
+            given = shlex.quote(f"{arm.name}={arm.url}={arm.key_env}")
+            raise UserError(
+                f"the plan sends the key in {arm.key_env!r} to {arm.url}, which this command does not name; if you "
+                f"trust it, add `--url {given}`."
+            )
+
+
+EXPERIMENT = LoadExperiment()

@@ -1,0 +1,188 @@
+"""What a load is asked for. `mtbench load` and `mtbench.load` have these options.
+
+Light: the command line makes its help of this file without torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from mtbench.errors import UserError
+from mtbench.records import Former, Record, Size, Upgraded, points
+from mtbench.runs import options
+from mtbench.runs.options import COMPARED, LOAD, SERVER, Option
+from mtbench.runs.run_request import TimedSession
+
+ClientName = Literal["aiperf", "guidellm"]
+Positive = Annotated[float, Field(gt=0, le=1e6)]
+LIMITS = {"ttft": "ttft_s", "itl": "itl_s", "e2e": "e2e_s"}
+
+
+class Slo(Record):
+    """Limits that a request must keep to count for goodput."""
+
+    ttft_s: Positive | None = Field(None, description="longest time to the first token, in seconds; null: no limit")
+    itl_s: Positive | None = Field(None, description="longest time per later token, in seconds; null: no limit")
+    e2e_s: Positive | None = Field(None, description="longest time of the whole request, in seconds; null: no limit")
+
+
+def _slo(text: str) -> Slo:
+    return Slo(**{LIMITS[name]: limit_s for name, limit_s in options.latency_limits(LIMITS)(text).items()})
+
+
+def _shown_slo(slo: Slo) -> str:
+    limits = {name: getattr(slo, field) for name, field in LIMITS.items()}
+    return options.shown_limits({name: limit_s for name, limit_s in limits.items() if limit_s is not None})
+
+
+class LoadRequest(Upgraded):
+    """What is sent to which servers."""
+
+    FORMER: ClassVar[Mapping[str, Former]] = {
+        "arm": Former("method"),
+        "rates": Former("request_rate"),
+        "rows": Former("max_num_seqs"),
+        "accuracy_margin": Former("max_loss", points, "in points"),
+    }
+
+    suite: options.Suite = "arithmetic"
+    method: Annotated[
+        Sequence[str],
+        Field(
+            description="Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server "
+            "adapts to its queue, mars:tau=0.95..0.7. Repeatable."
+        ),
+        Option(panel=COMPARED),
+    ] = ()
+    url: Annotated[
+        Mapping[str, str],
+        Field(
+            description="NAME=URL of a server that runs already, ending in /v1; NAME=URL=VARIABLE if the environment "
+            "variable has its key. Repeatable."
+        ),
+        Option(panel=COMPARED, parse_all=list, show=options.pairs, resumable=True),
+    ] = Field(default_factory=dict)
+    key_env: Mapping[str, str] = Field(
+        default_factory=dict, description="environment variable with the key of a given server, by the server's name"
+    )
+    family: options.Family = None
+    model: options.Model = None
+    checkpoint: options.Checkpoints = Field(default_factory=dict)
+    engine: options.Engine = "graph"
+    dtype: options.Dtype = "auto"
+    device: options.Device = "auto"
+    request_rate: Annotated[
+        Sequence[Positive],
+        Field(description="Requests per second, such as 1,2,4."),
+        Option(panel=LOAD, parse=options.numbers(float), show=options.joined),
+    ] = ()
+    concurrency: Annotated[
+        Sequence[Size],
+        Field(description="Requests at a time, such as 1,4,16; instead of --request-rate."),
+        Option(panel=LOAD, parse=options.numbers(int), show=options.joined),
+    ] = ()
+    poisson: Annotated[bool, Field(description="Poisson arrivals; default: constant gaps."), Option(panel=LOAD)] = False
+    duration_s: Annotated[
+        Positive,
+        Field(description="Time in which a point's requests are sent, such as 30s, with --request-rate."),
+        Option(panel=LOAD, flags=("--duration",), parse=options.seconds, show=options.shown_seconds),
+    ] = 30.0
+    requests: Annotated[
+        Size | None,
+        Field(description="Requests of a point; default: rate times duration."),
+        Option(panel=LOAD),
+    ] = None
+    rounds: Annotated[options.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
+    slo: Annotated[
+        Slo,
+        Field(description="Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good."),
+        Option(panel=LOAD, metavar="LIMITS", parse=_slo, show=_shown_slo),
+    ] = Field(default_factory=Slo)
+    client: Annotated[
+        ClientName,
+        Field(description="Program that sends the requests: aiperf or guidellm."),
+        Option(panel=LOAD),
+    ] = "aiperf"
+    limit: Annotated[options.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
+        None
+    )
+    max_num_seqs: Annotated[
+        Size,
+        Field(description="Rows of a served method: requests decoded side by side."),
+        Option(panel=SERVER),
+    ] = 8
+    max_queue: Annotated[Size, Field(description="Requests that a served method lets wait."), Option(panel=SERVER)] = 64
+    max_new_tokens: options.MaxNewTokens = None
+    request_timeout_s: Annotated[
+        Positive,
+        Field(description="Time after which a request has failed, such as 90s or 5m."),
+        Option(panel=SERVER, flags=("--request-timeout",), parse=options.seconds, show=options.shown_seconds),
+    ] = 300.0
+    seed: Annotated[options.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
+    data_dir: options.DataDir = None
+    offline: options.Offline = False
+    allow_unsandboxed_code: options.AllowUnsandboxedCode = False
+    max_loss: Annotated[
+        options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
+    ] = 2.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_urls(cls, given: Any) -> Any:
+        """Make `url` and `key_env` of texts NAME=URL or NAME=URL=VARIABLE."""
+        if not isinstance(given, dict) or not isinstance(given.get("url"), list | tuple):
+            return given
+        urls, keys = parse_urls(given["url"])
+        return {**given, "url": urls, "key_env": keys}
+
+
+class LoadSession(TimedSession):
+    """How one call carries out a load."""
+
+    dry_run: options.DryRun = False
+    time_budget_s: Annotated[
+        options.TimeBudget, Field(description="Start no point after 90s, 30m or 2h; continue with --resume.")
+    ] = None
+    client_python: Annotated[
+        str | None,
+        Field(description="A Python that has the client; default: installed once in the cache folder."),
+        Option(panel=LOAD, metavar="PATH", resumable=True),
+    ] = None
+
+
+def parse_urls(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return name -> URL, and name -> environment variable of its key, of every NAME=URL or NAME=URL=VARIABLE.
+
+    Raises UserError for other text, or a URL with a user or password.
+    """
+    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
+    for text in texts:
+        name, _, rest = text.partition("=")
+        url, equals, variable = rest.partition("=")
+        if equals and not variable.isidentifier():
+            raise UserError(
+                f"--url {name}: {variable!r} is no name of an environment variable; write NAME=URL=VARIABLE, such as "
+                "`--url vllm=http://127.0.0.1:8000/v1=VLLM_KEY`."
+            )
+        parts = urlsplit(url) if _is_url(url) else None
+        if not name or parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
+            raise UserError(f"--url {text!r} is not NAME=URL, such as `--url vllm=http://127.0.0.1:8000/v1`.")
+        if "@" in parts.netloc:
+            raise UserError(f"--url {name}: it takes no user and no password, because plan.json would show them.")
+        if name in found:
+            raise UserError(f"--url {name!r} is given twice; give each server a name of its own.")
+        found[name] = url.rstrip("/")
+        if equals:
+            keys[name] = variable
+    return found, keys
+
+
+def _is_url(text: str) -> bool:
+    try:
+        urlsplit(text)
+    except ValueError:
+        return False
+    return True

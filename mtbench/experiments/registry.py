@@ -1,0 +1,87 @@
+"""The experiments by the name of their command. Light: an experiment imports torch, its options do not."""
+
+import importlib
+from typing import Any, NamedTuple
+
+
+class Kind(NamedTuple):
+    """Where an experiment is: its options as MODULE:REQUEST,SESSION, itself as MODULE:NAME; and its help."""
+
+    options: str
+    experiment: str
+    help: str
+
+
+KINDS = {
+    "run": Kind(
+        "mtbench.runs.run_request:RunRequest,RunSession",
+        "mtbench.experiments.run:EXPERIMENT",
+        "Compare arms: plan, generate, score and report.",
+    ),
+    "choose": Kind(
+        "mtbench.experiments.choose.request:RaceRequest,RaceSession",
+        "mtbench.experiments.choose.experiment:EXPERIMENT",
+        """Say which method to use, by a race of the methods that your checkpoints serve.
+
+    An arm leaves as soon as it is surely not the one to choose.
+
+    All methods that the checkpoints serve run beside plain decoding on your prompts. The decision names the fastest arm
+    with the same tokens, and the fastest arm that loses no more than --max-loss, at every batch size.
+    """,
+    ),
+    "gate": Kind(
+        "mtbench.experiments.gate.request:GateOptions,GateSession",
+        "mtbench.experiments.gate.experiment:EXPERIMENT",
+        """Compare two builds of mtbench: their tokens, forward passes and speed.
+
+    Each build decodes the same plan in processes of its own. Tokens and counts are compared first and must be equal.
+    Then times are compared over pairs of processes, until the answer is known. The exit code is 0 for PASS, 1 for FAIL,
+    2 for builds that cannot be compared, 3 for INCONCLUSIVE.
+
+    Without --method every method runs, which takes long on a CPU. A small start: --method ar --method mars:tau=0.9
+    --batch-size 8 --limit 32 --blocks 4.
+    """,
+    ),
+    "gate calibrate": Kind(
+        "mtbench.experiments.gate.request:CalibrationOptions,GateSession",
+        "mtbench.experiments.gate.experiment:CALIBRATE",
+        """Measure how much the times of one build differ by chance on this machine.
+
+    Runs pairs of processes of one build. floor.json, beside the folder, gets the noise of every cell and the smallest
+    slowdown that a gate with the same options can find. It holds for this machine, torch and plan, for 30 days.
+    """,
+    ),
+    "load": Kind(
+        "mtbench.experiments.load.request:LoadRequest,LoadSession",
+        "mtbench.experiments.load.experiment:EXPERIMENT",
+        """Load servers with a suite's prompts: goodput, latency and accuracy from the same requests.
+
+    Each arm is a server: `mtbench serve` with a method, started by this command, or a given URL. aiperf or guidellm
+    sends the prompts at every rate, arm by arm, in rounds. The answers are scored by the suite. A small start:
+    --method ar --method mars:tau=0.95 --request-rate 2,8 --duration 10s --rounds 1.
+    """,
+    ),
+    "reproduce": Kind(
+        "mtbench.experiments.reproduce.request:ReproduceRequest,ReproduceSession",
+        "mtbench.experiments.reproduce.experiment:EXPERIMENT",
+        "Run a published table and compare every figure with ours.",
+    ),
+}
+
+
+def options_of(name: str) -> tuple[Any, Any]:
+    """Return the records of an experiment's request and session."""
+    request, session = _named(KINDS[name].options)
+    return request, session
+
+
+def experiment_of(name: str) -> Any:
+    """Return an experiment."""
+    [experiment] = _named(KINDS[name].experiment)
+    return experiment
+
+
+def _named(place: str) -> tuple[Any, ...]:
+    """Return the objects of MODULE:NAME,NAME."""
+    module, _, names = place.partition(":")
+    return tuple(getattr(importlib.import_module(module), name) for name in names.split(","))

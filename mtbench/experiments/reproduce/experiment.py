@@ -1,0 +1,150 @@
+"""`mtbench reproduce`: a published table, run again and compared figure by figure."""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from mtbench.errors import UserError
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.experiments.reproduce import page, rerun
+from mtbench.experiments.reproduce.compare import compare
+from mtbench.experiments.reproduce.format import AskedFile, Published, Reproduction
+from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
+from mtbench.experiments.reproduce.rerun import Part
+from mtbench.experiments.run import show_estimate
+from mtbench.report.console import Terminal
+from mtbench.report.terminal import plan_table
+from mtbench.runs import lifecycle
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.run_request import Execution
+
+FAILED = 1  # exit code: a part failed
+
+
+class ReproducePlan(NamedTuple):
+    """The request, its table, and a run for each family."""
+
+    asked: ReproduceRequest
+    table: Published
+    parts: list[Part]
+
+
+class Reproduced(NamedTuple):
+    """What a reproduction has found, and whether all of it could be run."""
+
+    record: Reproduction
+    complete: bool
+
+
+class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, ReproducePlan, Reproduced]):
+    """One run for each family of a published table."""
+
+    command, begun_by, result, page = "reproduce", rerun.ASKED, rerun.RESULT, page.PAGE
+    request, session = ReproduceRequest, ReproduceSession
+
+    def folder(self, request: ReproduceRequest) -> str:
+        """Return the table's name."""
+        return request.name
+
+    def plan(self, request: ReproduceRequest, session: ReproduceSession) -> ReproducePlan:
+        """Return the runs. A family or an arm that cannot be run does not stop the others."""
+        lifecycle.check(Execution(workers=session.workers, ray=session.ray), request.device)
+        table = rerun.published(request.name)
+        return ReproducePlan(request, table, rerun.lay_out(table, request))
+
+    def warnings(self, planned: ReproducePlan) -> list[str]:
+        """Return what is not run, with the reasons."""
+        return not_run(planned.parts)
+
+    def dry_run(self, planned: ReproducePlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
+        """Print the plans and time estimates."""
+        for part in planned.parts:
+            if part.plan is not None:
+                console.say(f"{planned.table.name}, {part.family}")
+                console.print(plan_table(part.plan))
+                show_estimate(part.plan, console, notes, f"{part.family}: ")
+        for line in not_run(planned.parts):
+            notes.say(line)
+
+    def begin(self, directory: RunDirectory, planned: ReproducePlan, argv: Sequence[str]) -> None:
+        """Write the runs' plans, then what was asked."""
+        rerun.begin(directory, planned.asked, planned.parts, argv)
+
+    def stored(self, directory: Path) -> ReproduceRequest | None:
+        """Return what was asked."""
+        if not (directory / rerun.ASKED).is_file():
+            return None
+        return RunDirectory(directory).read(rerun.ASKED, AskedFile).asked
+
+    def run(self, job: Job[ReproduceRequest, ReproduceSession]) -> Reproduced:
+        """Run what is missing, and compare. A family that cannot be run does not stop the others.
+
+        Raises UserError if none can be run.
+        """
+        _, parts = rerun.reopen(job.path)
+        errors: list[UserError] = []
+        planned = [part for part in parts if part.plan is not None]
+        for part in planned:
+            try:
+                with job.progress() as progress:
+                    rerun.run(job.path, part, job.request, progress, job.session.workers, job.session.ray)
+            except UserError as error:
+                errors.append(error)
+                job.note(f"{part.family} could not be run: {error}")
+        if len(errors) == len(planned):
+            raise errors[0]
+        found = compare(rerun.published(job.request.name), job.request, parts, job.path)
+        page.write(job.path, found)
+        return Reproduced(found, not errors and not any("failed: " in figure.why for figure in found.figures))
+
+    def show(self, job: Job[ReproduceRequest, ReproduceSession], found: Reproduced, console: Terminal) -> None:
+        """Print every figure beside ours."""
+        console.print(page.terminal_table(found.record))
+
+    def exit_code(self, found: Reproduced, session: ReproduceSession) -> int:
+        """Return 0 if nothing failed."""
+        return 0 if found.complete else FAILED
+
+    def listing(self, request: ReproduceRequest) -> list[RenderableType]:
+        """Return the published tables if none is named: what they are, what they run and what they need."""
+        return [] if request.name else [tables()]
+
+
+def not_run(parts: Sequence[Part]) -> list[str]:
+    """Return the parts that are not run, with the reasons."""
+    reasons = [(part.family, *why) for part in parts for why in (*part.missing.items(), *part.closed.items())]
+    return [f"not run: {family}, {skipped}: {why}" for family, skipped, why in reasons]
+
+
+def tables() -> Table:
+    """Return the published tables: what they are, what they run and what they need."""
+    table = Table("name", "what it is", "runs", "needs")
+    for name in rerun.names():
+        known = rerun.published(name)
+        needs = ", ".join(_needs(known)) or "–"
+        table.add_row(*map(escape, (name, known.what, "\n".join(_runs(known)), needs)))
+        table.add_section()
+    table.caption = "any table with a small model: mtbench reproduce NAME --family tiny --suite arithmetic --limit 8"
+    return table
+
+
+def _runs(table: Published) -> Iterator[str]:
+    for family in table.families:
+        arms = rerun.specs_of([row for row in table.rows if row.family == family])
+        yield f"{family}: {len({*table.plan.beside, *arms})} arms"
+    suites = [benchmark.suite for benchmark in table.benchmarks.values()]
+    yield f"{len(suites)} suites" if len(suites) > 1 else suites[0]
+
+
+def _needs(table: Published) -> Iterator[str]:
+    for role in rerun.not_released(table):
+        yield f"--checkpoint {role}=…"
+    if any("speedup" in row.figures for row in table.rows):
+        yield "a GPU, for times"
+
+
+EXPERIMENT = ReproduceExperiment()

@@ -1,0 +1,160 @@
+"""`mtbench run`: arms compared on the same prompts. Its stages are in mtbench/runs, results and report."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.report import pipeline
+from mtbench.report.console import Terminal
+from mtbench.report.decided import read_decision
+from mtbench.report.formatting import counted
+from mtbench.report.phrases import batches, breaks_promise, suite_name
+from mtbench.report.progress import MeasuringProgress
+from mtbench.report.terminal import decision_lines, plan_table, results_tables
+from mtbench.results.format import ResultCell, Results
+from mtbench.runs import lifecycle
+from mtbench.runs.accuracy_needs import DIFFERING, AccuracyNeed, accuracy_needs
+from mtbench.runs.bundle import from_bundle
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.options import ALL, Cause
+from mtbench.runs.plan import Plan
+from mtbench.runs.plan_checks import read_plan
+from mtbench.runs.planner import make_plan, write_plan
+from mtbench.runs.run_request import Execution, RunRequest, RunSession
+from mtbench.runs.time_estimate import Estimate, all_blocks, duration, estimate
+
+FAILED, INCOMPLETE = 1, 3  # exit codes: a cell is what --fail-on names; the time budget ended the run
+CAUSES: Mapping[Cause, Callable[[ResultCell], bool]] = {
+    "divergent": breaks_promise,
+    "void": lambda cell: bool(cell.void),
+    "failed": lambda cell: cell.status == "failed",
+}
+
+
+class RunExperiment(Experiment[RunRequest, RunSession, Plan, Results]):
+    """A plan, decoded, scored and reported."""
+
+    command, begun_by, result, page = "run", "plan.json", "results.json", "report.html"
+    request, session = RunRequest, RunSession
+
+    def folder(self, request: RunRequest) -> str:
+        """Return the suite's name."""
+        return lifecycle.folder_of(request)
+
+    def plan(self, request: RunRequest, session: RunSession) -> Plan:
+        """Return prompts, cells, blocks and rounds."""
+        lifecycle.check(_execution(request, request, session), request.device)
+        return make_plan(request if session.bundle is None else from_bundle(Path(session.bundle), request))
+
+    def headline(self, planned: Plan, given: Collection[str]) -> str:
+        """Return a plan in one line: its items, with the default limit if that left some out, its arms and batches."""
+        limit = planned.request.limit
+        items = ", ".join(f"{len(suite.items):,} items of {suite_name(suite.suite)}" for suite in planned.suites)
+        if "limit" not in given and not all(suite.is_whole(limit) for suite in planned.suites):
+            items += f" (default `--limit {limit}`; `--limit {ALL}` runs all)"
+        arms = counted(len({cell.arm for cell in planned.cells}), "arm")
+        rounds = counted(planned.request.rounds, "round")
+        timed = sum(sum(group.rounds) * len(group.cells) for group in planned.groups)
+        sizes = " and ".join(map(str, sorted(set(planned.request.batch_size))))
+        return f"plan: {items}; {arms}, batch size {sizes}, {rounds}: {timed:,} blocks to time"
+
+    def warnings(self, planned: Plan) -> list[str]:
+        """Return what is known to end without a verdict."""
+        return planned.warnings()
+
+    def dry_run(self, planned: Plan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
+        """Print the plan, a time estimate, and what a verdict on accuracy will take."""
+        console.say(self.headline(planned, given))
+        console.print(plan_table(planned))
+        for warning in planned.warnings():
+            console.say(warning)
+        expected = show_estimate(planned, console, notes)
+        needs = accuracy_needs(planned)
+        if needs:
+            assumed = f"true difference 0, {DIFFERING:.0%} of the items right in one arm only, 80% power"
+            console.say(f"items for a verdict on accuracy (assumed: {assumed}):")
+        for need in needs:
+            console.say(_need(planned, need, need.time_s(expected.blocks_s[need.place])))
+
+    def begin(self, directory: RunDirectory, planned: Plan, argv: Sequence[str]) -> None:
+        """Write environment and plan."""
+        write_plan(directory, planned, argv)
+
+    def refuse_other(self, directory: Path) -> None:
+        """Raise UserError for a race, whose arms would not leave."""
+        lifecycle.refuse_race(RunDirectory(directory))
+
+    def stored(self, directory: Path) -> RunRequest:
+        """Return the request in the plan."""
+        return read_plan(RunDirectory.open(directory, self.command)).request
+
+    def run(self, job: Job[RunRequest, RunSession]) -> Results:
+        """Run what is missing of the plan, and write results and report."""
+        execution = _execution(job.request, job.asked, job.session)
+        lifecycle.check(execution, job.request.device)
+        with job.progress() as progress:
+            return pipeline.finish(job.directory, execution, progress)
+
+    def show(self, job: Job[RunRequest, RunSession], found: Results, console: Terminal) -> None:
+        """Print the tables and the decision."""
+        show_results(job.directory, found, console)
+
+    def exit_code(self, found: Results, session: RunSession) -> int:
+        """Return 1 for a cell that `--fail-on` names, 3 for a run that its time budget ended, else 0."""
+        if any(CAUSES[cause](cell) for cause in session.fail_on for cell in found.cells):
+            return FAILED
+        return INCOMPLETE if any(cell.status == "partial" for cell in found.cells) else 0
+
+
+def _execution(request: RunRequest, asked: RunRequest, session: RunSession) -> Execution:
+    """Return how a plan is executed. Servers are those that this command names: the plan is untrusted input."""
+    return Execution.of(
+        request,
+        workers=session.workers,
+        ray=session.ray,
+        peak_memory=session.peak_memory,
+        servers={*session.server, *lifecycle.servers_of(asked)},
+    )
+
+
+def show_results(run: RunDirectory, results: Results, console: Terminal) -> None:
+    """Print the tables of a run, and what its decision says."""
+    for table in results_tables(results, console.width):
+        console.print(table)
+    for line in decision_lines(results, read_decision(run)):
+        console.say(line)
+
+
+def show_estimate(planned: Plan, console: Terminal, notes: Terminal, before: str = "") -> Estimate:
+    """Print how long a plan takes, and which cells fail; return it. before: words before the time."""
+    with MeasuringProgress(notes) as progress:
+        expected = estimate(planned, progress.show)
+    for cell, error in expected.failed.items():
+        console.say(f"{cell} fails: {error}")
+    console.say(f"{before}{expected.described(all_blocks(planned))}")
+    return expected
+
+
+def _need(planned: Plan, need: AccuracyNeed, time_s: float | None) -> str:
+    """Return the items and the time of a verdict on accuracy, and whether the plan has enough items."""
+    group, within = need.group, planned.request.max_loss
+    place = f"{group.suite}, {batches(group.batch_size, group.batching)}, {counted(need.arms, 'arm')}"
+    if need.needed is None or time_s is None:
+        return f"{place}: no number of items shows `not worse` within {within:g} points"
+    takes = f"`not worse` within {within:g} points takes about {need.needed:,} items, {duration(time_s)}"
+    return f"{place}: {takes}; planned: {need.planned:,}, {_enough(planned, need)}"
+
+
+def _enough(planned: Plan, need: AccuracyNeed) -> str:
+    """Return whether a group has enough items, and if not, why or what to do."""
+    if need.enough:
+        return "enough"
+    suite = planned.suite(need.group.suite)
+    if need.planned < len(suite.scored_items):
+        return "too few; only the largest batch size has all items"
+    if not suite.is_whole(planned.request.limit):
+        return "too few; raise `--limit`"
+    return "too few, and the suite has no more; add prompts, or take a larger suite"
+
+
+EXPERIMENT = RunExperiment()

@@ -1,0 +1,593 @@
+"""The options of the commands. Each is a type, with its help, bounds, panel and the way from text to its value.
+
+A request lists its options as fields with defaults. `mtbench/cli/parameters.py` makes the command's parameters of them,
+`read` makes a request of what a command line or a library call gives. The JSON Schemas have the same texts.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from mtbench.errors import UserError, unknown
+from mtbench.records import Price, field_path
+
+ALL = "all"  # of `--limit`
+MOST_ITEMS = 1 << 24  # of a suite
+MOST_ROWS, MOST_NEW_TOKENS, MOST_ROUNDS = 1 << 16, 1 << 24, 1000
+HOTTEST = 10.0  # temperature
+BUILDS, GATE, COMPARED, BENCHMARK, DECODING = "Builds", "Gate", "What to compare", "Benchmark", "Decoding"
+LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT = (
+    "Load",
+    "Server",
+    "Decision",
+    "Batches and timing",
+    "Machine",
+    "Output",
+)
+PANELS = (BUILDS, GATE, COMPARED, BENCHMARK, DECODING, LOAD, SERVER, DECISION, TIMING, MACHINE, OUTPUT)
+
+M = TypeVar("M", bound=BaseModel)
+PlainValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How a field is an option of a command. Its help is the field's description.
+
+    `parse` makes the value of one text, `parse_all` of the texts of a repeatable option. Both raise ValueError that
+    says what is allowed. `show` is the way back. `resumable`: `--resume` may change it.
+    """
+
+    panel: str
+    flags: tuple[str, ...] = ()  # empty: made of the field's name
+    metavar: str | None = None
+    parse: Callable[[str], Any] | None = None
+    parse_all: Callable[[Sequence[str]], Any] | None = None
+    show: Callable[[Any], str | list[str]] | None = None
+    argument: bool = False  # it stands on the command line without a flag
+    resumable: bool = False
+    permission: bool = False  # only the command that runs can give it; a stored one counts for nothing
+
+
+def option_of(field: FieldInfo) -> Option | None:
+    """Return how a field is an option; None if it is none."""
+    return next((entry for entry in field.metadata if isinstance(entry, Option)), None)
+
+
+def options(kind: type[BaseModel]) -> dict[str, Option]:
+    """Return the options of a request by the names of their fields."""
+    found = {name: option_of(field) for name, field in kind.model_fields.items()}
+    return {name: option for name, option in found.items() if option is not None}
+
+
+def flag_of(name: str, option: Option | None) -> str:
+    """Return an option as it stands on the command line.
+
+    >>> flag_of("max_new_tokens", None)
+    '--max-new-tokens'
+    """
+    return option.flags[-1] if option is not None and option.flags else f"--{name.replace('_', '-')}"
+
+
+def argument_of(name: str, option: Option | None) -> str:
+    """Return an option as the argument of a library function: its flag with underscores."""
+    return flag_of(name, option).removeprefix("--").replace("-", "_")
+
+
+def resumable(kind: type[BaseModel]) -> set[str]:
+    """Return the options that `--resume` may change."""
+    return {name for name, option in options(kind).items() if option.resumable}
+
+
+def read(given: Mapping[str, Any], kind: type[M], see: str) -> M:
+    """Return the request with the given options: values, or texts as the command line has them.
+
+    `see`: the command that explains them. Raises UserError in one line for a value that is not allowed.
+    """
+    fields = kind.model_fields
+    values = {name: _value(name, fields[name], value) for name, value in given.items()}
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(kind, error.errors(include_url=False)[0], see) from None
+
+
+def words(given: Mapping[str, Any], kind: type[BaseModel]) -> list[str]:
+    """Return options as they stand on a command line.
+
+    >>> class Request(BaseModel):
+    ...     batch_size: BatchSizes = (1,)
+    ...     method: Methods = ()
+    ...     offline: Offline = False
+    >>> words({"batch_size": (1, 8), "method": ["a", "b"], "offline": True}, Request)
+    ['--batch-size', '1,8', '--method', 'a', '--method', 'b', '--offline']
+    """
+    said: list[str] = []
+    for name, value in given.items():
+        option = option_of(kind.model_fields[name])
+        if value is None or value is False or option is None:
+            continue
+        flag, texts = flag_of(name, option), shown(value, option)
+        said += [flag] if value is True else [word for text in texts for word in (flag, text)]
+    return said
+
+
+def shown(value: Any, option: Option) -> list[str]:
+    """Return a value as the texts of the command line that make it; one for an option that is not repeatable."""
+    made = value if option.show is None or isinstance(value, str) else option.show(value)
+    several = made if isinstance(made, Collection) and not isinstance(made, str) else [made]
+    return [f"{part:g}" if isinstance(part, float) else str(part) for part in several]
+
+
+def _value(name: str, field: FieldInfo, value: Any) -> Any:
+    """Return what the record takes for a value or a text. Raises UserError for text that cannot be read."""
+    option, kinds = option_of(field), [*parts(field.annotation)]
+    several = [*value] if isinstance(value, list | tuple) else [value]
+    texts = [str(part) for part in several if isinstance(part, str | Path)]
+    if option is None or len(texts) != len(several):
+        lone = isinstance(value, int | float) and Sequence in {get_origin(kind) for kind in kinds}
+        return (value,) if lone else value
+    try:
+        if option.parse_all is not None:
+            return option.parse_all(texts)
+        if option.parse is not None and len(texts) == 1:
+            return option.parse(texts[0])
+    except ValueError as error:
+        text = ",".join(texts)
+        raise UserError(f"{flag_of(name, option)} {text!r} is not allowed; {error}.") from None
+    if Sequence in {get_origin(kind) for kind in kinds}:
+        return texts
+    return texts[0] if isinstance(value, Path) else value
+
+
+def _refusal(kind: type[BaseModel], error: ErrorDetails, see: str) -> UserError:
+    """Return the first finding of a validation in one line: the option, its value and what is allowed."""
+    if isinstance(raised := error.get("ctx", {}).get("error"), UserError):
+        return raised
+    name, value = str(error["loc"][0]), error["input"]
+    field = kind.model_fields[name]
+    flag = flag_of(name, option_of(field))
+    if error["type"] == "literal_error":
+        return unknown(flag.removeprefix("--"), str(value), choices(field), see)
+    shown_value = f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else value
+    place = field_path((flag, *error["loc"][1:])) if isinstance(value, dict | list) else flag
+    said = error["msg"].removeprefix("Value error, ")
+    return UserError(f"{place} {shown_value} is not allowed; {allowed(field) or said[:1].lower() + said[1:]}.")
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the words that a field allows; none if it takes others."""
+    return tuple(str(choice) for kind in parts(field.annotation) for choice in _literals(kind))
+
+
+def _literals(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def parts(kind: Any) -> Iterable[Any]:
+    """Yield a type and the types that it is made of, such as list[int] and int."""
+    yield kind
+    if get_origin(kind) is not Literal:
+        for part in get_args(kind):
+            yield from parts(part)
+
+
+def allowed(field: FieldInfo) -> str:
+    """Return the numbers that a field allows, in words; empty if it has no bounds.
+
+    >>> class Request(BaseModel):
+    ...     rounds: Rounds = 3
+    ...     max_loss: MaxLoss = 1.0
+    >>> allowed(Request.model_fields["rounds"])
+    'it is a whole number from 1 to 1,000'
+    >>> allowed(Request.model_fields["max_loss"])
+    'it is a number above 0 and below 100'
+    """
+    kinds = [*parts(field.annotation)]
+    marks = [*field.metadata, *(mark for kind in kinds for mark in getattr(kind, "__metadata__", ()))]
+    marks += [mark for info in marks if isinstance(info, FieldInfo) for mark in info.metadata]
+    low = next((mark for mark in marks if isinstance(mark, Ge | Gt)), None)
+    high = next((mark for mark in marks if isinstance(mark, Le | Lt)), None)
+    if low is None and high is None:
+        return ""
+    noun, form = ("a number", ",g") if float in kinds else ("a whole number", ",")
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f"it is {noun} from {low.ge:{form}} to {high.le:{form}}"
+    said = []
+    if low is not None:
+        said.append(f"of at least {low.ge:{form}}" if isinstance(low, Ge) else f"above {low.gt:{form}}")
+    if high is not None:
+        said.append(f"of at most {high.le:{form}}" if isinstance(high, Le) else f"below {high.lt:{form}}")
+    return f"it is {noun} {' and '.join(said)}"
+
+
+# From text to values
+
+
+def seconds(text: str) -> float:
+    """Return the seconds in text such as 500ms, 90s, 30m or 2h. A plain number is in seconds.
+
+    Raises ValueError for other text.
+
+    >>> seconds("500ms"), seconds("30m"), seconds("90")
+    (0.5, 1800.0, 90.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|[smh]?)", text)
+    if not found:
+        raise ValueError("write 500ms, 90s, 30m or 2h")
+    return float(found[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def shown_seconds(time_s: float) -> str:
+    """Return seconds as text.
+
+    >>> shown_seconds(90.0), shown_seconds(0.5)
+    ('90s', '0.5s')
+    """
+    return f"{time_s:g}s"
+
+
+def numbers(kind: type[int] | type[float]) -> Callable[[str], list[Any]]:
+    """Return the parser of numbers in text such as 1,8. It raises ValueError for other text.
+
+    >>> numbers(int)("1,8")
+    [1, 8]
+    """
+
+    def parse(text: str) -> list[Any]:
+        try:
+            return [kind(part) for part in text.split(",")]
+        except ValueError:
+            noun = "whole numbers" if kind is int else "numbers"
+            raise ValueError(f"give {noun}, such as 1,8") from None
+
+    return parse
+
+
+def joined(values: Collection[Any]) -> str:
+    """Return values in text such as 1,8."""
+    return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+
+
+def item_limit(text: str) -> int | None:
+    """Return a `--limit`; None for all items. Raises ValueError for other text."""
+    if text == ALL:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"give a whole number of items, or {ALL}") from None
+
+
+def checkpoints(texts: Sequence[str]) -> dict[str, str]:
+    """Return role -> path or hub id of every ROLE=PATH_OR_ID. Raises ValueError for other text."""
+    found = {}
+    for text in texts:
+        role, _, path = text.partition("=")
+        if not role or not path:
+            raise ValueError("give ROLE=PATH_OR_ID, such as `--checkpoint mars=./my-mars`")
+        found[role] = path
+    return found
+
+
+def pairs(values: Mapping[str, Any]) -> list[str]:
+    """Return a mapping as texts NAME=VALUE."""
+    return [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
+
+
+def template_variables(texts: Sequence[str]) -> dict[str, PlainValue]:
+    """Return name -> value of every NAME=VALUE or JSON object: true, false or a number if it is one, else text.
+
+    Raises ValueError for other text.
+
+    >>> template_variables(["enable_thinking=false", "budget=512", "effort=low"])
+    {'enable_thinking': False, 'budget': 512, 'effort': 'low'}
+    """
+    found: dict[str, PlainValue] = {}
+    for text in texts:
+        if text.startswith("{"):
+            found |= _object(text)
+            continue
+        name, equals, value = text.partition("=")
+        if not name.isidentifier() or not equals:
+            raise ValueError("give NAME=VALUE, such as `--chat-template-kwargs enable_thinking=false`")
+        found[name] = _plain_value(value)
+    return found
+
+
+def _object(text: str) -> dict[str, PlainValue]:
+    """Return the variables of a JSON object. Raises ValueError unless all values are plain."""
+    try:
+        return TypeAdapter(dict[str, PlainValue]).validate_json(text, strict=True)
+    except ValidationError:
+        raise ValueError(
+            "give a JSON object of texts, numbers and truth values, such as '{\"enable_thinking\": false}'"
+        ) from None
+
+
+def _plain_value(text: str) -> PlainValue:
+    if text.lower() in ("true", "false"):  # the text "False" would be true in a template
+        return text.lower() == "true"
+    for number in (int, float):
+        try:
+            value = number(text)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else text
+    return text
+
+
+def latency_limits(known: Collection[str]) -> Callable[[str], dict[str, float]]:
+    """Return the parser of limits in text such as `ttft=500ms,itl=50ms`: by name, in seconds.
+
+    It raises ValueError for a name that is not `known`, for one that is given twice, and for another value.
+
+    >>> latency_limits(["ttft", "itl"])("ttft=500ms,itl=0.05s")
+    {'ttft': 0.5, 'itl': 0.05}
+    """
+
+    def parse(text: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, value = part.partition("=")
+            if name not in known:
+                raise ValueError(f"{name!r} is not known; limits: {', '.join(known)}, such as ttft=500ms")
+            read = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", value)
+            if read is None or not 0 < float(read[1]) < math.inf:
+                raise ValueError(f"{value!r} is not a time; write 500ms or 2s")
+            if name in found:
+                raise ValueError(f"{name} is given twice")
+            found[name] = float(read[1]) / (1000 if read[2] == "ms" else 1)
+        return found
+
+    return parse
+
+
+def shown_limits(limits_s: Mapping[str, float]) -> str:
+    """Return limits as text."""
+    return ",".join(f"{name}={limit_s:g}s" for name, limit_s in limits_s.items())
+
+
+def absolute(text: str) -> str:
+    """Return the absolute path of a folder, as files store it."""
+    return str(Path(text).resolve())
+
+
+# The options that several commands take
+
+Suites = Annotated[
+    Sequence[str],
+    Field(description="Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`."),
+    Option(panel=BENCHMARK),
+]
+Suite = Annotated[
+    str,
+    Field(min_length=1, description="Suite as NAME or NAME:REST. See `mtbench ls suites`."),
+    Option(panel=BENCHMARK),
+]
+Family = Annotated[
+    str | None,
+    Field(description="Family of checkpoints; default: the suite's. See `mtbench ls families`."),
+    Option(panel=COMPARED),
+]
+Model = Annotated[
+    str | None,
+    Field(description="Folder, hub id or GGUF file of a single checkpoint; its role is `ar`."),
+    Option(panel=COMPARED),
+]
+Checkpoints = Annotated[
+    Mapping[str, str],
+    Field(description="ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable."),
+    Option(panel=COMPARED, parse_all=checkpoints, show=pairs),
+]
+Weights = Annotated[
+    str | None,
+    Field(description="random:SHAPE: random weights for all roles. Simulated: measures speed only."),
+    Option(panel=COMPARED),
+]
+SimulatedAcceptance = Annotated[
+    str | None,
+    Field(
+        description="Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which "
+        "the last one repeats; rates=0.8,0.5, shares of forwards that accept so many drafts (vLLM's "
+        "synthetic_acceptance_rates); or length=2.4, mean tokens per forward with the model's own (vLLM's "
+        "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability."
+    ),
+    Option(panel=COMPARED),
+]
+Methods = Annotated[
+    Sequence[str],
+    Field(
+        description="Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: the default arms of the "
+        "methods whose checkpoints are there; with `ar` alone, also all methods that need no training. See "
+        "`mtbench ls methods`."
+    ),
+    Option(panel=COMPARED),
+]
+EngineName = Literal["graph", "eager", "invariant"]
+Engine = Annotated[
+    EngineName,
+    Field(description="How forward passes run: graph, eager (as papers measure) or invariant."),
+    Option(panel=COMPARED),
+]
+BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]
+BatchSizes = Annotated[
+    Sequence[BatchSize],
+    Field(min_length=1, description="One or several sizes, such as 1,8."),
+    Option(panel=TIMING, parse=numbers(int), show=joined),
+]
+Batching = Literal["static", "refill"]
+Batchings = Annotated[
+    Sequence[Batching],
+    Field(
+        min_length=1,
+        description="static, refill (a finished row takes the next prompt), or static,refill.",
+    ),
+    Option(panel=TIMING, parse=lambda text: text.split(","), show=joined),
+]
+ItemLimit = Annotated[
+    int | None,
+    Field(ge=1, le=MOST_ITEMS, description="Items per suite, or per subtask of a suite with subtasks, or all."),
+    Option(panel=BENCHMARK, metavar="INTEGER|all", parse=item_limit),
+]
+Subtasks = Annotated[
+    Sequence[str],
+    Field(description="Only this subtask of the suite. Repeatable; default: all."),
+    Option(panel=BENCHMARK),
+]
+Metric = Annotated[
+    str | None,
+    Field(description="How `prompts:FILE` scores its answers: exact (default), contains, number or none."),
+    Option(panel=BENCHMARK),
+]
+Rounds = Annotated[
+    int,
+    Field(ge=1, le=MOST_ROUNDS, description="How often the first blocks are timed."),
+    Option(panel=TIMING),
+]
+TimeBudget = Annotated[
+    float | None,
+    Field(
+        ge=0,
+        description="Start no batch after 90s, 30m or 2h, counted from loading the models; continue with --resume.",
+    ),
+    Option(panel=TIMING, flags=("--time-budget",), parse=seconds, show=shown_seconds, resumable=True),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    Field(ge=1, le=MOST_NEW_TOKENS, description="Maximum tokens of an answer; default: the suite's."),
+    Option(panel=DECODING),
+]
+Dtype = Annotated[
+    Literal["auto", "float64", "float32", "bfloat16", "float16"],
+    Field(description="auto (the fastest here), float32, bfloat16, float16 or float64."),
+    Option(panel=MACHINE),
+]
+Device = Annotated[str, Field(description="auto, cpu or cuda."), Option(panel=MACHINE)]
+Seed = Annotated[
+    int,
+    Field(description="Random seed for block order, data and sampling."),
+    Option(panel=DECODING),
+]
+Temperature = Annotated[
+    float,
+    Field(
+        ge=0,
+        le=HOTTEST,
+        description="0 is greedy. Above 0, all arms share one random seed per request and position.",
+    ),
+    Option(panel=DECODING),
+]
+ChatTemplateKwargs = Annotated[
+    Mapping[str, PlainValue],
+    Field(
+        description="Variables of the chat template, such as enable_thinking=false or '{\"enable_thinking\": false}'. "
+        "Repeatable."
+    ),
+    Option(panel=DECODING, metavar="NAME=VALUE|JSON", parse_all=template_variables, show=pairs),
+]
+DataDir = Annotated[
+    str | None,
+    Field(description="Folder with the suites' data."),
+    Option(panel=BENCHMARK, metavar="PATH", parse=absolute, resumable=True),
+]
+Offline = Annotated[bool, Field(description="Never use the network."), Option(panel=BENCHMARK, resumable=True)]
+SkipUnscorable = Annotated[
+    bool,
+    Field(description="Leave out items that cannot be scored on this machine."),
+    Option(panel=BENCHMARK),
+]
+AllowUnsandboxedCode = Annotated[
+    bool,
+    Field(description="Run generated code without a sandbox (unsafe)."),
+    Option(panel=BENCHMARK, resumable=True, permission=True),
+]
+Protocol = Literal["own", "paper"]  # paper: ignore stop strings while decoding; cut the text before scoring
+ProtocolChoice = Annotated[
+    Protocol,
+    Field(description="own, or paper: ignore stop strings while decoding; cut the text before scoring."),
+    Option(panel=DECODING),
+]
+IgnoreEos = Annotated[
+    bool,
+    Field(description="Ignore end tokens: every answer takes its whole token budget."),
+    Option(panel=DECODING),
+]
+MaxLoss = Annotated[
+    float,
+    Field(
+        gt=0,
+        lt=100,
+        description="Loss of accuracy that you accept, in points: the margin of the verdict `not worse`.",
+    ),
+    Option(panel=DECISION),
+]
+PricePerHour = Annotated[
+    Price | None,
+    Field(
+        description="Price of the machine that one worker decodes on, per hour; adds the cost per million tokens.",
+    ),
+    Option(panel=OUTPUT, metavar="PRICE"),
+]
+Plugins = Annotated[
+    Sequence[str],
+    Field(
+        description="Import a file that registers methods or suites. It is code: name only files you trust. Repeatable."
+    ),
+    Option(panel=COMPARED, metavar="FILE.py", resumable=True),
+]
+Out = Annotated[
+    str | None,
+    Field(description="Directory of the files; default: runs/<name>-<time>."),
+    Option(panel=OUTPUT, flags=("-o", "--out"), metavar="PATH", resumable=True),
+]
+Resume = Annotated[bool, Field(description="Run what is missing in -o DIR."), Option(panel=OUTPUT, resumable=True)]
+DryRun = Annotated[
+    bool,
+    Field(description="Print the plan and a time estimate; run nothing."),
+    Option(panel=OUTPUT, resumable=True),
+]
+JsonTo = Annotated[
+    str | None,
+    Field(description="Also write the results as JSON to this file; `-` is standard output."),
+    Option(panel=OUTPUT, flags=("--json",), metavar="PATH", resumable=True),
+]
+Workers = Annotated[
+    int | None,
+    Field(description="Worker processes, each with its own GPU; default: 1."),
+    Option(panel=MACHINE, resumable=True),
+]
+Ray = Annotated[
+    str | None,
+    Field(description="Decode on a Ray cluster, one worker per GPU. Its address, `auto` or `local`."),
+    Option(panel=MACHINE, resumable=True),
+]
+Servers = Annotated[
+    Sequence[str],
+    Field(description="URL or URL=VARIABLE: a server that the stored plan may ask, and its key. Repeatable."),
+    Option(panel=MACHINE, resumable=True),
+]
+PeakMemory = Annotated[
+    bool,
+    Field(description="Measure peak memory on a CPU too: one process per cell, which takes minutes."),
+    Option(panel=MACHINE, resumable=True),
+]
+Cause = Literal["divergent", "void", "failed"]
+FailOn = Annotated[
+    Sequence[Cause],
+    Field(description="End with exit code 1 if a cell is divergent, void or failed: some of these, or none."),
+    Option(
+        panel=OUTPUT,
+        parse=lambda text: [] if text == "none" else text.split(","),
+        show=lambda causes: joined(causes) or "none",
+        resumable=True,
+    ),
+]

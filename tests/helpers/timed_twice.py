@@ -1,0 +1,82 @@
+"""An experiment as an example: time one prompt twice, say the ratio. tests/test_experiment.py shows what it gets."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from mtbench.errors import UserError
+from mtbench.experiments.experiment import Experiment, Job
+from mtbench.records import Record, dump
+from mtbench.report.console import Terminal
+from mtbench.runs import options
+from mtbench.runs.directory import RunDirectory
+from mtbench.runs.options import BENCHMARK, TIMING, Option
+from mtbench.runs.run_request import Session
+
+
+class TwiceRequest(Record):
+    """What is timed."""
+
+    prompt: Annotated[str, Field(description="Text to time."), Option(panel=BENCHMARK)] = "1 + 1"
+    repeats: Annotated[int, Field(ge=1, le=9, description="Passes of each time."), Option(panel=TIMING)] = 2
+    limit_s: Annotated[
+        float,
+        Field(gt=0, description="Longest time, such as 90s."),
+        Option(panel=TIMING, flags=("--time-limit",), parse=options.seconds, show=options.shown_seconds),
+    ] = 60.0
+    offline: options.Offline = False
+
+
+class TimeLine(Record):
+    """One time."""
+
+    time_s: float
+
+
+class Twice(Record):
+    """What was found."""
+
+    ratio: float
+
+
+class TwiceExperiment(Experiment[TwiceRequest, Session, TwiceRequest, Twice]):
+    """Time one prompt twice; say the ratio."""
+
+    command, begun_by, result, page = "twice", "request.json", "twice.json", "twice.md"
+    request, session = TwiceRequest, Session
+
+    def plan(self, request: TwiceRequest, session: Session) -> TwiceRequest:
+        if not request.prompt:
+            raise UserError("--prompt is empty; give a text.")
+        return request
+
+    def begin(self, directory: RunDirectory, planned: TwiceRequest, argv: Sequence[str]) -> None:
+        directory.write_json(self.begun_by, dump(planned))
+
+    def stored(self, directory: Path) -> TwiceRequest:
+        return RunDirectory(directory).read(self.begun_by, TwiceRequest)
+
+    def run(self, job: Job[TwiceRequest, Session]) -> Twice:
+        while len(times := job.directory.read_lines("times.jsonl", TimeLine)) < 2:
+            job.directory.append("times.jsonl", [{"time_s": timed(job.request)}])
+        found = Twice(ratio=times[1].time_s / times[0].time_s)
+        job.directory.write_json(self.result, dump(found))
+        job.directory.write_text(self.page, f"# The second time is {found.ratio:.2f} times the first\n")
+        return found
+
+    def show(self, job: Job[TwiceRequest, Session], found: Twice, console: Terminal) -> None:
+        console.say(f"ratio {found.ratio:.2f}")
+
+
+EXPERIMENT = TwiceExperiment()
+TIMES: list[float | BaseException] = []
+
+
+def timed(request: TwiceRequest) -> float:
+    """The next time of a made-up clock."""
+    time_s = TIMES.pop(0)
+    if isinstance(time_s, BaseException):
+        raise time_s
+    return time_s * request.repeats
