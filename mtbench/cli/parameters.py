@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_origin
 
 import typer
 from pydantic import BaseModel, ConfigDict, create_model
+from pydantic.fields import FieldInfo
 
 from mtbench import plugins
 from mtbench.runs import options
@@ -87,7 +88,8 @@ def was_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _is_option(parameter: inspect.Parameter) -> bool:
-    return any(isinstance(mark, Option) for mark in getattr(parameter.annotation, "__metadata__", ()))
+    marks = getattr(parameter.annotation, "__metadata__", ())
+    return any(isinstance(mark, FieldInfo) and options.option_of(mark) is not None for mark in marks)
 
 
 def _parameter(kind: type[BaseModel], name: str, option: Option) -> inspect.Parameter:

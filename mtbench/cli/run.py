@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field
 
 from mtbench.cli.parameters import command, given, load_plugins, parameters, with_parameters
 from mtbench.cli.session import FAILED, beside_json, err, out, say, warn, write_json
 from mtbench.errors import UserError
 from mtbench.files import refuse_existing
 from mtbench.runs import options
-from mtbench.runs.options import MACHINE, Option
+from mtbench.runs.options import MACHINE, option
 from mtbench.runs.run_request import Execution, RunRequest, RunSession
 
 app = typer.Typer()
@@ -45,17 +44,15 @@ def generate(
     server: options.Servers = (),
     peak_memory: options.PeakMemory = False,
     timed_only: Annotated[
-        bool,
-        Field(description="Leave out the untimed passes: re-scoring, energy, peak memory."),
-        Option(panel=MACHINE),
+        bool, option("Leave out the untimed passes: re-scoring, energy, peak memory.", MACHINE)
     ] = False,
     turns: Annotated[
         bool,
-        Field(
-            description="Print `ready` before every block and wait for a line on standard input, so that two processes "
-            "can take turns."
+        option(
+            "Print `ready` before every block and wait for a line on standard input, so that two processes "
+            "can take turns.",
+            MACHINE,
         ),
-        Option(panel=MACHINE),
     ] = False,
     plugin: options.Plugins = (),
 ) -> None:

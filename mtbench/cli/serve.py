@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 from typer import Option
 
 from mtbench.cli.parameters import command
 from mtbench.cli.session import FAILED, say, warn
 from mtbench.errors import UserError
 from mtbench.runs import options
-from mtbench.runs.options import SERVER
+from mtbench.runs.options import SERVER, option
 from mtbench.runs.run_request import RunRequest
 
 app = typer.Typer()
@@ -61,8 +60,14 @@ def serve(
     ] = None,
     request_timeout: Annotated[
         float,
-        Field(ge=SHORTEST_LIMIT_S, description="Time that a request may take, waiting included, such as 90s or 5m."),
-        options.Option(panel=SERVER, metavar="DURATION", parse=options.seconds, show=options.shown_seconds),
+        option(
+            "Time that a request may take, waiting included, such as 90s or 5m.",
+            SERVER,
+            ge=SHORTEST_LIMIT_S,
+            metavar="DURATION",
+            parse=options.seconds,
+            show=options.shown_seconds,
+        ),
     ] = 300.0,
     ready_file: Annotated[
         Path | None, Option("--ready-file", help="Write URL, model, method, rows and process id here once it answers.")

@@ -223,8 +223,9 @@ def _resumed_directory(experiment: Experiment[R, S, P, F], out: str | None, give
     experiment.refuse_other(directory)
     if os.path.isfile(directory / experiment.begun_by):
         return directory
-    left = [path for path in directory.rglob("*") if not path.is_dir()] if os.path.isdir(directory) else []
-    if not left or not all(UNPLANNED.fullmatch(path.name) and path.is_file() for path in left):
+    there = os.path.isdir(directory)
+    left = [path for path in directory.rglob("*") if not path.is_dir()] if there else []
+    if not there or not all(UNPLANNED.fullmatch(path.name) and path.is_file() for path in left):
         raise UserError(
             f"{out!r} holds nothing of `mtbench {command}`: it has no {experiment.begun_by}. Start without --resume."
         )

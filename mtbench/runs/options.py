@@ -57,6 +57,17 @@ class Option:
     permission: bool = False  # only the command that runs can give it; a stored one counts for nothing
 
 
+def option(help: str, panel: str, **more: Any) -> Any:
+    """Return the mark of a type that is an option: its help, the panel of `--help`, fields of `Option`, and bounds.
+
+    Bounds are those of pydantic's `Field`: `ge`, `gt`, `le`, `lt`, `min_length`.
+    """
+    own = {name: more.pop(name) for name in Option.__dataclass_fields__.keys() & more.keys()}
+    field: Any = Field(description=help, **more)
+    field.metadata.append(Option(panel=panel, **own))
+    return field
+
+
 def option_of(field: FieldInfo) -> Option | None:
     """Return how a field is an option; None if it is none."""
     return next((entry for entry in field.metadata if isinstance(entry, Option)), None)
@@ -363,229 +374,190 @@ def absolute(text: str) -> str:
 
 # The options that several commands take
 
-Suites = Annotated[
-    Sequence[str],
-    Field(description="Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`."),
-    Option(panel=BENCHMARK),
-]
-Suite = Annotated[
-    str,
-    Field(min_length=1, description="Suite as NAME or NAME:REST. See `mtbench ls suites`."),
-    Option(panel=BENCHMARK),
-]
+Suites = Annotated[Sequence[str], option("Suite as NAME or NAME:REST. Repeatable. See `mtbench ls suites`.", BENCHMARK)]
+Suite = Annotated[str, option("Suite as NAME or NAME:REST. See `mtbench ls suites`.", BENCHMARK, min_length=1)]
 Family = Annotated[
-    str | None,
-    Field(description="Family of checkpoints; default: the suite's. See `mtbench ls families`."),
-    Option(panel=COMPARED),
+    str | None, option("Family of checkpoints; default: the suite's. See `mtbench ls families`.", COMPARED)
 ]
-Model = Annotated[
-    str | None,
-    Field(description="Folder, hub id or GGUF file of a single checkpoint; its role is `ar`."),
-    Option(panel=COMPARED),
-]
+Model = Annotated[str | None, option("Folder, hub id or GGUF file of a single checkpoint; its role is `ar`.", COMPARED)]
 Checkpoints = Annotated[
     Mapping[str, str],
-    Field(description="ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable."),
-    Option(panel=COMPARED, parse_all=checkpoints, show=pairs),
+    option("ROLE=PATH_OR_ID: the checkpoint of one role. Repeatable.", COMPARED, parse_all=checkpoints, show=pairs),
 ]
 Weights = Annotated[
-    str | None,
-    Field(description="random:SHAPE: random weights for all roles. Simulated: measures speed only."),
-    Option(panel=COMPARED),
+    str | None, option("random:SHAPE: random weights for all roles. Simulated: measures speed only.", COMPARED)
 ]
 SimulatedAcceptance = Annotated[
     str | None,
-    Field(
-        description="Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which "
+    option(
+        "Simulated acceptance: RUN_DIRECTORY; probabilities by draft position, such as 0.8,0.6, of which "
         "the last one repeats; rates=0.8,0.5, shares of forwards that accept so many drafts (vLLM's "
         "synthetic_acceptance_rates); or length=2.4, mean tokens per forward with the model's own (vLLM's "
-        "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability."
+        "synthetic_acceptance_length, SGLANG_SIMULATE_ACC_LEN), length=2.4,independent with one probability.",
+        COMPARED,
     ),
-    Option(panel=COMPARED),
 ]
 Methods = Annotated[
     Sequence[str],
-    Field(
-        description="Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: the default arms of the "
+    option(
+        "Arm, such as 'mars:tau=0.95|0.8,cache=block'. Repeatable; default: the default arms of the "
         "methods whose checkpoints are there; with `ar` alone, also all methods that need no training. See "
-        "`mtbench ls methods`."
+        "`mtbench ls methods`.",
+        COMPARED,
     ),
-    Option(panel=COMPARED),
 ]
 EngineName = Literal["graph", "eager", "invariant"]
 Engine = Annotated[
-    EngineName,
-    Field(description="How forward passes run: graph, eager (as papers measure) or invariant."),
-    Option(panel=COMPARED),
+    EngineName, option("How forward passes run: graph, eager (as papers measure) or invariant.", COMPARED)
 ]
 BatchSize = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 BatchSizes = Annotated[
     Sequence[BatchSize],
-    Field(min_length=1, description="One or several sizes, such as 1,8."),
-    Option(panel=TIMING, parse=numbers(int), show=joined),
+    option("One or several sizes, such as 1,8.", TIMING, min_length=1, parse=numbers(int), show=joined),
 ]
 Batching = Literal["static", "refill"]
 Batchings = Annotated[
     Sequence[Batching],
-    Field(
+    option(
+        "static, refill (a finished row takes the next prompt), or static,refill.",
+        TIMING,
         min_length=1,
-        description="static, refill (a finished row takes the next prompt), or static,refill.",
+        parse=lambda text: text.split(","),
+        show=joined,
     ),
-    Option(panel=TIMING, parse=lambda text: text.split(","), show=joined),
 ]
 ItemLimit = Annotated[
     int | None,
-    Field(ge=1, le=MOST_ITEMS, description="Items per suite, or per subtask of a suite with subtasks, or all."),
-    Option(panel=BENCHMARK, metavar="INTEGER|all", parse=item_limit),
+    option(
+        "Items per suite, or per subtask of a suite with subtasks, or all.",
+        BENCHMARK,
+        ge=1,
+        le=MOST_ITEMS,
+        metavar="INTEGER|all",
+        parse=item_limit,
+    ),
 ]
-Subtasks = Annotated[
-    Sequence[str],
-    Field(description="Only this subtask of the suite. Repeatable; default: all."),
-    Option(panel=BENCHMARK),
-]
+Subtasks = Annotated[Sequence[str], option("Only this subtask of the suite. Repeatable; default: all.", BENCHMARK)]
 Metric = Annotated[
-    str | None,
-    Field(description="How `prompts:FILE` scores its answers: exact (default), contains, number or none."),
-    Option(panel=BENCHMARK),
+    str | None, option("How `prompts:FILE` scores its answers: exact (default), contains, number or none.", BENCHMARK)
 ]
-Rounds = Annotated[
-    int,
-    Field(ge=1, le=MOST_ROUNDS, description="How often the first blocks are timed."),
-    Option(panel=TIMING),
-]
+Rounds = Annotated[int, option("How often the first blocks are timed.", TIMING, ge=1, le=MOST_ROUNDS)]
 TimeBudget = Annotated[
     float | None,
-    Field(
+    option(
+        "Start no batch after 90s, 30m or 2h, counted from loading the models; continue with --resume.",
+        TIMING,
         ge=0,
-        description="Start no batch after 90s, 30m or 2h, counted from loading the models; continue with --resume.",
+        flags=("--time-budget",),
+        parse=seconds,
+        show=shown_seconds,
+        resumable=True,
     ),
-    Option(panel=TIMING, flags=("--time-budget",), parse=seconds, show=shown_seconds, resumable=True),
 ]
 MaxNewTokens = Annotated[
-    int | None,
-    Field(ge=1, le=MOST_NEW_TOKENS, description="Maximum tokens of an answer; default: the suite's."),
-    Option(panel=DECODING),
+    int | None, option("Maximum tokens of an answer; default: the suite's.", DECODING, ge=1, le=MOST_NEW_TOKENS)
 ]
 Dtype = Annotated[
     Literal["auto", "float64", "float32", "bfloat16", "float16"],
-    Field(description="auto (the fastest here), float32, bfloat16, float16 or float64."),
-    Option(panel=MACHINE),
+    option("auto (the fastest here), float32, bfloat16, float16 or float64.", MACHINE),
 ]
-Device = Annotated[str, Field(description="auto, cpu or cuda."), Option(panel=MACHINE)]
-Seed = Annotated[
-    int,
-    Field(description="Random seed for block order, data and sampling."),
-    Option(panel=DECODING),
-]
+Device = Annotated[str, option("auto, cpu or cuda.", MACHINE)]
+Seed = Annotated[int, option("Random seed for block order, data and sampling.", DECODING)]
 Temperature = Annotated[
     float,
-    Field(
-        ge=0,
-        le=HOTTEST,
-        description="0 is greedy. Above 0, all arms share one random seed per request and position.",
+    option(
+        "0 is greedy. Above 0, all arms share one random seed per request and position.", DECODING, ge=0, le=HOTTEST
     ),
-    Option(panel=DECODING),
 ]
 ChatTemplateKwargs = Annotated[
     Mapping[str, PlainValue],
-    Field(
-        description="Variables of the chat template, such as enable_thinking=false or '{\"enable_thinking\": false}'. "
-        "Repeatable."
+    option(
+        "Variables of the chat template, such as enable_thinking=false or '{\"enable_thinking\": false}'. Repeatable.",
+        DECODING,
+        metavar="NAME=VALUE|JSON",
+        parse_all=template_variables,
+        show=pairs,
     ),
-    Option(panel=DECODING, metavar="NAME=VALUE|JSON", parse_all=template_variables, show=pairs),
 ]
 DataDir = Annotated[
-    str | None,
-    Field(description="Folder with the suites' data."),
-    Option(panel=BENCHMARK, metavar="PATH", parse=absolute, resumable=True),
+    str | None, option("Folder with the suites' data.", BENCHMARK, metavar="PATH", parse=absolute, resumable=True)
 ]
-Offline = Annotated[bool, Field(description="Never use the network."), Option(panel=BENCHMARK, resumable=True)]
-SkipUnscorable = Annotated[
-    bool,
-    Field(description="Leave out items that cannot be scored on this machine."),
-    Option(panel=BENCHMARK),
-]
+Offline = Annotated[bool, option("Never use the network.", BENCHMARK, resumable=True)]
+SkipUnscorable = Annotated[bool, option("Leave out items that cannot be scored on this machine.", BENCHMARK)]
 AllowUnsandboxedCode = Annotated[
-    bool,
-    Field(description="Run generated code without a sandbox (unsafe)."),
-    Option(panel=BENCHMARK, resumable=True, permission=True),
+    bool, option("Run generated code without a sandbox (unsafe).", BENCHMARK, resumable=True, permission=True)
 ]
 Protocol = Literal["own", "paper"]  # paper: ignore stop strings while decoding; cut the text before scoring
 ProtocolChoice = Annotated[
-    Protocol,
-    Field(description="own, or paper: ignore stop strings while decoding; cut the text before scoring."),
-    Option(panel=DECODING),
+    Protocol, option("own, or paper: ignore stop strings while decoding; cut the text before scoring.", DECODING)
 ]
-IgnoreEos = Annotated[
-    bool,
-    Field(description="Ignore end tokens: every answer takes its whole token budget."),
-    Option(panel=DECODING),
-]
+IgnoreEos = Annotated[bool, option("Ignore end tokens: every answer takes its whole token budget.", DECODING)]
 MaxLoss = Annotated[
     float,
-    Field(
-        gt=0,
-        lt=100,
-        description="Loss of accuracy that you accept, in points: the margin of the verdict `not worse`.",
+    option(
+        "Loss of accuracy that you accept, in points: the margin of the verdict `not worse`.", DECISION, gt=0, lt=100
     ),
-    Option(panel=DECISION),
 ]
 PricePerHour = Annotated[
     Price | None,
-    Field(
-        description="Price of the machine that one worker decodes on, per hour; adds the cost per million tokens.",
+    option(
+        "Price of the machine that one worker decodes on, per hour; adds the cost per million tokens.",
+        OUTPUT,
+        metavar="PRICE",
     ),
-    Option(panel=OUTPUT, metavar="PRICE"),
 ]
 Plugins = Annotated[
     Sequence[str],
-    Field(
-        description="Import a file that registers methods or suites. It is code: name only files you trust. Repeatable."
+    option(
+        "Import a file that registers methods or suites. It is code: name only files you trust. Repeatable.",
+        COMPARED,
+        metavar="FILE.py",
+        resumable=True,
     ),
-    Option(panel=COMPARED, metavar="FILE.py", resumable=True),
 ]
 Out = Annotated[
     str | None,
-    Field(description="Directory of the files; default: runs/<name>-<time>."),
-    Option(panel=OUTPUT, flags=("-o", "--out"), metavar="PATH", resumable=True),
+    option(
+        "Directory of the files; default: runs/<name>-<time>.",
+        OUTPUT,
+        flags=("-o", "--out"),
+        metavar="PATH",
+        resumable=True,
+    ),
 ]
-Resume = Annotated[bool, Field(description="Run what is missing in -o DIR."), Option(panel=OUTPUT, resumable=True)]
-DryRun = Annotated[
-    bool,
-    Field(description="Print the plan and a time estimate; run nothing."),
-    Option(panel=OUTPUT, resumable=True),
-]
+Resume = Annotated[bool, option("Run what is missing in -o DIR.", OUTPUT, resumable=True)]
+DryRun = Annotated[bool, option("Print the plan and a time estimate; run nothing.", OUTPUT, resumable=True)]
 JsonTo = Annotated[
     str | None,
-    Field(description="Also write the results as JSON to this file; `-` is standard output."),
-    Option(panel=OUTPUT, flags=("--json",), metavar="PATH", resumable=True),
+    option(
+        "Also write the results as JSON to this file; `-` is standard output.",
+        OUTPUT,
+        flags=("--json",),
+        metavar="PATH",
+        resumable=True,
+    ),
 ]
-Workers = Annotated[
-    int | None,
-    Field(description="Worker processes, each with its own GPU; default: 1."),
-    Option(panel=MACHINE, resumable=True),
-]
+Workers = Annotated[int | None, option("Worker processes, each with its own GPU; default: 1.", MACHINE, resumable=True)]
 Ray = Annotated[
     str | None,
-    Field(description="Decode on a Ray cluster, one worker per GPU. Its address, `auto` or `local`."),
-    Option(panel=MACHINE, resumable=True),
+    option("Decode on a Ray cluster, one worker per GPU. Its address, `auto` or `local`.", MACHINE, resumable=True),
 ]
 Servers = Annotated[
     Sequence[str],
-    Field(description="URL or URL=VARIABLE: a server that the stored plan may ask, and its key. Repeatable."),
-    Option(panel=MACHINE, resumable=True),
+    option(
+        "URL or URL=VARIABLE: a server that the stored plan may ask, and its key. Repeatable.", MACHINE, resumable=True
+    ),
 ]
 PeakMemory = Annotated[
     bool,
-    Field(description="Measure peak memory on a CPU too: one process per cell, which takes minutes."),
-    Option(panel=MACHINE, resumable=True),
+    option("Measure peak memory on a CPU too: one process per cell, which takes minutes.", MACHINE, resumable=True),
 ]
 Cause = Literal["divergent", "void", "failed"]
 FailOn = Annotated[
     Sequence[Cause],
-    Field(description="End with exit code 1 if a cell is divergent, void or failed: some of these, or none."),
-    Option(
-        panel=OUTPUT,
+    option(
+        "End with exit code 1 if a cell is divergent, void or failed: some of these, or none.",
+        OUTPUT,
         parse=lambda text: [] if text == "none" else text.split(","),
         show=lambda causes: joined(causes) or "none",
         resumable=True,

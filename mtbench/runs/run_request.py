@@ -11,11 +11,12 @@ from pydantic import Field
 
 from mtbench.records import Former, Record, Upgraded, points
 from mtbench.runs import options
-from mtbench.runs.options import BENCHMARK, Option
+from mtbench.runs.options import BENCHMARK, option
 
 if TYPE_CHECKING:  # the command line reads the defaults without torch
     from mtbench.runs.formats import LeftLine
 
+DEMONSTRATION = "arithmetic"  # the suite of the embedded demonstration
 TIMED_BLOCKS = 16  # blocks that later rounds repeat
 RACED_BLOCKS = 64  # blocks of a race, at most
 REFILLS = 8  # least prompts per slot of a refilled block: slots run empty at its end, and that must weigh little
@@ -27,7 +28,7 @@ class DecodingRequest(Upgraded):
 
     FORMER: ClassVar[Mapping[str, Former]] = {"template_option": Former("chat_template_kwargs")}
 
-    suite: options.Suites = ("arithmetic",)
+    suite: options.Suites = (DEMONSTRATION,)
     family: options.Family = None
     model: options.Model = None
     checkpoint: options.Checkpoints = Field(default_factory=dict)
@@ -106,8 +107,7 @@ class RunSession(Session):
     dry_run: options.DryRun = False
     bundle: Annotated[
         str | None,
-        Field(description="Read data and checkpoints from this file, made by `mtbench fetch`."),
-        Option(panel=BENCHMARK, metavar="PATH"),
+        option("Read data and checkpoints from this file, made by `mtbench fetch`.", BENCHMARK, metavar="PATH"),
     ] = None
     workers: options.Workers = None
     ray: options.Ray = None

@@ -87,7 +87,7 @@ def test_mistakes(words: list[str], reason: str) -> None:
 
 
 def test_resuming_nothing(tmp_path: Path) -> None:
-    assert "holds nothing of `mtbench load`" in mistake("-o", tmp_path, "--resume")
+    assert "holds nothing of `mtbench load`" in mistake("-o", tmp_path / "none", "--resume")
 
 
 def test_limits() -> None:

@@ -4,27 +4,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
-
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.records import Record, dump
 from mtbench.report.console import Terminal
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
-from mtbench.runs.options import BENCHMARK, TIMING, Option
+from mtbench.runs.options import BENCHMARK, TIMING, option
 from mtbench.runs.run_request import Session
 
 
 class TwiceRequest(Record):
     """What is timed."""
 
-    prompt: Annotated[str, Field(description="Text to time."), Option(panel=BENCHMARK)] = "1 + 1"
-    repeats: Annotated[int, Field(ge=1, le=9, description="Passes of each time."), Option(panel=TIMING)] = 2
+    prompt: Annotated[str, option("Text to time.", BENCHMARK)] = "1 + 1"
+    repeats: Annotated[int, option("Passes of each time.", TIMING, ge=1, le=9)] = 2
     limit_s: Annotated[
         float,
-        Field(gt=0, description="Longest time, such as 90s."),
-        Option(panel=TIMING, flags=("--time-limit",), parse=options.seconds, show=options.shown_seconds),
+        option(
+            "Longest time, such as 90s.",
+            TIMING,
+            gt=0,
+            flags=("--time-limit",),
+            parse=options.seconds,
+            show=options.shown_seconds,
+        ),
     ] = 60.0
     offline: options.Offline = False
 

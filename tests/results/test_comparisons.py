@@ -113,8 +113,6 @@ def test_refill_of_single_slots_alone_is_refused(request_: RunRequest) -> None:
     """Nothing would be left to run."""
     with pytest.raises(UserError, match="--batching refill leaves nothing to run"):
         make_plan(request_.changed(batching=("refill",), batch_size=(1,)))
-    with pytest.raises(UserError, match="unknown batching 'refil'"):
-        make_plan(request_.changed(batching=("refil",)))
 
 
 def test_all_that_was_planned_is_measured(results: Results) -> None:

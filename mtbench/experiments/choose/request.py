@@ -12,8 +12,15 @@ from mtbench.errors import UserError
 from mtbench.records import Former
 from mtbench.runs import options
 from mtbench.runs.formats import LimitName, Objective
-from mtbench.runs.options import BENCHMARK, COMPARED, DECISION, Option
-from mtbench.runs.run_request import RACED_BLOCKS, DecodingRequest, RunRequest, TimedSession, default_limit
+from mtbench.runs.options import BENCHMARK, COMPARED, DECISION, option
+from mtbench.runs.run_request import (
+    DEMONSTRATION,
+    RACED_BLOCKS,
+    DecodingRequest,
+    RunRequest,
+    TimedSession,
+    default_limit,
+)
 
 AUTO = "auto"  # of `--method`
 
@@ -25,34 +32,27 @@ class RaceRequest(DecodingRequest):
 
     suite: Annotated[
         Sequence[str],
-        Field(description="Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`."),
-        Option(panel=BENCHMARK),
-    ] = ("arithmetic",)
+        option("Suite as NAME or NAME:REST; prompts:FILE for your own. See `mtbench ls suites`.", BENCHMARK),
+    ] = (DEMONSTRATION,)
     method: Annotated[
         Sequence[str],
-        Field(
-            description="Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.",
-        ),
-        Option(panel=COMPARED),
+        option("Arm to race, such as 'mars:tau=0.95|0.8'. Repeatable; default auto: all that can run.", COMPARED),
     ] = (AUTO,)
     max_loss: Annotated[
         options.MaxLoss, Field(description="Loss of accuracy that you accept, in points.", gt=0, lt=100)
     ] = 1.0
     objective: Annotated[
         Objective,
-        Field(
-            description="speed or latency: an arm leaves when it is surely slower. energy or memory: the least "
-            "measured value.",
+        option(
+            "speed or latency: an arm leaves when it is surely slower. energy or memory: the least measured value.",
+            DECISION,
         ),
-        Option(panel=DECISION),
     ] = "speed"
     slo: Annotated[
         Mapping[LimitName, float],
-        Field(
-            description="Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none."
-        ),
-        Option(
-            panel=DECISION,
+        option(
+            "Limits of 95th percentiles, such as ttft=500ms,itl=50ms (between two commits); default: none.",
+            DECISION,
             metavar="LIMITS",
             parse=options.latency_limits(get_args(LimitName)),
             show=options.shown_limits,

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from mtbench.runs import options
-from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, Option
+from mtbench.runs.options import BUILDS, COMPARED, GATE, TIMING, option
 from mtbench.runs.run_request import PlanRequest, Session
 
 MOST_PAIRS = 1000
@@ -23,27 +23,23 @@ class BuildsRequest(PlanRequest):
         options.ItemLimit,
         Field(description="Items per suite, or per subtask of a suite with subtasks, or all."),
     ] = 100
-    blocks: Annotated[int, Field(ge=1, description="Blocks of each group that are timed."), Option(panel=GATE)] = 8
+    blocks: Annotated[int, option("Blocks of each group that are timed.", GATE, ge=1)] = 8
     interleave: Annotated[
         bool,
-        Field(
-            description="Both processes of a pair are alive and take turns, block by block: less noise, but both must "
-            "fit into memory."
+        option(
+            "Both processes of a pair are alive and take turns, block by block: less noise, but both must "
+            "fit into memory.",
+            GATE,
         ),
-        Option(panel=GATE),
     ] = False
-    allow_dirty: Annotated[
-        bool, Field(description="A build may come from a checkout with changed files."), Option(panel=BUILDS)
-    ] = False
+    allow_dirty: Annotated[bool, option("A build may come from a checkout with changed files.", BUILDS)] = False
     process_limit_s: Annotated[
         float,
-        Field(
-            gt=0,
-            description="Longest time of one process of a build, such as 90s, 30m or 2h; with --interleave, of one "
+        option(
+            "Longest time of one process of a build, such as 90s, 30m or 2h; with --interleave, of one "
             "turn. A head that takes longer fails.",
-        ),
-        Option(
-            panel=GATE,
+            GATE,
+            gt=0,
             flags=("--process-limit",),
             metavar="DURATION",
             parse=options.seconds,
@@ -55,51 +51,39 @@ class BuildsRequest(PlanRequest):
 class GateOptions(BuildsRequest):
     """The options of `mtbench gate`."""
 
-    base: Annotated[str | None, Field(description=f"Build to compare with: {ENV}."), Option(panel=BUILDS)] = None
-    head: Annotated[
-        str | None, Field(description="Build to judge; default: this environment."), Option(panel=BUILDS)
-    ] = None
+    base: Annotated[str | None, option(f"Build to compare with: {ENV}.", BUILDS)] = None
+    head: Annotated[str | None, option("Build to judge; default: this environment.", BUILDS)] = None
     base_plugin: Annotated[
         Sequence[str],
-        Field(
-            description="Base imports this file in place of that of --plugin, such as an older version of it. "
-            "Repeatable."
+        option(
+            "Base imports this file in place of that of --plugin, such as an older version of it. Repeatable.",
+            BUILDS,
+            metavar="FILE.py",
         ),
-        Option(panel=BUILDS, metavar="FILE.py"),
     ] = ()
-    margin: Annotated[
-        float, Field(gt=0, lt=1, description="Slowdown that matters, as a share: 0.02 is 2 %."), Option(panel=GATE)
-    ] = 0.02
+    margin: Annotated[float, option("Slowdown that matters, as a share: 0.02 is 2 %.", GATE, gt=0, lt=1)] = 0.02
     pairs: Annotated[
         int | None,
-        Field(
+        option(
+            "Pairs of processes at the last look; default: by the calibrated noise, at most 40. Fresh "
+            "pairs that test a FAIL once more come on top.",
+            GATE,
             ge=2,
             le=MOST_PAIRS,
-            description="Pairs of processes at the last look; default: by the calibrated noise, at most 40. Fresh "
-            "pairs that test a FAIL once more come on top.",
         ),
-        Option(panel=GATE),
     ] = None
-    counts_only: Annotated[
-        bool, Field(description="Compare tokens and work only; time nothing."), Option(panel=GATE)
-    ] = False
+    counts_only: Annotated[bool, option("Compare tokens and work only; time nothing.", GATE)] = False
     allow_changed: Annotated[
-        bool,
-        Field(description="Head may emit other tokens. Both builds are then timed on base's commits."),
-        Option(panel=GATE),
+        bool, option("Head may emit other tokens. Both builds are then timed on base's commits.", GATE)
     ] = False
-    allow_torch: Annotated[
-        bool, Field(description="The builds may have different versions of torch."), Option(panel=BUILDS)
-    ] = False
+    allow_torch: Annotated[bool, option("The builds may have different versions of torch.", BUILDS)] = False
 
 
 class CalibrationOptions(BuildsRequest):
     """The options of `mtbench gate calibrate`."""
 
-    base: Annotated[
-        str | None, Field(description=f"Build: {ENV}; default: this environment."), Option(panel=BUILDS)
-    ] = None
-    pairs: Annotated[int, Field(ge=3, le=MOST_PAIRS, description="Pairs of processes."), Option(panel=GATE)] = 10
+    base: Annotated[str | None, option(f"Build: {ENV}; default: this environment.", BUILDS)] = None
+    pairs: Annotated[int, option("Pairs of processes.", GATE, ge=3, le=MOST_PAIRS)] = 10
 
 
 class GateSession(Session):
@@ -107,16 +91,21 @@ class GateSession(Session):
 
     plugin: Annotated[
         Sequence[str],
-        Field(
-            description="Import a file that registers methods or suites. It is code: name only files you trust. "
-            "Repeatable."
+        option(
+            "Import a file that registers methods or suites. It is code: name only files you trust. Repeatable.",
+            COMPARED,
+            metavar="FILE.py",
         ),
-        Option(panel=COMPARED, metavar="FILE.py"),
     ] = ()
     time_budget_s: Annotated[
         float | None,
-        Field(ge=0, description="Begin no pair after 90s, 30m or 2h; continue with --resume."),
-        Option(
-            panel=TIMING, flags=("--time-budget",), parse=options.seconds, show=options.shown_seconds, resumable=True
+        option(
+            "Begin no pair after 90s, 30m or 2h; continue with --resume.",
+            TIMING,
+            ge=0,
+            flags=("--time-budget",),
+            parse=options.seconds,
+            show=options.shown_seconds,
+            resumable=True,
         ),
     ] = None

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from mtbench.errors import UserError
 from mtbench.records import Former, Record, Size, Upgraded, points
 from mtbench.runs import options
-from mtbench.runs.options import COMPARED, LOAD, SERVER, Option
-from mtbench.runs.run_request import TimedSession
+from mtbench.runs.options import COMPARED, LOAD, SERVER, option
+from mtbench.runs.run_request import DEMONSTRATION, TimedSession
 
 ClientName = Literal["aiperf", "guidellm"]
 Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -47,22 +47,25 @@ class LoadRequest(Upgraded):
         "accuracy_margin": Former("max_loss", points, "in points"),
     }
 
-    suite: options.Suite = "arithmetic"
+    suite: options.Suite = DEMONSTRATION
     method: Annotated[
         Sequence[str],
-        Field(
-            description="Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server "
-            "adapts to its queue, mars:tau=0.95..0.7. Repeatable."
+        option(
+            "Method that this command serves, such as 'mars:tau=1|0.95' or, with a range that the server "
+            "adapts to its queue, mars:tau=0.95..0.7. Repeatable.",
+            COMPARED,
         ),
-        Option(panel=COMPARED),
     ] = ()
     url: Annotated[
         Mapping[str, str],
-        Field(
-            description="NAME=URL of a server that runs already, ending in /v1; NAME=URL=VARIABLE if the environment "
-            "variable has its key. Repeatable."
+        option(
+            "NAME=URL of a server that runs already, ending in /v1; NAME=URL=VARIABLE if the environment "
+            "variable has its key. Repeatable.",
+            COMPARED,
+            parse_all=list,
+            show=options.pairs,
+            resumable=True,
         ),
-        Option(panel=COMPARED, parse_all=list, show=options.pairs, resumable=True),
     ] = Field(default_factory=dict)
     key_env: Mapping[str, str] = Field(
         default_factory=dict, description="environment variable with the key of a given server, by the server's name"
@@ -75,50 +78,56 @@ class LoadRequest(Upgraded):
     device: options.Device = "auto"
     request_rate: Annotated[
         Sequence[Positive],
-        Field(description="Requests per second, such as 1,2,4."),
-        Option(panel=LOAD, parse=options.numbers(float), show=options.joined),
+        option("Requests per second, such as 1,2,4.", LOAD, parse=options.numbers(float), show=options.joined),
     ] = ()
     concurrency: Annotated[
         Sequence[Size],
-        Field(description="Requests at a time, such as 1,4,16; instead of --request-rate."),
-        Option(panel=LOAD, parse=options.numbers(int), show=options.joined),
+        option(
+            "Requests at a time, such as 1,4,16; instead of --request-rate.",
+            LOAD,
+            parse=options.numbers(int),
+            show=options.joined,
+        ),
     ] = ()
-    poisson: Annotated[bool, Field(description="Poisson arrivals; default: constant gaps."), Option(panel=LOAD)] = False
+    poisson: Annotated[bool, option("Poisson arrivals; default: constant gaps.", LOAD)] = False
     duration_s: Annotated[
         Positive,
-        Field(description="Time in which a point's requests are sent, such as 30s, with --request-rate."),
-        Option(panel=LOAD, flags=("--duration",), parse=options.seconds, show=options.shown_seconds),
+        option(
+            "Time in which a point's requests are sent, such as 30s, with --request-rate.",
+            LOAD,
+            flags=("--duration",),
+            parse=options.seconds,
+            show=options.shown_seconds,
+        ),
     ] = 30.0
-    requests: Annotated[
-        Size | None,
-        Field(description="Requests of a point; default: rate times duration."),
-        Option(panel=LOAD),
-    ] = None
+    requests: Annotated[Size | None, option("Requests of a point; default: rate times duration.", LOAD)] = None
     rounds: Annotated[options.Rounds, Field(description="How often every point is run; intervals of times need 5.")] = 5
     slo: Annotated[
         Slo,
-        Field(description="Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good."),
-        Option(panel=LOAD, metavar="LIMITS", parse=_slo, show=_shown_slo),
+        option(
+            "Limits of goodput, such as ttft=500ms,itl=50ms,e2e=5s; default: every answer is good.",
+            LOAD,
+            metavar="LIMITS",
+            parse=_slo,
+            show=_shown_slo,
+        ),
     ] = Field(default_factory=Slo)
-    client: Annotated[
-        ClientName,
-        Field(description="Program that sends the requests: aiperf or guidellm."),
-        Option(panel=LOAD),
-    ] = "aiperf"
+    client: Annotated[ClientName, option("Program that sends the requests: aiperf or guidellm.", LOAD)] = "aiperf"
     limit: Annotated[options.ItemLimit, Field(description="Most items of the suite; default: as many as are sent.")] = (
         None
     )
-    max_num_seqs: Annotated[
-        Size,
-        Field(description="Rows of a served method: requests decoded side by side."),
-        Option(panel=SERVER),
-    ] = 8
-    max_queue: Annotated[Size, Field(description="Requests that a served method lets wait."), Option(panel=SERVER)] = 64
+    max_num_seqs: Annotated[Size, option("Rows of a served method: requests decoded side by side.", SERVER)] = 8
+    max_queue: Annotated[Size, option("Requests that a served method lets wait.", SERVER)] = 64
     max_new_tokens: options.MaxNewTokens = None
     request_timeout_s: Annotated[
         Positive,
-        Field(description="Time after which a request has failed, such as 90s or 5m."),
-        Option(panel=SERVER, flags=("--request-timeout",), parse=options.seconds, show=options.shown_seconds),
+        option(
+            "Time after which a request has failed, such as 90s or 5m.",
+            SERVER,
+            flags=("--request-timeout",),
+            parse=options.seconds,
+            show=options.shown_seconds,
+        ),
     ] = 300.0
     seed: Annotated[options.Seed, Field(description="Random seed for the order of items, arms and arrivals.")] = 0
     data_dir: options.DataDir = None
@@ -147,8 +156,12 @@ class LoadSession(TimedSession):
     ] = None
     client_python: Annotated[
         str | None,
-        Field(description="A Python that has the client; default: installed once in the cache folder."),
-        Option(panel=LOAD, metavar="PATH", resumable=True),
+        option(
+            "A Python that has the client; default: installed once in the cache folder.",
+            LOAD,
+            metavar="PATH",
+            resumable=True,
+        ),
     ] = None
 
 

@@ -10,38 +10,36 @@ from pydantic import Field
 
 from mtbench.records import Record
 from mtbench.runs import options
-from mtbench.runs.options import BENCHMARK, COMPARED, DECODING, TIMING, Option
+from mtbench.runs.options import BENCHMARK, COMPARED, DECODING, TIMING, option
 from mtbench.runs.run_request import Session
 
 
 class ReproduceRequest(Record):
     """The options of `mtbench reproduce`. None: the table's own value."""
 
-    name: Annotated[
-        str,
-        Field(description="A published table; without a name, list all tables."),
-        Option(panel=BENCHMARK, argument=True),
-    ] = ""
+    name: Annotated[str, option("A published table; without a name, list all tables.", BENCHMARK, argument=True)] = ""
     family: Annotated[
         options.Family,
         Field(description="Run only this family; another than the table's replaces all of them."),
     ] = None
     suite: Annotated[
         Sequence[str],
-        Field(description="Run only this suite; another than the table's replaces all of them. Repeatable."),
-        Option(panel=BENCHMARK),
+        option("Run only this suite; another than the table's replaces all of them. Repeatable.", BENCHMARK),
     ] = ()
     checkpoint: options.Checkpoints = Field(default_factory=dict)
     limit: Annotated[options.ItemLimit, Field(description="Items per suite or subtask; default: as published.")] = None
     batch_size: Annotated[
         Sequence[options.BatchSize] | None,
-        Field(description="One or several, such as 1,8; default: the table's."),
-        Option(panel=TIMING, parse=options.numbers(int), show=options.joined),
+        option(
+            "One or several, such as 1,8; default: the table's.",
+            TIMING,
+            parse=options.numbers(int),
+            show=options.joined,
+        ),
     ] = None
     rounds: Annotated[
         int | None,
-        Field(ge=1, le=options.MOST_ROUNDS, description="How often the first blocks are timed; default: the table's."),
-        Option(panel=TIMING),
+        option("How often the first blocks are timed; default: the table's.", TIMING, ge=1, le=options.MOST_ROUNDS),
     ] = None
     max_new_tokens: Annotated[
         options.MaxNewTokens, Field(description="Maximum tokens of an answer; default: as published.")
@@ -50,15 +48,13 @@ class ReproduceRequest(Record):
     dtype: options.Dtype = "auto"
     engine: Annotated[
         options.EngineName | None,
-        Field(description="graph, eager (as papers measure) or invariant; default: the table's."),
-        Option(panel=COMPARED),
+        option("graph, eager (as papers measure) or invariant; default: the table's.", COMPARED),
     ] = None
     data_dir: options.DataDir = None
     offline: options.Offline = False
     protocol: Annotated[
         options.Protocol,
-        Field(description="paper: ignore stop strings while decoding and count as the paper does; or own."),
-        Option(panel=DECODING),
+        option("paper: ignore stop strings while decoding and count as the paper does; or own.", DECODING),
     ] = "paper"
     seed: options.Seed = 0
     skip_unscorable: options.SkipUnscorable = False
