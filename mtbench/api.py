@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from mtbench import plugins, records
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError, unknown
 from mtbench.experiments import experiment as frame
 from mtbench.experiments.experiment import Job
 from mtbench.experiments.registry import experiment_of, options_of
-from mtbench.report.console import Terminal
 from mtbench.results.format import Results as ResultsRecord
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory

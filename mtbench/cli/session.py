@@ -9,9 +9,9 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.files import write_errors
-from mtbench.report.console import Terminal
 
 FAILED, MISTAKE, INCOMPLETE, INTERRUPTED = 1, 2, 3, 130  # exit codes; mtbench/cli/main.py says what they mean
 out = Terminal()

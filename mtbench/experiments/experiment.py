@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.console import RenderableType
 
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.records import Record, dump
-from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory, new_directory, refuse_used

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from mtbench.document.console import Terminal
+from mtbench.document.formatting import counted
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.report import pipeline
-from mtbench.report.console import Terminal
 from mtbench.report.decided import read_decision
-from mtbench.report.formatting import counted
 from mtbench.report.phrases import batches, breaks_promise, suite_name
 from mtbench.report.progress import MeasuringProgress
 from mtbench.report.terminal import decision_lines, plan_table, results_tables

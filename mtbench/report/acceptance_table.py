@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mtbench.report.formatting import NONE, count, listed, number, percent
+from mtbench.document.formatting import NONE, count, listed, number, percent
 from mtbench.report.table import Column, Entry, Table, failure, table_of
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.format import AcceptanceFigures, ResultCell

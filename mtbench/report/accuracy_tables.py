@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mtbench.report.formatting import NONE, bounds, count, interval, listed, number, percent, points, times
+from mtbench.document.formatting import NONE, bounds, count, interval, listed, number, percent, points, times
 from mtbench.report.phrases import short_verdict
 from mtbench.report.table import Entry, Row, Table, comparison_row
 from mtbench.results.comparisons import OwnSpeedups

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
+from mtbench.document.formatting import bounds, listed, times
 from mtbench.report import figures
 from mtbench.report.arm_names import in_words
 from mtbench.report.figures import ACCENT, INK, MUTED, RULE, Drawing
-from mtbench.report.formatting import bounds, listed, times
 from mtbench.results.format import BreakEven, ResultCell, Speedup
 
 SIZES_NEEDED = 3  # batch sizes of a sweep

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from mtbench.report.formatting import NONE, count, joules, listed, memory, number, percent, seconds
+from mtbench.document.formatting import NONE, count, joules, listed, memory, number, percent, seconds
 from mtbench.report.table import Column, Entry, Table, failure, table_of
 from mtbench.results.format import Percentiles, RequestLatency, ResultCell
 

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import Bbox
 
-from mtbench.report.formatting import Spread, bounds, interval, listed, number, percent, times
+from mtbench.document.formatting import Spread, bounds, interval, listed, number, percent, times
 from mtbench.results.format import ResultCell, Speedup
 from mtbench.statistics import LENGTH_RATIO_SHOWN_BEYOND, withheld
 

@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mtbench.document.formatting import NONE, count, counted, number
 from mtbench.imports.format import Imported, ImportedResult, OurCell, PairedSamples
-from mtbench.report.formatting import NONE, count, counted, number
 
 COLUMNS = 4
 COUNTS = ("requests", "drafts", "count")  # units of whole numbers

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from mtbench.report.formatting import NONE
+from mtbench.document.formatting import NONE
 from mtbench.report.table import Entry, Table
 
 WIDEST_CELL = 22  # characters of a line in a place of a table; longer text wraps

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from mtbench import statistics
+from mtbench.document.formatting import bounds, counted, interval, listed, number, times
 from mtbench.report.acceptance_table import without_loops
 from mtbench.report.accuracy_tables import percent_entry
-from mtbench.report.formatting import bounds, counted, interval, listed, number, times
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     cost_per_million,

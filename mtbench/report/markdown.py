@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from mtbench.document.formatting import NONE, listed
 from mtbench.report.batch_sweep import Sweep
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import NONE, listed
 from mtbench.report.sections import Section, Words, pictured
 from mtbench.report.table import Table
 

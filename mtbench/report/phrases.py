@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mtbench import statistics
+from mtbench.document.formatting import listed, number, percent
 from mtbench.models.families import EMBEDDED, FAMILIES, PART, RANDOM
-from mtbench.report.formatting import listed, number, percent
 from mtbench.results.format import ResultCell, SameItems, Speedup, Spread
 from mtbench.runs.plan import Simulated
 from mtbench.runs.simulation import KINDS, flags_of

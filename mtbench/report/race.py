@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mtbench.decoding.serving_engines import NONE_HAS_IT
+from mtbench.document.formatting import counted, listed, number, percent, seconds
 from mtbench.report.arm_names import in_words
-from mtbench.report.formatting import counted, listed, number, percent, seconds
 from mtbench.report.phrases import batches, suite_name
 from mtbench.results.decision_format import Decision, Looks, Recommendation
 from mtbench.results.decision_text import ALL_USED, budget_spent, times

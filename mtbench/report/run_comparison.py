@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mtbench.report.formatting import (
+from mtbench.document.formatting import (
     NONE,
     bounds,
     count,

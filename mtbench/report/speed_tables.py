@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from mtbench import statistics
+from mtbench.document.formatting import bounds, interval, number, times
 from mtbench.report.figures import FACTORS
-from mtbench.report.formatting import bounds, interval, number, times
 from mtbench.report.table import Column, Entry, Table, comparison_row, failure, table_of
 from mtbench.results.comparisons import OwnSpeedups, over_fastest_engine
 from mtbench.results.format import PlainSpeedup, ResultCell, Speedup

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mtbench import statistics
 from mtbench.decoding.registry import METHODS
-from mtbench.report.formatting import bounds, counted, interval, number, percent, times
+from mtbench.document.formatting import bounds, counted, interval, number, percent, times
 from mtbench.report.phrases import breaks_promise, fewer_items, floors, spread_over_tasks
 from mtbench.results import decision
 from mtbench.results.format import ResultCell, Speedup, Spread

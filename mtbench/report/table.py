@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from mtbench.document.formatting import NONE
 from mtbench.report.arm_names import in_words
-from mtbench.report.formatting import NONE
 from mtbench.results.format import ResultCell
 from mtbench.statistics import DISTURBED
 

@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mtbench.document.formatting import NONE, bounds, counted, interval, listed, number, percent
 from mtbench.report.arm_names import arm_names, in_words
 from mtbench.report.decided import decided
-from mtbench.report.formatting import NONE, bounds, counted, interval, listed, number, percent
 from mtbench.report.phrases import (
     REPEATED_FLAG,
     batches,

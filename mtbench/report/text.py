@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtbench.report.formatting import NONE, counted, listed, memory, number
+from mtbench.document.formatting import NONE, counted, listed, memory, number
 from mtbench.report.phrases import checkpoint_names, disclaimers, is_overridden, suite_name
 from mtbench.results.acceptance import OWNERS
 from mtbench.results.degenerate import FLAGGED_SHARE, LAST_TOKENS, LONGEST_PERIOD

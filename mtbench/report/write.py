@@ -12,6 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from mtbench.document.formatting import listed
 from mtbench.records import cleaned, dump
 from mtbench.report import figures, text
 from mtbench.report.acceptance_table import acceptance_table
@@ -22,7 +23,6 @@ from mtbench.report.cost_tables import cost_table, gaps, latency_table
 from mtbench.report.csv_tables import csv_tables
 from mtbench.report.decided import decided, read_decision
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import listed
 from mtbench.report.generation_viewer import ITEMS, Viewer, viewer
 from mtbench.report.latex import latex
 from mtbench.report.main_table import main_table

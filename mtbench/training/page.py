@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from mtbench import files, statistics
+from mtbench.document.formatting import NONE
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
 from mtbench.report.figures import Drawing
-from mtbench.report.formatting import NONE
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
 from mtbench.report.table import SIGNS

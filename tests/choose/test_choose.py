@@ -17,6 +17,7 @@ from whole import Quiet, forget_plugin_files
 import mtbench
 from mtbench import Chosen, plugins
 from mtbench.cli import ls, main
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.choose import pipeline as choosing
 from mtbench.experiments.choose.candidates import candidates
@@ -29,7 +30,6 @@ from mtbench.experiments.run import EXPERIMENT
 from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.console import Terminal
 from mtbench.report.progress import RunProgress
 from mtbench.report.terminal import decision_lines, note_lines
 from mtbench.report.write import write_report

@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 
 from mtbench.cli import ls
 from mtbench.decoding.registry import METHODS
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.models.families import FAMILIES
 from mtbench.options import options_of, show
-from mtbench.report.console import Terminal
 
 WIDTH = 80
 

@@ -30,10 +30,10 @@ from made_gates import (
 )
 from schemas import validator
 
+from mtbench.document.console import Terminal
 from mtbench.experiments.gate import figures, page, tables
 from mtbench.experiments.gate.format import Attribution, Gate
 from mtbench.records import cleaned, dump, parse
-from mtbench.report.console import Terminal
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 EVERY = pytest.mark.parametrize("made", [pytest.param(make(), id=name) for name, make in GATES.items()])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.records import Record, dump
-from mtbench.report.console import Terminal
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.options import BENCHMARK, TIMING, option

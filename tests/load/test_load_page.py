@@ -10,11 +10,11 @@ import pytest
 from made_gates import HOSTILE
 from made_loads import CLIENT, line, point, refused, request
 
+from mtbench.document.console import Terminal
 from mtbench.experiments.load import page
 from mtbench.experiments.load.format import Load, ServerFacts, Slo
 from mtbench.experiments.load.runner import Scores
 from mtbench.experiments.load.summary import Sent, cell, compare
-from mtbench.report.console import Terminal
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import Environment
 

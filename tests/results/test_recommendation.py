@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from made_records import result_cell, speedup
 
-from mtbench.report.formatting import interval
+from mtbench.document.formatting import interval
 from mtbench.results.decision import Intervals, headline, recommend
 from mtbench.results.decision_format import Recommendation
 from mtbench.results.format import AccuracyComparison, Agreement, Left, Lossless, ResultCell

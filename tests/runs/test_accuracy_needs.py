@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from made_runs import MadeRun, answer
 
+from mtbench.document.console import Terminal
 from mtbench.experiments import run
-from mtbench.report.console import Terminal
 from mtbench.runs.accuracy_needs import accuracy_needs
 from mtbench.runs.plan import Cell, Plan
 from mtbench.runs.planner import make_plan

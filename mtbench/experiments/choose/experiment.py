@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtbench import plugins
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.choose import pipeline
 from mtbench.experiments.choose.candidates import Candidates
@@ -13,7 +14,6 @@ from mtbench.experiments.choose.terminal import candidate_tables, decision_table
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.run import show_estimate
 from mtbench.report.arm_names import arm_names, in_words
-from mtbench.report.console import Terminal
 from mtbench.report.race import deploy_parts
 from mtbench.report.terminal import decision_lines
 from mtbench.report.text import weights

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.document.formatting import NONE, bounds, interval, number
 from mtbench.report.arm_names import arm_names
-from mtbench.report.formatting import NONE, bounds, interval, number
 from mtbench.report.terminal import note_lines
 from mtbench.results.comparisons import groups_of
 from mtbench.results.decision_format import Decision, Recommendation

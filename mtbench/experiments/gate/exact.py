@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mtbench.document.formatting import counted
 from mtbench.experiments.gate.format import Finding, Kind, Level
-from mtbench.report.formatting import counted
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.formats import FailureLine, GenerationLine, MemoryRecord, TimingLine
 

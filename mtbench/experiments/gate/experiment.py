@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from mtbench import files, plugins, records
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.gate import exports, floor, page
@@ -19,7 +20,6 @@ from mtbench.experiments.gate.request import ENV, BuildsRequest, CalibrationOpti
 from mtbench.experiments.gate.stages import FILE, GateRun
 from mtbench.plugins import read_file
 from mtbench.records import dump
-from mtbench.report.console import Terminal
 from mtbench.runs import options
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.run_request import PlanRequest

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+from mtbench.document.formatting import NONE, listed
 from mtbench.errors import printable
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import STAGES, Finding, Gate, StageName, TimeTest, Word
 from mtbench.experiments.gate.tables import ALL_CELLS, LEVEL_WORDS, CellRow, findings_of, geometric_mean_s
 from mtbench.records import cleaned
-from mtbench.report.formatting import NONE, listed
 from mtbench.report.markdown import plain
 
 NANOSECONDS = 1e9  # unit of Bencher's own measure `latency`

@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from mtbench.document.formatting import listed
 from mtbench.experiments.gate import tables
 from mtbench.experiments.gate.format import Attribution, Gate, TimedCell, TimeTest, Word
 from mtbench.experiments.gate.tables import ALL_CELLS
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WARN, Drawing
-from mtbench.report.formatting import listed
 
 MARKS: dict[Word, dict[str, Any]] = {
     "PASS": {"marker": "o", "mec": ACCENT, "mfc": ACCENT, "ms": 6.5},

@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mtbench import files
+from mtbench.document.formatting import NONE, count, interval, number, points, times
 from mtbench.experiments.gate import exports, tables
 from mtbench.experiments.gate.figures import draw
 from mtbench.experiments.gate.format import STAGES, ChangedCell, Finding, Gate, StageName, Word
 from mtbench.experiments.gate.tables import ALL_CELLS, LEVEL_WORDS, SIGNS, CellRow, Status
 from mtbench.records import cleaned, dump
-from mtbench.report.formatting import NONE, count, interval, number, points, times
 from mtbench.report.markdown import plain
 from mtbench.report.write import inline, template
 

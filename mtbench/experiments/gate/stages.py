@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mtbench import files, records
+from mtbench.document.formatting import counted
 from mtbench.errors import UserError
 from mtbench.experiments.gate import decision, exact, floor, plans
 from mtbench.experiments.gate.builds import Build, describe, refuse_dirty, same_build
@@ -41,7 +42,6 @@ from mtbench.experiments.gate.processes import BuildFailed, generate, make_plan
 from mtbench.experiments.gate.timed import TimedStage
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.report.formatting import counted
 from mtbench.runs.directory import JsonObject, RunDirectory
 from mtbench.runs.plan import Cell
 

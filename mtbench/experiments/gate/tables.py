@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import NamedTuple
 
+from mtbench.document.formatting import NONE, counted, listed, number, seconds
 from mtbench.experiments.gate.format import (
     EXIT_CODES,
     Attribution,
@@ -20,7 +21,6 @@ from mtbench.experiments.gate.format import (
     TimeTest,
     Word,
 )
-from mtbench.report.formatting import NONE, counted, listed, number, seconds
 from mtbench.report.phrases import suite_name
 
 ORDERS = {True: "take turns block by block", False: "one process after the other"}  # of the processes of a pair

@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import geometric_mean, stdev
 
 from mtbench.decoding.registry import METHODS
+from mtbench.document.formatting import counted
 from mtbench.experiments.gate import decision, timing
 from mtbench.experiments.gate.decision import Decision
 from mtbench.experiments.gate.format import Finding, Gate, Kind, Level, NoiseFloor, TimedCell, TimeTest
 from mtbench.experiments.gate.pairs import PairRunner, PairTimes, differences, mean_differences, read_pairs
 from mtbench.experiments.gate.processes import BuildFailed
 from mtbench.experiments.gate.tables import changed_by
-from mtbench.report.formatting import counted
 from mtbench.results.aggregate import PROCESSOR_SHARE
 from mtbench.runs.model_pool import method_of
 from mtbench.runs.plan import Cell

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mtbench import plugins
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.load import page, planning
@@ -15,7 +16,6 @@ from mtbench.experiments.load.runner import PLAN, LoadRun
 from mtbench.experiments.load.summary import summarise
 from mtbench.hardware import machine
 from mtbench.records import dump
-from mtbench.report.console import Terminal
 from mtbench.runs.directory import RunDirectory
 
 INCOMPLETE = 3  # exit code: the time budget ended the load

@@ -7,10 +7,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
+from mtbench.document.formatting import NONE, listed, number
 from mtbench.experiments.load.format import Estimate, Load, LoadCell
 from mtbench.report import figures
 from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WIDTH, Drawing, arm_label
-from mtbench.report.formatting import NONE, listed, number
 
 HEIGHT, LEFT, RIGHT = 210.0, 46.0, 26.0  # points; to the right of the plot stand the numbers of the arms
 APART = 12.0  # points between two numbers

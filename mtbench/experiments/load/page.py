@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
 from mtbench.records import cleaned, dump
-from mtbench.report.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.report.table import Entry
 from mtbench.report.write import inline, template
 from mtbench.runs.directory import RunDirectory

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
 from mtbench.experiments.reproduce import page, rerun
@@ -16,7 +17,6 @@ from mtbench.experiments.reproduce.format import AskedFile, Published, Reproduct
 from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
 from mtbench.experiments.reproduce.rerun import Part
 from mtbench.experiments.run import show_estimate
-from mtbench.report.console import Terminal
 from mtbench.report.terminal import plan_table
 from mtbench.runs import lifecycle
 from mtbench.runs.directory import RunDirectory

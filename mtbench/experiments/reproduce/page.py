@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.document.formatting import NONE
 from mtbench.experiments.reproduce.agreement import WORDS, Word
 from mtbench.experiments.reproduce.format import Figure, FigureDifference, OurFigure, Quantity, Reproduction
-from mtbench.report.formatting import NONE
 from mtbench.report.markdown import plain
 from mtbench.report.phrases import DEMONSTRATION, SMALL_MODEL, is_synthetic
 from mtbench.report.table import SIGNS

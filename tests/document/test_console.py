@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
+from mtbench.document.console import Terminal
 from mtbench.errors import UserError, first_line, printable
-from mtbench.report.console import Terminal
 
 HOSTILE = "a\x1b]0;title\x1b[2J\x9b31m\u202eb"
 ESCAPED = r"a\x1b]0;title\x1b[2J\x9b31m\u202eb"

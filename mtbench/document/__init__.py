@@ -1,0 +1,77 @@
+"""What people read: one model of a document, and its renderers.
+
+An experiment has one function, results -> `Document`. A document has a title, a first sentence (`lead`) and sections; a
+section has blocks: `Table`, `Figure`, `Pairs` (facts), `Notes` (how to read it), `Text`, `Points` (a list), `Beside`
+(blocks in a row) and `Part` (blocks under a heading of their own). A `Verdict` is a word with its reason and tone.
+
+    def document(results: Results) -> Document:
+        rows = [Row(arm.name, [Entry(seconds(arm.time_s), interval(bounds(arm)), arm.verdict)]) for arm in results.arms]
+        table = Table([("time", "wall time of the prompt")], rows, caption="95% intervals in brackets")
+        lead = f"{results.fastest} is fastest."
+        return Document("How long does a prompt take?", lead, sections=[Section("Times", [table])])
+
+    write(directory, "times", document)   # times.html (returned), times.md, figures/*.svg and *.png
+    show(document, console)               # tables and verdicts in the terminal, the first sentence last
+
+`html` and `markdown` return a document as text, `latex` a table for a paper. Every text of a document is untrusted
+input: each renderer escapes it. `plots` is the common style of the figures.
+"""
+
+from pathlib import Path
+
+from mtbench import files
+from mtbench.document.html import html
+from mtbench.document.latex import latex
+from mtbench.document.markdown import markdown
+from mtbench.document.model import (
+    Beside,
+    Block,
+    Document,
+    Entry,
+    Figure,
+    Notes,
+    Pairs,
+    Part,
+    Points,
+    Row,
+    Section,
+    Table,
+    Text,
+    Verdict,
+    Widget,
+)
+from mtbench.document.terminal import show
+
+__all__ = [
+    "Beside",
+    "Block",
+    "Document",
+    "Entry",
+    "Figure",
+    "Notes",
+    "Pairs",
+    "Part",
+    "Points",
+    "Row",
+    "Section",
+    "Table",
+    "Text",
+    "Verdict",
+    "Widget",
+    "html",
+    "latex",
+    "markdown",
+    "show",
+    "write",
+]
+
+
+def write(directory: Path, name: str, document: Document) -> Path:
+    """Write `<name>.md`, `<name>.html` and the figures' files. Return the path of the page."""
+    for figure in document.figures():
+        files.write_text(directory / f"figures/{figure.name}.svg", figure.svg)
+        files.write_bytes(directory / f"figures/{figure.name}.png", figure.png)
+    files.write_text(directory / f"{name}.md", markdown(document))
+    page = directory / f"{name}.html"
+    files.write_text(page, html(document))
+    return page

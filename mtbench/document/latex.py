@@ -1,0 +1,88 @@
+"""Tables for papers: LaTeX with the package booktabs, the columns that a paper has, and notes below the table."""
+
+import re
+import textwrap
+from collections.abc import Sequence
+
+from mtbench.document.formatting import NONE
+from mtbench.document.model import Entry, Table
+
+WIDEST_CELL = 22  # characters of a line in a place of a table; longer text wraps
+WIDEST = 84  # characters of a row: what a page of LaTeX's `article` has in \footnotesize
+
+Lines = list[str]  # of one place
+
+
+def latex(table: Table, label: str, notes: Sequence[str]) -> str:
+    """Return a table under its caption: values, intervals and verdicts.
+
+    Columns that do not fit a page stand below the others, beside the names of the rows again.
+    """
+    first = [_wrapped(table.of)]
+    first += [_wrapped(row.name + "".join(f" ({tag})" for tag in row.tags)) for row in table.rows]
+    columns = []
+    for place, (heading, _) in enumerate(table.columns):
+        entries = [_entry(row.entries[place]) if row.entries else [NONE if place else "failed"] for row in table.rows]
+        columns.append([_wrapped(heading), *entries])
+    lines = ["% \\usepackage{booktabs}", "\\begin{table}", "\\centering\\footnotesize"]
+    lines += [f"\\caption{{{_tex(table.caption)}}}", f"\\label{{tab:{re.sub(r'[^A-Za-z0-9]+', '-', label)}}}"]
+    for part in _parts(first, columns):
+        lines += [*_tabular([first, *part]), "", "\\smallskip"]
+    of_rows = [f"{row.name}: {text}" for row in table.rows for kind, text in row.notes if kind in ("failed", "void")]
+    lines += ["{\\raggedright%", *(f"{_tex(note)}\\par" for note in [*notes, *of_rows])]
+    return "\n".join([*lines, "}", "\\end{table}", ""])
+
+
+def _parts(first: Sequence[Lines], columns: Sequence[list[Lines]]) -> list[list[list[Lines]]]:
+    """Return the columns in parts that each fit a page beside the first column."""
+    parts: list[list[list[Lines]]] = [[]]
+    left = room = WIDEST - _width(first)
+    for column in columns:
+        if parts[-1] and _width(column) > left:
+            parts.append([])
+            left = room
+        parts[-1].append(column)
+        left -= _width(column)
+    return parts
+
+
+def _width(column: Sequence[Lines]) -> int:
+    """Return the characters of a column and of the space beside it."""
+    return max(len(line) for lines in column for line in lines) + 2
+
+
+def _tabular(columns: Sequence[Sequence[Lines]]) -> list[str]:
+    rows = [
+        " & ".join(_stacked(lines, "r" if n else "l") for n, lines in enumerate(row))
+        for row in zip(*columns, strict=True)
+    ]
+    heading, *others = [f"{row} \\\\" for row in rows]
+    begin = f"\\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
+    return [begin, "\\toprule", heading, "\\midrule", *others, "\\bottomrule", "\\end{tabular}"]
+
+
+def _entry(entry: Entry) -> Lines:
+    """Return the value with its interval, and the verdict under it."""
+    word = entry.judged.word if entry.judged else None
+    verdict = word and (f"{word} (against {entry.against})" if entry.against else word)
+    value = f"{entry.value} {entry.interval}" if entry.interval else entry.value
+    return [*_wrapped(value), *(_wrapped(verdict) if verdict else [])]
+
+
+def _wrapped(text: str) -> Lines:
+    return textwrap.wrap(text, WIDEST_CELL, break_on_hyphens=False) or [""]
+
+
+def _stacked(lines: Lines, side: str) -> str:
+    written = " \\\\{} ".join(map(_tex, lines))  # {} keeps a `[` from being an argument
+    return written if len(lines) == 1 else f"\\begin{{tabular}}[t]{{@{{}}{side}@{{}}}}{written}\\end{{tabular}}"
+
+
+def _tex(text: str) -> str:
+    """Return text with its LaTeX signs escaped."""
+    text = text.replace("\\", "\\textbackslash ")
+    text = re.sub(r"([&%$#_{}])", r"\\\1", text)
+    signs = (("~", "\\textasciitilde "), ("^", "\\textasciicircum "), ("×", "$\\times$"), ("–", "--"), ("τ", "$\\tau$"))
+    for sign, written in signs:
+        text = text.replace(sign, written)
+    return text.replace("≈", "$\\approx$").replace("−", "$-$").replace("\n", " ")

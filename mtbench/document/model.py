@@ -1,0 +1,270 @@
+"""What people read of an experiment, apart from how it is rendered: a title, a first sentence, sections of blocks."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, NamedTuple
+
+from mtbench.document.formatting import NONE
+from mtbench.statistics import DISTURBED
+
+Tone = Literal["good", "bad", "plain"]
+TONES: dict[Tone, tuple[str, ...]] = {  # first words of a verdict; any other verdict is neither good nor bad
+    "good": ("faster", "not worse", "exact"),
+    "bad": ("slower", "worse", "divergent"),
+}
+COMPARATIVES = ("faster", "slower", "not worse", "worse")  # verdicts that `than` may follow
+SIGNS: dict[Tone, str] = {"good": "▲", "bad": "▼", "plain": "•"}
+
+
+class Verdict(NamedTuple):
+    """A word on what was measured, and why. Tone and sign repeat the word for the eye."""
+
+    word: str
+    reason: str = ""
+    tone: Tone = "plain"
+    sign: str = SIGNS["plain"]
+
+    @classmethod
+    def of(cls, word: str) -> "Verdict":
+        """Return the verdict with the tone of its first words. A loss `by less than the margin` is not bad."""
+        fitting = [
+            tone for tone, words in TONES.items() if word.startswith(words) and "less than the margin" not in word
+        ]
+        tone = fitting[0] if fitting else "plain"
+        return cls(word, "", tone, SIGNS[tone])
+
+
+class Bar(NamedTuple):
+    """An interval, its value and the factor 1 on a common axis, each from 0 to 1."""
+
+    low: float
+    value: float
+    high: float
+    one: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place of a table: a value, its interval, a verdict, and the baseline."""
+
+    value: str = NONE  # empty: the verdict is all
+    interval: str | None = None
+    verdict: str | Verdict | None = None
+    against: str | None = None  # baseline
+    detail: str | None = None  # a second value that belongs to the first
+    bar: Bar | None = None  # the interval, drawn
+
+    @property
+    def judged(self) -> Verdict | None:
+        """The verdict with its tone."""
+        return Verdict.of(self.verdict) if isinstance(self.verdict, str) else self.verdict
+
+    @property
+    def tone(self) -> Tone:
+        return (self.judged or Verdict.of(self.value)).tone
+
+    @property
+    def words(self) -> bool:
+        """Whether the value is words, which may wrap, and not a number."""
+        return self.value[:1].isalpha()
+
+    @property
+    def light(self) -> bool:
+        """Whether the value is not to be emphasised: words, or a figure that cannot be trusted."""
+        return self.words or self.verdict == DISTURBED
+
+    def line(self) -> str:
+        """Return the whole entry on one line."""
+        value, verdict = self.value, self.judged
+        if self.interval:
+            value += f" {self.interval}" if self.interval.startswith("[") else f", {self.interval}"
+        if self.detail:
+            value += f", {self.detail}"
+        if verdict is None:
+            return f"{value} (against {self.against})" if self.against else value
+        if not value:
+            return f"{verdict.sign} {verdict.word}"
+        if not self.against:
+            return f"{value}, {verdict.word}"
+        if verdict.word in COMPARATIVES:
+            return f"{value}, {verdict.word} than {self.against}"
+        return f"{value}, {verdict.word} (against {self.against})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm, cell or task. A row without entries has failed."""
+
+    name: str
+    entries: Sequence[Entry]
+    number: int | None = None
+    about: str = ""  # a second name below the first: the id of an arm
+    group: str = ""  # consecutive rows of one group stand under its name
+    notes: Sequence[tuple[str, str]] = ()  # (kind, text), kind one of failed, void, flag
+    tags: Sequence[str] = ()  # words that stand next to the name everywhere
+    strong: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return not self.entries
+
+    @property
+    def distrusted(self) -> bool:
+        return self.failed or "void" in self.tags
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Headings with their meanings, and the rows under them. `of` says what a row is: an arm, a cell, a task."""
+
+    kind: ClassVar[str] = "table"
+    columns: Sequence[tuple[str, str]]  # heading, meaning; without a meaning, the heading says all
+    rows: Sequence[Row]
+    of: str = "arm"
+    caption: str = ""
+    leading: bool = False  # the table that a reader looks for: notes beside the rows; on a phone, a card for each row
+    text: bool = False  # all places are words, as in a list of versions
+    brief: Sequence[str] = ()  # headings that the terminal shows, the most important first; empty: all
+
+    def filled(self) -> "Table":
+        """Return the table without the columns in which nothing was measured."""
+        full = [row for row in self.rows if row.entries]
+        kept = [place for place in range(len(self.columns)) if any(row.entries[place].line() != NONE for row in full)]
+        return self.only(kept) if full else self
+
+    def only(self, places: Sequence[int]) -> "Table":
+        """Return the table with the columns at these places."""
+        rows = [replace(row, entries=[row.entries[p] for p in places] if row.entries else []) for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in places], rows=rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A drawing, its caption, and its content in words. Its files are figures/<name>.svg and .png."""
+
+    kind: ClassVar[str] = "figure"
+    name: str  # unique in the document
+    title: str
+    caption: str
+    alt: str
+    svg: str
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Facts: a name and a text each."""
+
+    kind: ClassVar[str] = "pairs"
+    rows: Sequence[tuple[str, str]]
+    code: Collection[str] = ()  # names whose text is a command or options
+    links: Mapping[str, str] = field(default_factory=dict)  # name -> address
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """Explanations, each with its heading: how to read the document."""
+
+    kind: ClassVar[str] = "notes"
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph. role: facts (small), own (strong), mark (a disclaimer), remark, code (a command)."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A list of sentences, or of verdicts with their reasons. `name` numbers the points and lets rows refer to them."""
+
+    kind: ClassVar[str] = "points"
+    points: Sequence[str | Verdict]
+    numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Blocks beside each other where there is room: figures, and a table that belongs to them."""
+
+    kind: ClassVar[str] = "beside"
+    blocks: "Sequence[Block]"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A heading and its blocks inside a section. Folded: shown on demand, and not in the terminal."""
+
+    kind: ClassVar[str] = "part"
+    heading: str
+    blocks: "Sequence[Block]"
+    folded: bool = True
+    open: bool = False  # of a folded part: shown at first
+
+
+@dataclass(frozen=True, slots=True)
+class Widget:
+    """A part that only the page has: trusted HTML, and its script and style."""
+
+    kind: ClassVar[str] = "widget"
+    html: str
+    script: str = ""
+    style: str = ""
+
+
+Block = Table | Figure | Pairs | Notes | Text | Points | Beside | Part | Widget
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and its blocks. Folded: background, shown on demand, and not in the terminal."""
+
+    heading: str
+    blocks: Sequence[Block]
+    folded: bool = False
+    anchor: str = ""  # id in the page; empty: made from the heading
+    link: str = ""  # its name in the list of sections; empty: the heading
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What one experiment shows to people, in the order in which they read it."""
+
+    title: str
+    lead: str  # the first sentence: what was found
+    subject: str = ""  # what was measured, on what
+    sections: Sequence[Section] = ()
+    verdict: Verdict | None = None  # on the whole; stands before the title's reason
+    marks: Sequence[str] = ()  # disclaimers, which everybody must read first
+    warnings: Sequence[str] = ()
+    picture: Figure | None = None  # beside the first sentence
+    source: str = ""  # the file that it was made from
+
+    @property
+    def name(self) -> str:
+        """The title of the file: what everybody must know first."""
+        return ". ".join(self.marks) or self.heading
+
+    @property
+    def heading(self) -> str:
+        """The title after the word of the verdict."""
+        return self.title if self.verdict is None else f"{self.verdict.word}: {self.title}"
+
+    def figures(self) -> list[Figure]:
+        """Return all figures, in order."""
+        found = [] if self.picture is None else [self.picture]
+        return found + [figure for section in self.sections for figure in _figures(section.blocks)]
+
+
+def _figures(blocks: Sequence[Block]) -> list[Figure]:
+    found: list[Figure] = []
+    for block in blocks:
+        if isinstance(block, Figure):
+            found.append(block)
+        elif isinstance(block, Beside | Part):
+            found += _figures(block.blocks)
+    return found

@@ -1,0 +1,144 @@
+"""A document in the terminal: tables that fit its width, notes, verdicts, and the first sentence last."""
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
+
+from mtbench.document.formatting import NONE, listed
+from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Table, Text, Tone, Verdict
+
+STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "plain": "yellow"}
+LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name; shorter names stay on one line, at the cost of a column
+HEADING = 9  # letters of a line in a heading
+MOST_NAMED = 4  # rows of a note that are named
+
+
+def show(document: Document, console: Console) -> None:
+    """Print the document: disclaimers, what was measured, the sections that are not folded, what was found."""
+    for renderable in rendered(document, console.width):
+        console.print(renderable)
+
+
+def rendered(document: Document, width: int) -> Iterator[RenderableType]:
+    """Yield what the terminal shows, from top to bottom."""
+    yield from (RichText(text, "bold") for text in document.marks)
+    yield RichText(f"{document.title}. {document.subject}" if document.verdict is None else document.subject)
+    for section in document.sections:
+        if not section.folded:
+            yield from _blocks(section.blocks, width, section.heading)
+    yield from (RichText(warning, "bold yellow") for warning in document.warnings)
+    yield RichText(document.lead)
+    if document.verdict is not None:
+        yield _verdict(document.verdict._replace(reason=document.title), bold=True)
+
+
+def _blocks(blocks: Iterable[Block], width: int, heading: str) -> Iterator[RenderableType]:
+    for block in blocks:
+        match block:
+            case Table():
+                yield RichText()
+                yield RichText(f"{heading}: {block.caption}" if block.caption else heading, "bold")
+                yield from table_lines(block, width)
+            case Points():
+                yield from (_verdict(p) if isinstance(p, Verdict) else RichText(f"  {p}") for p in block.points)
+            case Text(role="own" | "mark"):
+                yield RichText(block.text)
+            case Part(folded=False):
+                yield from _blocks(block.blocks, width, f"{heading}, {block.heading[:1].lower()}{block.heading[1:]}")
+
+
+def _verdict(verdict: Verdict, *, bold: bool = False) -> RichText:
+    style = f"bold {STYLES[verdict.tone]}" if bold else STYLES[verdict.tone]
+    return RichText.assemble((f"{verdict.sign} {verdict.word}", style), f": {verdict.reason}")
+
+
+def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
+    """Yield a table that fits into `width` columns, and its notes.
+
+    If it is too wide, intervals without a verdict go first, then the columns that `brief` names last.
+    """
+    brief = table.brief or [heading for heading, _ in table.columns]
+    places = [n for n, (heading, _) in enumerate(table.columns) if heading in brief]
+    table = table.only(places).filled()
+    notes = _notes(table.rows)
+    names = [_name(row, notes) for row in table.rows]
+    order = sorted(range(len(table.columns)), key=lambda place: brief.index(table.columns[place][0]))
+    longest = max(map(len, names), default=0)
+    for short in (False, True):
+        columns = [_column(table, place, short=short) for place in range(len(table.columns))]
+        if _room(columns, width) >= longest:
+            break
+    while len(order) > 1 and _room([columns[place] for place in order], width) < min(longest, LEAST_NAME):
+        order.pop()
+    yield _framed(table, names, [columns[place] for place in sorted(order)])
+    for mark, note in zip(_marks(notes), notes, strict=True):
+        yield RichText(f"{mark} {note}" if mark else f"all: {note}")
+
+
+def _framed(table: Table, names: Sequence[str], columns: Sequence[Sequence[RichText]]) -> RichTable:
+    framed = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    framed.add_column(table.of, overflow="fold")
+    for heading, *_ in columns:
+        side = "left" if table.text else "right"
+        framed.add_column(heading, justify=side, no_wrap=not table.text, overflow="fold")  # type: ignore[arg-type]
+    group = ""
+    for number, (row, name) in enumerate(zip(table.rows, names, strict=True), start=1):
+        if row.group != group:
+            framed.add_row(RichText(row.group, "bold"))
+        group = row.group
+        framed.add_row(RichText(f"  {name}" if group else name), *(column[number] for column in columns))
+    return framed
+
+
+def _column(table: Table, place: int, *, short: bool) -> list[RichText]:
+    """Return the heading and the texts of a column. short: without intervals that no verdict explains."""
+    entries = [row.entries[place] if row.entries else Entry("failed" if not place else NONE) for row in table.rows]
+    short = short and not any(entry.verdict for entry in entries)
+    texts = [_entry(entry, with_interval=not short, text=table.text) for entry in entries]
+    widest = max((line for text in texts for line in map(len, text.plain.split("\n"))), default=0)
+    heading = "\n".join(textwrap.wrap(table.columns[place][0], max(HEADING, widest))) or " "
+    return [RichText(heading), *texts]
+
+
+def _entry(entry: Entry, *, with_interval: bool, text: bool) -> RichText:
+    verdict = entry.judged
+    value = " ".join(filter(None, (entry.value, entry.interval if with_interval else None)))
+    if verdict is None or entry.value == NONE:
+        return RichText(value)
+    word = verdict.sign if entry.value and not text else f"{verdict.sign} {verdict.word}"
+    return RichText.assemble(f"{value} " if value else "", (word, STYLES[verdict.tone]))
+
+
+def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:
+    """Return the characters left for the names; each column has a rule and a space next to it."""
+    widths = [max(len(line) for text in column for line in text.plain.split("\n")) for column in columns]
+    return width - sum(widths) - 2 * len(widths) - 1
+
+
+def _name(row: Row, notes: dict[str, list[Row]]) -> str:
+    marks = [mark for mark, rows in zip(_marks(notes), notes.values(), strict=True) if mark and row in rows]
+    tags = [f"({listed(row.tags)})"] if row.tags else []
+    return " ".join([row.name, *tags, *marks])
+
+
+def _marks(notes: dict[str, list[Row]]) -> list[str]:
+    """Return the mark of each note; empty for a note that all rows have."""
+    return ["".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(number)) for number in range(1, len(notes) + 1)]
+
+
+def _notes(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the notes with their rows. Of notes that differ in numbers only, the first."""
+    alike: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
+        for _, note in row.notes:
+            alike.setdefault(re.sub(r"[\d.,]+", "0", note), {}).setdefault(note, []).append(row)
+    found = {}
+    for notes in alike.values():
+        first = next(iter(notes))
+        found[first if len(notes) == 1 else f"for example {first}"] = [r for of_note in notes.values() for r in of_note]
+    return found
