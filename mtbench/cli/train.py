@@ -14,7 +14,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
-from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, out
+from mtbench.cli.session import FAILED, MISTAKE, err, hide_types_of_flags, out, say, warn
 from mtbench.errors import UserError, unknown
 
 
@@ -44,7 +44,7 @@ DataOption = Annotated[
     Option("--data", help="A suite (its training split), a file, a folder, or a data set of the hub. Repeatable."),
 ]
 DryRunOption = Annotated[
-    bool, Option("--dry-run", help="Check everything that needs no weights and print the cost; do not train.")
+    bool, Option("--dry-run", help="Check everything that needs no weights and count steps and tokens; do not train.")
 ]
 
 
@@ -93,7 +93,7 @@ def recipe(
     launch = [*(shlex.split(launcher) if launcher else [sys.executable]), "-m", "mtbench"]
     if not recipe_runner.run(stages, folder, workers, launch, session, err):
         raise typer.Exit(FAILED)
-    out.print(recipe_runner.how_to_use(stages, folder), soft_wrap=True, markup=False, highlight=False)
+    say(recipe_runner.how_to_use(stages, folder))
 
 
 @app.command()
@@ -155,7 +155,7 @@ def answers(
     written, left_out = write_answers(
         teacher, chain.from_iterable(read), file, max_new_tokens=max_new_tokens, offline=offline
     )
-    err.print(f"{written:,} answers; {left_out:,} left out: they reach {max_new_tokens} tokens", highlight=False)
+    warn(f"{written:,} answers; {left_out:,} left out: they reach {max_new_tokens} tokens")
     _print_path(file)
 
 
@@ -269,7 +269,7 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
 
 
 def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
-    """Train with the parameters of `common` and the options; in a dry run, check them and print the cost."""
+    """Train with the parameters of `common` and the options; in a dry run, check them and count steps and tokens."""
     from mtbench.report.progress import TrainingProgress
     from mtbench.training.page import write_training_page
     from mtbench.training.recipes import Stage
@@ -304,7 +304,7 @@ def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
         return
     train(request, TrainingProgress(err), given["report_to"])
     if _is_main_process():
-        err.print(f"page: {write_training_page([directory])}", soft_wrap=True, markup=False, highlight=False)
+        warn(f"page: {write_training_page([directory])}")
     _print_path(directory)
 
 
@@ -315,12 +315,11 @@ def _is_main_process() -> bool:
 
 def _print_path(path: Path) -> None:
     if _is_main_process():
-        out.print(str(path), soft_wrap=True, markup=False, highlight=False)
+        say(path)
 
 
 def _print_cost(stages: Sequence[Any], data_dir: Path | None, *, offline: bool) -> None:
     from mtbench.training import cost
 
-    out.print(cost.table(cost.estimate(stages, data_dir=data_dir, offline=offline)))
-    for line in cost.NOTES:
-        out.print(line, soft_wrap=True, markup=False, highlight=False)
+    out.print(cost.table(stages, data_dir=data_dir, offline=offline))
+    say(cost.NOTE)
