@@ -15,7 +15,7 @@ from mtbench.document.model import Block, Document, Entry, Part, Points, Row, Ta
 STYLES: dict[Tone, str] = {"good": "green", "bad": "red", "plain": "yellow"}
 LEAST_NAME, ONE_LINE = 16, 28  # letters of a row's name; shorter names stay on one line, at the cost of a column
 HEADING = 9  # letters of a line in a heading
-MOST_NAMED = 4  # rows of a note that are named
+KEY = "▲ faster, or not worse; ▼ slower, or worse; • neither, or inconclusive"
 
 
 def show(document: Document, console: Console) -> None:
@@ -42,7 +42,7 @@ def _blocks(blocks: Iterable[Block], width: int, heading: str) -> Iterator[Rende
         match block:
             case Table():
                 yield RichText()
-                yield RichText(f"{heading}: {block.caption}" if block.caption else heading, "bold")
+                yield RichText(": ".join(filter(None, [heading, block.caption.partition(";")[0]])), "bold")
                 yield from table_lines(block, width)
             case Points():
                 yield from (_verdict(p) if isinstance(p, Verdict) else RichText(f"  {p}") for p in block.points)
@@ -60,7 +60,8 @@ def _verdict(verdict: Verdict, *, bold: bool = False) -> RichText:
 def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
     """Yield a table that fits into `width` columns, and its notes.
 
-    If it is too wide, intervals without a verdict go first, then the columns that `brief` names last.
+    If it is too wide, signs stand for the verdicts, then intervals without a verdict go, then the columns that `brief`
+    names last.
     """
     brief = table.brief or [heading for heading, _ in table.columns]
     places = [n for n, (heading, _) in enumerate(table.columns) if heading in brief]
@@ -69,13 +70,15 @@ def table_lines(table: Table, width: int) -> Iterator[RenderableType]:
     names = [_name(row, notes) for row in table.rows]
     order = sorted(range(len(table.columns)), key=lambda place: brief.index(table.columns[place][0]))
     longest = max(map(len, names), default=0)
-    for short in (False, True):
-        columns = [_column(table, place, short=short) for place in range(len(table.columns))]
+    for words, intervals in ((True, True), (False, True), (False, False)):
+        columns = [_column(table, place, words, intervals) for place in range(len(table.columns))]
         if _room(columns, width) >= longest:
             break
     while len(order) > 1 and _room([columns[place] for place in order], width) < min(longest, LEAST_NAME):
         order.pop()
     yield _framed(table, names, [columns[place] for place in sorted(order)])
+    if not words and any(entry.verdict and entry.value for row in table.rows for entry in row.entries):
+        yield RichText(KEY)
     for mark, note in zip(_marks(notes), notes, strict=True):
         yield RichText(f"{mark} {note}" if mark else f"all: {note}")
 
@@ -95,23 +98,28 @@ def _framed(table: Table, names: Sequence[str], columns: Sequence[Sequence[RichT
     return framed
 
 
-def _column(table: Table, place: int, *, short: bool) -> list[RichText]:
-    """Return the heading and the texts of a column. short: without intervals that no verdict explains."""
+def _column(table: Table, place: int, words: bool, intervals: bool) -> list[RichText]:
+    """Return the heading and the texts of a column.
+
+    words: of verdicts, else their signs. intervals: also where no verdict needs them.
+    """
     entries = [row.entries[place] if row.entries else Entry("failed" if not place else NONE) for row in table.rows]
-    short = short and not any(entry.verdict for entry in entries)
-    texts = [_entry(entry, with_interval=not short, text=table.text) for entry in entries]
+    intervals = intervals or any(entry.verdict and entry.value for entry in entries)
+    texts = [_entry(entry, words or table.text, intervals) for entry in entries]
     widest = max((line for text in texts for line in map(len, text.plain.split("\n"))), default=0)
     heading = "\n".join(textwrap.wrap(table.columns[place][0], max(HEADING, widest))) or " "
     return [RichText(heading), *texts]
 
 
-def _entry(entry: Entry, *, with_interval: bool, text: bool) -> RichText:
+def _entry(entry: Entry, words: bool, intervals: bool) -> RichText:
     verdict = entry.judged
-    value = " ".join(filter(None, (entry.value, entry.interval if with_interval else None)))
+    value = " ".join(filter(None, (entry.value, entry.interval if intervals else None)))
     if verdict is None or entry.value == NONE:
         return RichText(value)
-    word = verdict.sign if entry.value and not text else f"{verdict.sign} {verdict.word}"
-    return RichText.assemble(f"{value} " if value else "", (word, STYLES[verdict.tone]))
+    word = f"{verdict.sign} {re.split('[:,]', verdict.word)[0] if value else verdict.word}"
+    return RichText.assemble(
+        f"{value} " if value else "", (word if words or not value else verdict.sign, STYLES[verdict.tone])
+    )
 
 
 def _room(columns: Sequence[Sequence[RichText]], width: int) -> int:

@@ -25,13 +25,14 @@ import pytest
 import whole
 
 import mtbench
+from mtbench.document import write
 from mtbench.experiments.choose import pipeline as racing
 from mtbench.experiments.gate import page as gate_page
 from mtbench.experiments.gate.pairs import PairRunner
 from mtbench.experiments.gate.plans import Planned
 from mtbench.experiments.gate.stages import UNFINISHED, conclude, read_gate
 from mtbench.experiments.gate.timed import TimedStage
-from mtbench.experiments.load import page as load_page
+from mtbench.experiments.load.document import document as load_document
 from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.registry import CLIENTS
 from mtbench.experiments.load.runner import PLAN
@@ -40,6 +41,7 @@ from mtbench.experiments.reproduce import page as reproduce_page
 from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
 from mtbench.hardware import machine
+from mtbench.records import dump
 from mtbench.report import pipeline
 from mtbench.results import aggregate
 from mtbench.runs.directory import RunDirectory
@@ -80,7 +82,9 @@ def gate(folder: Path) -> None:
 def load(folder: Path) -> None:
     run = RunDirectory(folder)
     planned = run.read(PLAN, LoadPlan)
-    load_page.write(run, summarise(run, planned, CLIENTS[planned.request.client]))
+    found = summarise(run, planned, CLIENTS[planned.request.client])
+    run.write_json("load.json", dump(found))
+    write(folder, "load", load_document(found))
 
 
 def reproduce(folder: Path) -> None:
@@ -158,7 +162,7 @@ EXPERIMENTS: Mapping[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {  #
     "run": (report, ("results.json", "report.md", "report.html")),
     "choose": (race, ("results.json", "decision.json", "left.jsonl", "report.md", "report.html")),
     "gate": (gate, ("gate.json", "gate.md", "gate.html")),
-    "load": (load, ("load.json", "load.html")),
+    "load": (load, ("load.json", "load.md", "load.html")),
     "reproduce": (reproduce, ("reproduction.json", "reproduction.md", "reproduction.html")),
     "training": (training, ("training.html",)),
 }

@@ -12,8 +12,10 @@ from living import is_alive
 from made_loads import CLIENT, PYTHON, answering, begun, line, load_run, point, request
 from schemas import validator
 
+from mtbench.document import write
 from mtbench.errors import UserError
-from mtbench.experiments.load import page, servers
+from mtbench.experiments.load import servers
+from mtbench.experiments.load.document import document
 from mtbench.experiments.load.format import ClientName, LoadPlan
 from mtbench.experiments.load.planning import run_request
 from mtbench.experiments.load.registry import CLIENTS
@@ -53,9 +55,10 @@ def test_a_whole_load(tmp_path: Path) -> None:
     assert differences == [pytest.approx(-1 / 3)] * 2
     assert found.cells[0].options["tau"].value == 0.75
     assert found.complete
-    page.write(run, found)
+    run.write_json("load.json", dump(found))
+    write(run.path, "load", document(found))
     assert not (run.path / "work").exists()
-    for name, kind in ((page.RESULTS, "load"), ("plan.json", "load_plan")):
+    for name, kind in (("load.json", "load"), ("plan.json", "load_plan")):
         validator(kind).validate(json.loads((run.path / name).read_text()))
     for text in (run.path / "points.jsonl").read_text().splitlines():
         validator("load_point").validate(json.loads(text))
@@ -105,7 +108,8 @@ def test_a_time_budget_ends_between_points(tmp_path: Path) -> None:
         assert not server.asked
     found = summarise(run, planned, CLIENTS["aiperf"])
     assert not found.complete
-    page.write(run, found)
+    run.write_json("load.json", dump(found))
+    write(run.path, "load", document(found))
 
 
 def test_a_full_server_and_a_broken_one(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from mtbench import plugins
+from mtbench.document import show, write
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.load import page, planning
+from mtbench.experiments.load import planning
+from mtbench.experiments.load.document import document, plan_document
 from mtbench.experiments.load.format import Load, LoadPlan
 from mtbench.experiments.load.registry import CLIENTS
 from mtbench.experiments.load.request import LoadRequest, LoadSession
@@ -24,7 +26,7 @@ INCOMPLETE = 3  # exit code: the time budget ended the load
 class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
     """Points of a client against servers, run and scored."""
 
-    command, begun_by, result, page = "load", PLAN, page.RESULTS, page.PAGE
+    command, begun_by, result, page = "load", PLAN, "load.json", "load.html"
     request, session = LoadRequest, LoadSession
 
     def plan(self, request: LoadRequest, session: LoadSession) -> LoadPlan:
@@ -33,8 +35,7 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
 
     def dry_run(self, planned: LoadPlan, given: Collection[str], console: Terminal, notes: Terminal) -> None:
         """Print the arms and the points."""
-        for renderable in page.plan_tables(planned):
-            console.print(renderable)
+        show(plan_document(planned), console)
 
     def begin(self, directory: RunDirectory, planned: LoadPlan, argv: Sequence[str]) -> None:
         """Write the environment, then the plan."""
@@ -59,13 +60,13 @@ class LoadExperiment(Experiment[LoadRequest, LoadSession, LoadPlan, Load]):
             load.send(client.python(python, job.note, offline=planned.request.offline), job.deadline)
         load.score()
         found = summarise(job.directory, planned, client)
-        page.write(job.directory, found)
+        job.directory.write_json(self.result, dump(found))
+        write(job.path, "load", document(found))
         return found
 
     def show(self, job: Job[LoadRequest, LoadSession], found: Load, console: Terminal) -> None:
         """Print a table for each level."""
-        for renderable in page.terminal(found):
-            console.print(renderable)
+        show(document(found, drawn=False), console)
 
     def exit_code(self, found: Load, session: LoadSession) -> int:
         """Return 0 if every point has ended."""

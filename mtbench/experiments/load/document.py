@@ -1,33 +1,23 @@
-"""Write what a load found: load.json and load.html, one self-contained file; and show it in the terminal."""
+"""What a load found, for people: goodput, latency and accuracy of each arm at each level, and how the arms compare."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
+from mtbench.document import Beside, Block, Document, Entry, Notes, Pairs, Row, Section, Table
 from mtbench.document.formatting import NONE, bounds, count, counted, interval, listed, number, seconds
 from mtbench.experiments.load.figures import draw
 from mtbench.experiments.load.format import Comparison, Estimate, Latency, Load, LoadCell, LoadPlan, Slo
-from mtbench.records import cleaned, dump
-from mtbench.report.table import Entry
-from mtbench.report.write import inline, template
-from mtbench.runs.directory import RunDirectory
+from mtbench.records import cleaned
 
-PAGE, RESULTS = "load.html", "load.json"
 COLUMNS = [
     ("answered", "requests that were answered, of those that were sent; rejected: the server was full"),
     ("achieved", "answered requests per second"),
     ("goodput", "requests per second that were answered within all limits"),
     ("correct goodput", "of these, those that were answered correctly"),
     ("accuracy", "mean score of the answered items, in percent; an item that came again counts with its first answer"),
-    ("TTFT p50 / p95 / p99", "time to the first token"),
-    ("ITL p50 / p95 / p99", "time per later token, by the client's formula"),
-    ("whole p50 / p95 / p99", "time from a request's start to its last token"),
+    ("TTFT p95", "time to the first token: 95th percentile; below it p50 and p99"),
+    ("ITL p95", "time per later token, by the client's formula: 95th percentile; below it p50 and p99"),
+    ("whole p95", "time from a request's start to its last token: 95th percentile; below it p50 and p99"),
     ("tokens per s", "tokens of all answers per second"),
     ("tokens per forward", "tokens over the forward passes of their rows, as the server counts them"),
     ("in use", "mean over tokens of the options that the server may change by request"),
@@ -38,70 +28,33 @@ COMPARED = [
     ("goodput", "the arm's goodput over the other's"),
     ("accuracy, points", "the arm's accuracy less the other's, on the items that both answered"),
 ]
+BRIEF = ("goodput", "answered", "correct goodput", "accuracy", "TTFT p95", "ITL p95", "whole p95", "in use")
 
 
-class Row(NamedTuple):
-    """A row of a table: one arm."""
-
-    number: int
-    arm: str
-    entries: list[Entry]
-    flags: list[str]
-
-
-class Section(NamedTuple):
-    """The tables of one level."""
-
-    anchor: str
-    title: str
-    rows: list[Row]
-    compared: list[tuple[str, str, list[Entry]]]  # arm, baseline, entries
-
-
-def write(run: RunDirectory, load: Load) -> None:
-    """Write load.json and load.html."""
-    run.write_json(RESULTS, dump(load))
-    run.write_text(PAGE, _page(cleaned(load)))
-
-
-def terminal(load: Load) -> list[RenderableType]:
-    """Return what the terminal shows: a table per level, and the verdicts against the first arm."""
+def document(load: Load, *, drawn: bool = True) -> Document:
+    """Return what a load shows; the terminal needs no figures."""
     load = cleaned(load)
-    shown: list[RenderableType] = [Text(subject(load))]
-    for level in _levels(load):
-        table = Table(title=escape(_level(load, level)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column("arm", overflow="fold", min_width=13)
-        scored = any(cell.correct_goodput for cell in _cells(load, level))
-        goodput = "goodput/s\n(correct)" if scored else "goodput/s"
-        for heading in ("ok", goodput, "score", "TTFT p95", "ITL p95", "e2e p95", "in use"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for cell in _cells(load, level):
-            correct = f" ({_number(cell.correct_goodput)})" if cell.correct_goodput else ""
-            table.add_row(
-                escape(cell.arm),
-                f"{cell.ok / cell.sent:.0%}",
-                f"{_number(cell.goodput)}{correct}",
-                _number(cell.accuracy, 100, 1),
-                seconds(cell.ttft.p95.value),
-                seconds(cell.itl.p95.value),
-                seconds(cell.e2e.p95.value),
-                _in_use(cell),
-            )
-        shown.append(table)
-        shown += [Text(f"  {line}") for line in _verdicts(load, level)]
-    if not load.complete:
-        shown.append(Text("Points are missing; go on with --resume.", "bold yellow"))
-    return shown
+    figures = draw(load) if drawn else []
+    return Document(
+        title=f"Quality and speed under load: {load.request.suite}",
+        lead=_lead(load),
+        subject=subject(load),
+        warnings=[] if load.complete else ["Points are missing; go on with --resume."],
+        source="`load.json`",
+        sections=[
+            *([Section("Figures", [Beside(figures)])] if figures else []),
+            *(Section(_level(load, level), _blocks(load, level)) for level in _levels(load)),
+            Section("Servers", [_servers(load)], folded=True),
+            Section("Machine and settings", [Pairs(_machine(load))], folded=True, link="Machine"),
+            Section("How to read it", [Notes(reading(load))], folded=True),
+        ],
+    )
 
 
-def plan_tables(planned: LoadPlan) -> list[RenderableType]:
+def plan_document(planned: LoadPlan) -> Document:
     """Return what a dry run shows: the arms, and the points of a round."""
     request = planned.request
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("arm", "server"):
-        table.add_column(heading, overflow="fold")
-    for arm in planned.arms:
-        table.add_row(escape(arm.name), escape(arm.url or "mtbench serve, started by this command"))
+    arms = [Row(arm.name, [Entry(arm.url or "mtbench serve, started by this command")]) for arm in planned.arms]
     of_round = [point for point in planned.points if point.round == 1 and point.arm == planned.arms[0].name]
     sent = {point.level: len(point.items) for point in of_round}
     kind = "per second" if request.request_rate else "at a time"
@@ -109,11 +62,27 @@ def plan_tables(planned: LoadPlan) -> list[RenderableType]:
     every = sum(sent.values()) * len(planned.arms) * request.rounds
     sending_s = sum(size / level for level, size in sent.items()) * len(planned.arms) * request.rounds
     time = f" Sending alone takes {seconds(sending_s)}." if request.request_rate else ""
-    return [
-        table,
-        Text(f"{counted(len(planned.points), 'point')} in {counted(request.rounds, 'round')}. {each}."),
-        Text(f"{counted(every, 'request')} over {counted(len(planned.items), 'item')} of {request.suite}.{time}"),
+    return Document(
+        title="Plan",
+        lead=f"{counted(len(planned.points), 'point')} in {counted(request.rounds, 'round')}. {each}. "
+        f"{counted(every, 'request')} over {counted(len(planned.items), 'item')} of {request.suite}.{time}",
+        sections=[Section("Servers", [Table([("server", "")], arms, text=True)])],
+    )
+
+
+def _blocks(load: Load, level: float) -> list[Block]:
+    """Return the tables of one level."""
+    numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
+    found = [
+        Row(cell.arm, _entries(cell), numbers[cell.arm], notes=[("flag", flag) for flag in cell.flags])
+        for cell in load.cells
+        if cell.level == level
     ]
+    pairs = [Row(c.arm, [Entry(c.baseline), *_compared(c)]) for c in load.comparisons if c.level == level]
+    caption = "Every pair of arms, on the same requests; 95% intervals in brackets"
+    compared = Table([("against", ""), *COMPARED], pairs, caption=caption)
+    arms = Table(COLUMNS, found, caption="By arm; 95% intervals in brackets", brief=BRIEF).filled()
+    return [arms, *([compared] if pairs else [])]
 
 
 def subject(load: Load) -> str:
@@ -124,33 +93,6 @@ def subject(load: Load) -> str:
         f"{load.request.suite}: {counted(len(load.arms), 'arm')} under {how}, sent by {load.client.name} "
         f"{load.client.version}. {_limits(load.request.slo)}"
     )
-
-
-def _page(load: Load) -> str:
-    entries = [_entries(cell) for cell in load.cells]
-    empty = {place for place in range(len(COLUMNS)) if all(row[place].value == NONE for row in entries)}
-    return template("load.html.j2").render(
-        title=f"Quality and speed under load: {load.request.suite}",
-        subject=subject(load),
-        lead=_lead(load),
-        drawn=[(drawing, inline(drawing, drawing.name)) for drawing in draw(load)],
-        sections=_without(empty, [_section(load, level) for level in _levels(load)]),
-        columns=[column for place, column in enumerate(COLUMNS) if place not in empty],
-        compared_columns=COMPARED,
-        arms=[(arm.name, _served(arm.command, arm.url), arm.model) for arm in load.arms],
-        machine=_machine(load),
-        reading=reading(load),
-        complete=load.complete,
-    )
-
-
-def _without(empty: Collection[int], sections: Sequence[Section]) -> list[Section]:
-    """Return the sections without the columns in which nothing was measured."""
-
-    def kept(row: Row) -> Row:
-        return row._replace(entries=[entry for place, entry in enumerate(row.entries) if place not in empty])
-
-    return [section._replace(rows=[kept(row) for row in section.rows]) for section in sections]
 
 
 def _lead(load: Load) -> str:
@@ -165,17 +107,6 @@ def _lead(load: Load) -> str:
     rate = f"{_with_interval(most)} requests per second {what}"
     told = f"At {_level(load, levels[-1])}, {best.arm} has the highest estimate: {rate}."
     return told if load.complete else f"Points are missing. {told}"
-
-
-def _section(load: Load, level: float) -> Section:
-    numbers = {arm.name: place for place, arm in enumerate(load.arms, start=1)}
-    rows = [Row(numbers[cell.arm], cell.arm, _entries(cell), cell.flags) for cell in _cells(load, level)]
-    return Section(
-        f"level-{level:g}".replace(".", "-"),
-        _level(load, level),
-        rows,
-        [(c.arm, c.baseline, _compared(c)) for c in load.comparisons if c.level == level],
-    )
 
 
 def _entries(cell: LoadCell) -> list[Entry]:
@@ -220,23 +151,15 @@ def _with_interval(estimate: Estimate) -> str:
 
 
 def _percentiles(latency: Latency) -> Entry:
-    values = " / ".join(seconds(estimate.value) for estimate in (latency.p50, latency.p95, latency.p99))
     limits = bounds(latency.p95)
-    return Entry(values, None if limits is None else f"p95 [{seconds(limits[0])}, {seconds(limits[1])}]")
+    if latency.p95.value is None:
+        return Entry()
+    others = f"p50 {seconds(latency.p50.value)}, p99 {seconds(latency.p99.value)}"
+    return Entry(seconds(latency.p95.value), limits and f"[{seconds(limits[0])}, {seconds(limits[1])}]", detail=others)
 
 
 def _in_use(cell: LoadCell) -> str:
     return listed(f"{name} {_number(value, digits=3)}" for name, value in cell.options.items()) or NONE
-
-
-def _verdicts(load: Load, level: float) -> list[str]:
-    """Return the verdicts against the first arm in words."""
-    lines = []
-    for c in load.comparisons:
-        if c.level == level and c.baseline == load.arms[0].name:
-            accuracy = f"; accuracy: {c.accuracy_verdict}" if c.accuracy_verdict else ""
-            lines.append(f"{c.arm} against {c.baseline}: {c.speed_verdict}; goodput: {c.goodput_verdict}{accuracy}")
-    return lines
 
 
 def _cells(load: Load, level: float) -> list[LoadCell]:
@@ -256,6 +179,14 @@ def _limits(slo: Slo) -> str:
     named = {"first token": slo.ttft_s, "later token": slo.itl_s, "whole request": slo.e2e_s}
     limits = [f"{name} {seconds(limit)}" for name, limit in named.items() if limit is not None]
     return f"Limits: {listed(limits)}." if limits else "No limits are set: every answer is good."
+
+
+def _servers(load: Load) -> Table:
+    rows = [
+        Row(arm.name, [Entry(_served(arm.command, arm.url)), Entry(arm.model)], number)
+        for number, arm in enumerate(load.arms, start=1)
+    ]
+    return Table([("server", ""), ("model", "")], rows, caption="What answered for each arm", text=True)
 
 
 def _served(command: Sequence[str] | None, url: str | None) -> str:
