@@ -24,6 +24,7 @@ from mtbench.document.html import html
 from mtbench.document.latex import latex
 from mtbench.document.markdown import markdown
 from mtbench.document.model import (
+    SIGNS,
     Beside,
     Block,
     Document,
@@ -37,12 +38,14 @@ from mtbench.document.model import (
     Section,
     Table,
     Text,
+    Tone,
     Verdict,
     Widget,
 )
 from mtbench.document.terminal import show
 
 __all__ = [
+    "SIGNS",
     "Beside",
     "Block",
     "Document",
@@ -56,6 +59,7 @@ __all__ = [
     "Section",
     "Table",
     "Text",
+    "Tone",
     "Verdict",
     "Widget",
     "html",

@@ -180,7 +180,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A list of sentences, or of verdicts with their reasons. `name` numbers the points and lets rows refer to them."""
+    """A list of sentences, or of verdicts with their reasons. Rows may refer to the number of a point."""
 
     kind: ClassVar[str] = "points"
     points: Sequence[str | Verdict]

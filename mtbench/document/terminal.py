@@ -45,7 +45,9 @@ def _blocks(blocks: Iterable[Block], width: int, heading: str) -> Iterator[Rende
                 yield RichText(": ".join(filter(None, [heading, block.caption.partition(";")[0]])), "bold")
                 yield from table_lines(block, width)
             case Points():
-                yield from (_verdict(p) if isinstance(p, Verdict) else RichText(f"  {p}") for p in block.points)
+                for number, point in enumerate(block.points, start=1):
+                    mark = f"({number})" if block.numbered else " "
+                    yield _verdict(point) if isinstance(point, Verdict) else RichText(f"{mark} {point}")
             case Text(role="own" | "mark"):
                 yield RichText(block.text)
             case Part(folded=False):

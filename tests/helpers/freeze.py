@@ -37,9 +37,9 @@ from mtbench.experiments.load.format import LoadPlan
 from mtbench.experiments.load.registry import CLIENTS
 from mtbench.experiments.load.runner import PLAN
 from mtbench.experiments.load.summary import summarise
-from mtbench.experiments.reproduce import page as reproduce_page
 from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
+from mtbench.experiments.reproduce.document import document as reproduce_document
 from mtbench.hardware import machine
 from mtbench.records import dump
 from mtbench.report import pipeline
@@ -92,7 +92,7 @@ def reproduce(folder: Path) -> None:
     for part in parts:
         if part.plan is not None:
             pipeline.report(RunDirectory(folder / part.folder))
-    reproduce_page.write(folder, compare(rerun.published(asked.name), asked, parts, folder))
+    write(folder, "reproduction", reproduce_document(compare(rerun.published(asked.name), asked, parts, folder)))
 
 
 def training(folder: Path) -> None:

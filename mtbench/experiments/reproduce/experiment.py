@@ -8,11 +8,13 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
+from mtbench.document import show, write
 from mtbench.document.console import Terminal
 from mtbench.errors import UserError
 from mtbench.experiments.experiment import Experiment, Job
-from mtbench.experiments.reproduce import page, rerun
+from mtbench.experiments.reproduce import rerun
 from mtbench.experiments.reproduce.compare import compare
+from mtbench.experiments.reproduce.document import document
 from mtbench.experiments.reproduce.format import AskedFile, Published, Reproduction
 from mtbench.experiments.reproduce.request import ReproduceRequest, ReproduceSession
 from mtbench.experiments.reproduce.rerun import Part
@@ -43,7 +45,7 @@ class Reproduced(NamedTuple):
 class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, ReproducePlan, Reproduced]):
     """One run for each family of a published table."""
 
-    command, begun_by, result, page = "reproduce", rerun.ASKED, rerun.RESULT, page.PAGE
+    command, begun_by, result, page = "reproduce", rerun.ASKED, rerun.RESULT, "reproduction.html"
     request, session = ReproduceRequest, ReproduceSession
 
     def folder(self, request: ReproduceRequest) -> str:
@@ -98,12 +100,12 @@ class ReproduceExperiment(Experiment[ReproduceRequest, ReproduceSession, Reprodu
         if len(errors) == len(planned):
             raise errors[0]
         found = compare(rerun.published(job.request.name), job.request, parts, job.path)
-        page.write(job.path, found)
+        write(job.path, "reproduction", document(found))
         return Reproduced(found, not errors and not any("failed: " in figure.why for figure in found.figures))
 
     def show(self, job: Job[ReproduceRequest, ReproduceSession], found: Reproduced, console: Terminal) -> None:
         """Print every figure beside ours."""
-        console.print(page.terminal_table(found.record))
+        show(document(found.record), console)
 
     def exit_code(self, found: Reproduced, session: ReproduceSession) -> int:
         """Return 0 if nothing failed."""
