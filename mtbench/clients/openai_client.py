@@ -15,9 +15,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -43,9 +42,9 @@ SPARE_TOKENS = 16  # an answer may have so many more than were asked
 SHOWN = 100  # characters of a server's text that an error repeats
 TRIES = 5  # of a request to a busy server
 LONGEST_WAIT_S = 60.0  # before one of them
-FIRST_WAIT_S = 1.0  # if the server names no time; doubled each time
+FIRST_WAIT_S = 1.0  # if the server names no number of seconds; doubled each time
+SECONDS = re.compile(r"[0-9]{1,9}")  # of a Retry-After header
 SECRET = 8  # characters that make a secret: a shorter key is a placeholder, a shorter part of one tells nothing
-FINISHED = ("stop", "length")
 SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+-?\d+)?")  # name, labels, value, time
 METRICS = "/metrics"
 TOKEN = re.compile(r"%([0-9a-f]{2})|\\+(?:u00|x)([0-9a-f]{2})|\\+[rnt0]?|(.)", re.IGNORECASE | re.DOTALL)
@@ -100,6 +99,10 @@ class VllmSpeculation(Received):
     acceptance_histogram: list[Number]
     mean_acceptance_length: float | None  # TensorRT-LLM's object, of other numbers, lacks it
 
+    def counted(self) -> Speculation:
+        counts = (self.num_spec_steps, self.num_draft_tokens, self.num_accepted_draft_tokens)
+        return Speculation(*counts, self.acceptance_histogram, "vLLM's per-request metrics")
+
 
 class SglangSpeculation(Received):
     """SGLang's `sglext.spec_tokens_details` (srt/entrypoints/openai/protocol.py)."""
@@ -108,6 +111,10 @@ class SglangSpeculation(Received):
     spec_num_proposed_drafts: Number
     spec_num_correct_drafts: Number
     spec_correct_drafts_histogram: list[Number] | None = None
+
+    def counted(self) -> Speculation:
+        counts = (self.spec_verify_ct, self.spec_num_proposed_drafts, self.spec_num_correct_drafts)
+        return Speculation(*counts, self.spec_correct_drafts_histogram, "SGLang's per-request metrics")
 
 
 class Event(Received):
@@ -122,25 +129,14 @@ class Event(Received):
     @property
     def speculation(self) -> Speculation | None:
         """Return what the event says of the request's speculation; None if nothing, or in a form of another version."""
-        found = self._part("metrics", "speculative_decoding", VllmSpeculation)
-        if found is not None:
-            counts = (found.num_spec_steps, found.num_draft_tokens, found.num_accepted_draft_tokens)
-            return Speculation(*counts, found.acceptance_histogram, "vLLM's per-request metrics")
-        found = self._part("sglext", "spec_tokens_details", SglangSpeculation)
-        if found is not None:
-            counts = (found.spec_verify_ct, found.spec_num_proposed_drafts, found.spec_num_correct_drafts)
-            return Speculation(*counts, found.spec_correct_drafts_histogram, "SGLang's per-request metrics")
+        for holder, name, form in (
+            (self.metrics, "speculative_decoding", VllmSpeculation),
+            (self.sglext, "spec_tokens_details", SglangSpeculation),
+        ):
+            if isinstance(holder, dict):
+                with suppress(ValidationError):
+                    return form.model_validate(holder.get(name)).counted()
         return None
-
-    def _part(self, outer: str, inner: str, form: type[Received]) -> Any:
-        """Return an object inside another, in its form; None without it."""
-        holder = getattr(self, outer)
-        if not isinstance(holder, dict):
-            return None
-        try:
-            return form.model_validate(holder.get(inner))
-        except ValidationError:
-            return None
 
 
 @dataclass(slots=True)
@@ -255,19 +251,16 @@ class Server:
             for data in events(chunks):
                 event = Event.model_validate_json(data)
                 if event.error:
-                    raise ServerError(
-                        f"{self.url} stopped with an error: {self.clean(message_of(data))}; see the server's log",
-                        again=True,
-                    )
+                    said = self.clean(message_of(data))
+                    raise ServerError(f"{self.url} stopped with an error: {said}; see the server's log", again=True)
                 reply.add(event)
                 if max(len(reply.token_ids), reply.pieces) > most:
                     raise ServerError(f"{self.url} gives more tokens than the {body['max_tokens']:,} that were asked")
         if reply.finish is None:
             raise self._broken()
-        if reply.finish not in FINISHED:
-            raise ServerError(
-                f"{self.url} ended an answer by {self.clean(reply.finish)!r}, not by stop or length; see its log"
-            )
+        if reply.finish not in ("stop", "length"):
+            finish = self.clean(reply.finish)
+            raise ServerError(f"{self.url} ended an answer by {finish!r}, not by stop or length; see its log")
         self.check_text(reply.text)
         return reply
 
@@ -308,9 +301,9 @@ class Server:
                     yield response
                     return
                 self._refuse_status(response, path, needed=attempt == TRIES)
-                wait_s = asked_wait_s(response.headers.get("retry-after"))
+                asked = SECONDS.fullmatch(response.headers.get("retry-after", ""))
             waited = f"a request was sent again: the server was busy ({response.status})"
-            self._wait(FIRST_WAIT_S * 2 ** (attempt - 1) if wait_s is None else wait_s, response.status, deadline)
+            self._wait(float(asked[0]) if asked else FIRST_WAIT_S * 2 ** (attempt - 1), response.status, deadline)
 
     def _wait(self, seconds: float, status: int, deadline: float) -> None:
         most = min(LONGEST_WAIT_S, deadline - time.monotonic())
@@ -342,13 +335,13 @@ class Server:
         base = self._address.raw_path.rstrip(b"/")
         place = base + b"/" + path.encode() if path != METRICS else base.removesuffix(b"/v1") + b"/metrics"
         content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if key := self._key():
+            headers["Authorization"] = f"Bearer {key}"
         backend = bounded_http.Backend(deadline)
         try:
-            with bounded_http.opened(
-                backend, verb, self._address, place, self._headers(), content, self.timeout_s
-            ) as response:
-                headers = httpx.Headers(response.headers)
-                yield Response(response.status, headers, response.iter_stream(), None)
+            with bounded_http.opened(backend, verb, self._address, place, headers, content, self.timeout_s) as response:
+                yield Response(response.status, httpx.Headers(response.headers), response.iter_stream(), None)
         except httpcore.TimeoutException as error:
             raise self._late(error, deadline) from None
         except TooMuch as error:
@@ -356,17 +349,12 @@ class Server:
             raise ServerError(f"{self.url} answers {path} with {error}; see the server's log{unread}") from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
             if backend.connection is None or isinstance(error, httpcore.ConnectError):
-                raise ServerError(
-                    f"{self.url} cannot be reached ({self.clean(cause_of(error))}); start the server, or give its url=",
-                    again=True,
-                ) from None
+                raise self._unreachable(self.clean(cause_of(error))) from None
             if backend.connection.ended or not isinstance(error, httpcore.ProtocolError):
                 raise self._broken() from None
-            raise self._strange(path, f"no HTTP: {cause_of(error)}") from None
-        except ValidationError as error:
-            raise self._strange(path, finding(error)) from None
+            raise self._strange(path, f"no HTTP: {self.clean(cause_of(error))}") from None
         except ValueError as error:
-            raise self._strange(path, str(error)) from None
+            raise self._strange(path, finding(error) if isinstance(error, ValidationError) else str(error)) from None
 
     def _late(self, error: Exception, deadline: float) -> ServerError:
         if time.monotonic() >= deadline:
@@ -374,15 +362,14 @@ class Server:
                 f"{self.url} took longer than {self.total_s:g} s for a request; if it may, raise total_s"
             )
         if isinstance(error, httpcore.ConnectTimeout):
-            most = min(bounded_http.CONNECT_S, self.timeout_s)
-            return ServerError(
-                f"{self.url} cannot be reached (no connection within {most:g} s); start the server, or give its url=",
-                again=True,
-            )
+            return self._unreachable(f"no connection within {min(bounded_http.CONNECT_S, self.timeout_s):g} s")
         return ServerError(
             f"{self.url} sent nothing for {self.timeout_s:g} s; check whether it is busy, or raise timeout_s",
             again=True,
         )
+
+    def _unreachable(self, why: str) -> ServerError:
+        return ServerError(f"{self.url} cannot be reached ({why}); start the server, or give its url=", again=True)
 
     def _broken(self) -> ServerError:
         return ServerError(f"{self.url} stopped in the middle of an answer; see the server's log", again=True)
@@ -404,49 +391,20 @@ class Server:
             )
         return key
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json"}
-        if key := self._key():
-            headers["Authorization"] = f"Bearer {key}"
-        return headers
-
 
 def events(chunks: Iterable[bytes]) -> Iterator[str]:
     """Yield the data of server-sent events up to [DONE]; read the stream to its end, so that it is not reset.
 
     Raises ValueError for what is not UTF-8.
     """
-    stream = httpx.Response(
-        200, headers={"Content-Type": "text/event-stream"}, content=_in_utf8(chunks), default_encoding="utf-8-sig"
-    )
+    text = codecs.iterdecode(chunks, "utf-8-sig")
+    headers = {"Content-Type": "text/event-stream"}
+    stream = httpx.Response(200, headers=headers, content=(part.encode() for part in text))
     ended = False
     for event in EventSource(stream).iter_sse():
         ended |= event.data.strip() == "[DONE]"
         if event.data and not ended:
             yield event.data
-
-
-def _in_utf8(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for chunk in chunks:
-        decoder.decode(chunk)
-        yield chunk
-
-
-def asked_wait_s(text: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which holds seconds or a date; None if it holds neither.
-
-    >>> asked_wait_s("3"), asked_wait_s("Thu, 01 Jan 1970 00:00:00 GMT"), asked_wait_s("soon")
-    (3.0, 0.0, None)
-    """
-    if text is None or len(text) > SHOWN:
-        return None
-    if re.fullmatch(r"[0-9]{1,9}", text.strip()):
-        return float(text)
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, OverflowError, TypeError, IndexError, OSError):
-        return None
 
 
 def message_of(answer: str) -> str:
@@ -468,47 +426,23 @@ def cause_of(error: BaseException) -> str:
 
 
 def shown(text: str, key: str | None = None) -> str:
-    """Return the first line of a server's text, short and printable, without the key or any bearer token.
+    """Return the first line of a server's text, short and printable, without a bearer token; `[key]` if it has the key.
 
-    The key is found in any case, URL-encoded, escaped, or split by control characters.
+    SECRET characters of the key are found in any case, URL-encoded, escaped, or split by control characters.
 
-    >>> print(shown("no such key: SK-1%32%33", "sk-123"))
-    no such key: [key]
+    >>> shown("no such key: SK-1%32%33-abc", "sk-123-abc"), shown("an empty prompt", "EMPTY")
+    ('[key]', 'an empty prompt')
     """
     text = text[:ERROR_BYTES]
-    if key:
-        text = _without_key(text, key)
+    wanted, seen = _visible(key or ""), _visible(text)
+    if any(wanted[i : i + SECRET] in seen for i in range(len(wanted) - SECRET + 1)):
+        return "[key]"
     text = re.sub(r"(?i)(bearer)(?:%20|[\s+:=])+[^\s\"',;]+", r"\1 [key]", text)
     return first_line(RuntimeError(text.strip() or "nothing more"))[:SHOWN]
 
 
-def _without_key(text: str, key: str) -> str:
-    """Return the text without the key, and without any part of it that has SECRET characters."""
-    seen, places = _visible(text)
-    wanted, _ = _visible(key)
-    size = min(len(wanted), SECRET)
-    covered = [False] * len(seen)
-    for part in {wanted[i : i + size] for i in range(len(wanted) - size + 1)} - {""}:
-        at = seen.find(part)
-        while at >= 0:
-            covered[at : at + size] = [True] * size
-            at = seen.find(part, at + 1)
-    parts, end = [], 0
-    for hidden, run in itertools.groupby(range(len(seen)), covered.__getitem__):
-        if hidden:
-            first, *rest = run
-            parts += [text[end : places[first][0]], "[key]"]
-            end = places[rest[-1] if rest else first][1]
-    return "".join(parts) + text[end:]
-
-
-def _visible(text: str) -> tuple[str, list[tuple[int, int]]]:
-    """Return the visible ASCII characters of a text, decoded and in lower case, and the place of each in the text."""
-    found, places = [], []
-    for token in TOKEN.finditer(text):
-        encoded = token[1] or token[2]
-        character = chr(int(encoded, 16)) if encoded else token[3] or ""
-        if "!" <= character <= "~":
-            found.append(character.lower())
-            places.append(token.span())
-    return "".join(found), places
+def _visible(text: str) -> str:
+    """Return the visible ASCII characters of a text, decoded and in lower case."""
+    tokens = TOKEN.finditer(text)
+    characters = (chr(int(token[1] or token[2], 16)) if token[1] or token[2] else token[3] or "" for token in tokens)
+    return "".join(character.lower() for character in characters if "!" <= character <= "~")

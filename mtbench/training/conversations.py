@@ -30,7 +30,7 @@ from mtbench.training.token_cache import Counts, Examples, concatenate, contiguo
 
 CHUNK = 1000  # conversations tokenised at once
 PAIRS = (("prompt", "completion"), ("question", "answer"), ("instruction", "output"))  # columns: user, assistant
-SCHEMAS = "messages; prompt and completion; question and answer; instruction and output (or instances), maybe input"
+SCHEMAS = "messages; prompt and completion; question and answer; instruction and output, maybe input"
 HUB = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(@(?P<config>[\w.-]+))?(:(?P<split>\w+))?")
 TRAIN = re.compile(r"(?<![a-z])train")  # in the name of a training file or of its folder
 
@@ -175,8 +175,7 @@ def read(data: str, count: int | None, source: Source) -> Iterator[Row]:
 def as_conversation(row: Any) -> Messages | None:
     """Return the turns of a row, the assistant's last; None if one has no content (a system turn may be empty).
 
-    Rows follow one of `SCHEMAS`; the last is that of Alpaca and of Self-Instruct (arXiv 2212.10560). Other columns are
-    ignored. Raises UserError with the reason.
+    Rows follow one of `SCHEMAS`; the last is Alpaca's. Other columns are ignored. Raises UserError with the reason.
     """
     if not isinstance(row, dict):
         raise UserError(f"a row must be an object, this is a {type(row).__name__}")
@@ -191,11 +190,6 @@ def as_conversation(row: Any) -> Messages | None:
 
 
 def _two_turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if "instruction" in row and "instances" in row:
-        instances = row["instances"]
-        if not (isinstance(instances, list) and len(instances) == 1 and isinstance(instances[0], dict)):
-            raise UserError("`instances` must be a list of one object with `input` and `output`")
-        row = {"instruction": row["instruction"], **instances[0]}
     for user, assistant in PAIRS:
         if user in row and assistant in row:
             question = row[user]
@@ -370,16 +364,11 @@ def _apply_template(location: str, turns: Messages, tokenizer: Any) -> tuple[str
 
 
 def _encode(texts: Sequence[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the tokens of each prompt, and those of its answer; `texts` are pairs of prompt and whole conversation.
-
-    Tokenizers split a text at its special tokens first. So prompt and whole conversation have the same tokens up to the
-    last special token of the prompt. The rest of the prompt, its ending, is short and mostly the same ("assistant"), so
-    each different ending is tokenised only once.
-    """
+    """Yield the tokens of each prompt, and those of its answer; `texts` are pairs of prompt and whole conversation."""
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         encoded = tokenizer(
-            list(texts),
+            texts,
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
@@ -388,21 +377,11 @@ def _encode(texts: Sequence[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[
         ids: list[list[int]] = encoded.input_ids
         return ids
 
-    added = tokenizer.added_tokens_decoder.values()
-    marks = [t.content for t in added if t.special and not (t.normalized or t.lstrip or t.single_word)]
-    heads, endings, tails = [], [], []
-    for prompt, whole in texts:
-        border = max([0, *(prompt.rfind(mark) for mark in marks)])
-        heads.append(prompt[:border])
-        endings.append(prompt[border:])
-        tails.append(whole[border:])
-    distinct = tuple(dict.fromkeys(endings))
-    ending_ids = dict(zip(distinct, encode(distinct), strict=True))
-    for ending, tail, head_ids, tail_ids in zip(endings, tails, encode(heads), encode(tails), strict=True):
-        prompt_end = ending_ids[ending]
-        if tail_ids[: len(prompt_end)] == prompt_end:
-            yield head_ids + prompt_end, tail_ids[len(prompt_end) :]
+    prompts, wholes = ([text[place] for text in texts] for place in (0, 1))
+    for (prompt, whole), prompt_ids, ids in zip(texts, encode(prompts), encode(wholes), strict=True):
+        if ids[: len(prompt_ids)] == prompt_ids:
+            yield prompt_ids, ids[len(prompt_ids) :]
         else:
             # A token spans prompt and answer (an answer that begins with a newline). In decoding, the model gets the
             # prompt's tokens alone, so the answer is tokenised alone, too.
-            yield head_ids + prompt_end, encode([tail[len(ending) :]])[0]
+            yield prompt_ids, encode([whole[len(prompt) :]])[0]

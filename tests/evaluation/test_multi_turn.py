@@ -14,8 +14,6 @@ from mtbench.errors import UserError
 from mtbench.evaluation.multi_turn import QuestionSuite
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Messages, Source, Template
-from mtbench.runs.plan import RunRequest
-from mtbench.runs.planner import make_plan
 
 REAL = os.environ.get("MTBENCH_DATA_DIR")
 real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with mt_bench/mt_bench__question.jsonl")
@@ -141,13 +139,6 @@ def test_a_limit_counts_conversations_of_each_category(tmp_path: Path) -> None:
     assert [p.item.split("/")[0] for p in limited] == [c for c in CATEGORIES for _ in range(2)]
     assert everything[:16] == limited
     assert len({p.item for p in everything}) == len(everything) == 32
-
-
-def test_only_selected_subtasks_are_used(tmp_path: Path) -> None:
-    """Questions of other categories have no prompts."""
-    prompts = opened(write(tmp_path, rows()), subtasks=("math", "stem")).prompts(compiled(CHATML), None)
-
-    assert Counter(p.item.split("/")[0] for p in prompts) == {"math": 4, "stem": 4}
 
 
 # --- Files --------------------------------------------------------------------------------------------------------
@@ -337,15 +328,3 @@ def test_all_questions_are_there() -> None:
     assert sum(p.follows is not None for p in prompts) == 80
     assert suite.task["sha256"] == SUITES["mt-bench"].sha256
     assert suite.task["turns"] == "all"
-
-
-@real
-def test_all_conversations_fit_the_embedded_family() -> None:
-    """Both turns and twice the budget fit its context; every second turn follows its first."""
-    request = RunRequest(suite=["mt-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True)
-    plan = make_plan(request).suites[0]
-
-    assert len(plan.items) == 160
-    for item in plan.items:
-        before = None if item.follows is None else plan.items[item.follows].item
-        assert before == (None if item.item.endswith("/0") else item.item.removesuffix("1") + "0")

@@ -605,7 +605,6 @@ ROWS: dict[str, Any] = {  # lines of prompts or conversations: values, or the te
     "a prompt that is a number": {"prompt": 5, "completion": 6},
     "a prompt that is a list": {"prompt": ["a"], "completion": ["a"]},
     "an instruction with a nested input": {"instruction": "a", "input": [[[1]]], "output": "b"},
-    "instances that are a text": {"instruction": "a", "instances": "b"},
     "a prompt of escape sequences": {"prompt": "\x1b[2J", "completion": "\x1b[2J"},
     "a prompt of 200 kB": {"prompt": "a " * 10**5, "completion": "b"},
     "a prompt of 100 MB": {"prompt": "a" * 10**8, "completion": "b"},

@@ -6,11 +6,9 @@ The questions are made up. Tests of the real ones need MTBENCH_DATA_DIR, a folde
 import gzip
 import json
 import os
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_up import chat, write_lines
@@ -22,13 +20,11 @@ from mtbench.evaluation.suite import Prompt, Source, Suite
 
 SUITE_NAMES = ("humaneval", "humaneval-paper")
 REAL = os.environ.get("MTBENCH_DATA_DIR")
-real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with humaneval/HumanEval.jsonl")
 confined = pytest.mark.skipif(
     bool(unavailable()) and not os.environ.get("CI"), reason=f"no sandbox on this machine: {unavailable()}"
 )
 
 TEST = "\n\ndef check(candidate):\n    assert candidate(1) == 2\n    assert candidate(-1) == 0\n"
-Replay = Callable[[Mapping[int, str]], dict[int, float]]
 ROWS = [
     {
         "task_id": f"MadeUp/{n}",
@@ -169,112 +165,32 @@ def test_without_a_sandbox_the_suite_refuses(name: str, folder: Path, monkeypatc
     assert suite.task["sandbox"] is False
 
 
-@pytest.mark.parametrize("name", SUITE_NAMES)
-def test_nothing_is_downloaded(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening the suite does not load lm-eval's metric: it makes no DNS request, also without --offline."""
-    looked_up: list[Any] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: looked_up.append(args))
-    SUITES[name]("", Source(data_dir=folder, unsandboxed=True)).prompts(chat, 1)
-
-    assert looked_up == []
-
-
 # --- HumanEval itself ---------------------------------------------------------------------------------------------
 
+WRONG: list[Callable[[str], str]] = [
+    lambda right: "",
+    lambda right: "    The function is complete.\n",
+    lambda right: f"{right}\nimport os\nos._exit(0)\n",
+    lambda right: f"{right}\nraise KeyboardInterrupt\n",
+    lambda right: f"    import random\n    return random.random()\n{right}",
+    lambda right: f"{right}\ndef more(",
+]
 
-@pytest.fixture(scope="module")
-def rows() -> list[dict[str, str]]:
-    folder = Path(REAL or "", "humaneval")
-    packed = folder / "HumanEval.jsonl.gz"
-    data = gzip.decompress(packed.read_bytes()) if packed.exists() else (folder / "HumanEval.jsonl").read_bytes()
-    return [json.loads(line) for line in data.splitlines()]
 
-
-@pytest.fixture(scope="module", params=SUITE_NAMES)
-def replay(request: pytest.FixtureRequest, rows: list[dict[str, str]]) -> Replay:
-    """Return a function that scores answers by the number of their question."""
-    suite = SUITES[request.param]("", Source(data_dir=Path(REAL or "")))
+@pytest.mark.whole
+@pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with humaneval/HumanEval.jsonl")
+@confined
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_of_the_real_questions_the_reference_solutions_pass_and_wrong_ones_fail(name: str) -> None:
+    """164 of 164, in either form; then each question with one kind of mistake."""
+    folder = Path(REAL or "")
+    packed = folder / "humaneval" / "HumanEval.jsonl.gz"
+    data = gzip.decompress(packed.read_bytes()) if packed.exists() else packed.with_suffix("").read_bytes()
+    solutions = [json.loads(line)["canonical_solution"] for line in data.splitlines()]
+    suite = SUITES[name]("", Source(data_dir=folder))
     items = [prompt.item for prompt in suite.prompts(chat, None)]
+    wrong = {item: WRONG[n % len(WRONG)](solutions[n]) for n, item in enumerate(items)}
 
-    def scores(answers: Mapping[int, str]) -> dict[int, float]:
-        by_item = suite.score({items[n]: answer for n, answer in answers.items()})
-        return {n: by_item.pop(items[n]) for n in answers}
-
-    return scores
-
-
-def solution(rows: list[dict[str, str]], number: int) -> str:
-    """Return a reference solution; every other one repeats the beginning of the function, as some models do."""
-    beginning = f"\n{rows[number]['prompt']}" if number // 2 % 2 else ""
-    return beginning + rows[number]["canonical_solution"]
-
-
-@pytest.mark.whole
-@real
-@confined
-@pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 1)], indirect=["replay"])
-def test_every_reference_solution_passes(replay: Replay, first: int, rows: list[dict[str, str]]) -> None:
-    """Each of the 164 runs in one form: the even ones in humaneval, the odd ones in humaneval-paper."""
-    scores = replay({n: solution(rows, n) for n in range(first, len(rows), 2)})
-
-    assert list(scores.values()) == [1.0] * 82
-
-
-@pytest.mark.whole
-@real
-@confined
-@pytest.mark.slow
-def test_every_reference_solution_passes_in_both_forms(replay: Replay, rows: list[dict[str, str]]) -> None:
-    """164 of 164, in either form."""
-    scores = replay({n: solution(rows, n) for n in range(len(rows))})
-
-    assert list(scores.values()) == [1.0] * 164
-
-
-WRONG: dict[str, Callable[[str], str]] = {
-    "empty": lambda right: "",
-    "pass": lambda right: "    pass\n",
-    "nothing but words": lambda right: "    The function is complete.\n",
-    "leaves early": lambda right: f"{right}\nimport os\nos._exit(0)\n",
-    "exits": lambda right: f"{right}\nraise SystemExit(0)\n",
-    "stops in the middle": lambda right: f"{right}\nraise KeyboardInterrupt\n",
-    "another result": lambda right: f"    import random\n    return random.random()\n{right}",
-    "cut off": lambda right: f"{right}\ndef more(",
-}
-
-
-@pytest.mark.whole
-@real
-@confined
-@pytest.mark.parametrize(("replay", "first"), [("humaneval", 0), ("humaneval-paper", 4)], indirect=["replay"])
-def test_some_wrong_solutions_fail(replay: Replay, first: int, rows: list[dict[str, str]]) -> None:
-    """Every fourth question, alternating between the two forms, with each kind of mistake in turn: none of 41 pass."""
-    mistakes = list(WRONG.values())
-    wrong = {n: mistakes[n // 8 % len(mistakes)](rows[n]["canonical_solution"]) for n in range(first, len(rows), 8)}
-
-    assert replay(wrong) == dict.fromkeys(wrong, 0.0)
-
-
-@pytest.mark.whole
-@real
-@confined
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WRONG)
-def test_every_wrong_solution_fails(name: str, replay: Replay, rows: list[dict[str, str]]) -> None:
-    """Every question, with every kind of mistake."""
-    scores = replay({n: WRONG[name](row["canonical_solution"]) for n, row in enumerate(rows)})
-
-    assert list(scores.values()) == [0.0] * 164
-
-
-@pytest.mark.whole
-@real
-@confined
-@pytest.mark.slow
-def test_endless_solutions_fail_only_their_own_items(replay: Replay, rows: list[dict[str, str]]) -> None:
-    """Every tenth never ends; the others pass."""
-    answers = {n: row["canonical_solution"] for n, row in enumerate(rows)}
-    for n in range(0, len(rows), 10):
-        answers[n] = f"    while True: pass\n{answers[n]}"
-
-    assert replay(answers) == {n: float(n % 10 != 0) for n in range(164)}
+    assert list(suite.score(dict(zip(items, solutions, strict=True))).values()) == [1.0] * 164
+    assert list(suite.score(wrong).values()) == [0.0] * 164

@@ -4,7 +4,6 @@ Tests of instructions that need NLTK's `punkt_tab` run where this machine has it
 """
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
 
-REAL = os.environ.get("MTBENCH_DATA_DIR")
 GERMAN = "Der schnelle braune Fuchs springt heute über den faulen Hund, und alle Kinder im Dorf freuen sich darüber."
 ENGLISH = "The quick brown fox jumps over the lazy dog, and all the children in the village are happy about it today."
 
@@ -219,14 +217,6 @@ def test_unscorable_prompts_are_left_out_and_counted(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_punkt")
-def test_a_file_that_needs_no_tables_is_accepted(tmp_path: Path) -> None:
-    """All its prompts are used."""
-    write_lines(tmp_path / "ifeval/input_data.jsonl", [row(0, "punctuation:no_comma")])
-
-    assert "left_out" not in opened(tmp_path).task
-
-
-@pytest.mark.usefixtures("no_punkt")
 def test_empty_tables_count_as_missing(folder: Path, tmp_path: Path) -> None:
     """With empty files in their place, NLTK would end a sentence after "Mr." and give wrong scores."""
     tables = tmp_path / "nltk_data/tokenizers/punkt_tab/english"
@@ -277,16 +267,3 @@ print(requested)
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
     assert (process.stdout, process.stderr) == ("[]\n", "")
-
-
-@pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with ifeval/input_data.jsonl")
-@pytest.mark.usefixtures("no_punkt")
-def test_of_the_real_prompts_64_of_541_need_the_tables() -> None:
-    """52 instructions to count sentences and 25 to count capital words."""
-    suite = opened(Path(REAL or ""), skip_unscorable=True)
-    prompts = suite.prompts(chat, None)
-
-    assert suite.task["left_out"] == {"items": 64, "needing": "punkt_tab", "instructions": list(NEED_PUNKT)}
-    assert len(prompts) == 541 - 64
-    assert all(prompt.stop == () for prompt in prompts)
-    assert set(suite.score(dict.fromkeys((p.item for p in prompts), "")).values()) == {0.0}

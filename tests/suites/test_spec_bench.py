@@ -25,7 +25,7 @@ from mtbench.errors import UserError
 from mtbench.evaluation.registry import SUITES
 from mtbench.evaluation.suite import Source, Suite
 from mtbench.runs.plan import Item, RunRequest
-from mtbench.runs.planner import _blocks, make_plan
+from mtbench.runs.planner import _blocks
 from mtbench.runs.run_request import REFILLS
 
 KINDS = ["mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"]
@@ -230,23 +230,3 @@ def test_all_questions_are_there() -> None:
     assert len({p.item for p in prompts}) == 480
     assert suite.task["sha256"] == SUITES["spec-bench"].sha256
     assert [p.item for p in prompts[:12:6]] == ["mt_bench/81/0", "mt_bench/91/0"]
-
-
-@pytest.mark.whole
-@real
-def test_all_questions_fit_the_embedded_family() -> None:
-    """The longest prompt and the budget fit its context; at both batch sizes each block has one kind."""
-    plan = make_plan(RunRequest(suite=["spec-bench"], family="tiny", method=["ar"], data_dir=REAL, offline=True))
-    tasks = [item.item.split("/")[0] for item in plan.suites[0].items]
-
-    assert [len(group.blocks) for group in plan.groups] == [24, 60]
-    assert all(len({tasks[i] for i in block}) == 1 for group in plan.groups for block in group.blocks)
-
-
-@pytest.mark.whole
-@real
-def test_the_real_questions_run(tmp_path: Path) -> None:
-    """One question of each kind, some with thousands of prompt tokens."""
-    cells = run_on(Path(REAL or ""), tmp_path / "run", method=["ar"], batch_size=(1,))["cells"]
-
-    assert [(c["status"], c["items"], c["tokens"]) for c in cells] == [("ok", 6, 24)]

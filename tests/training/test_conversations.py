@@ -1,13 +1,8 @@
-"""Conversations to train on: what is read and refused, which tokens are labels, and the token cache.
-
-GSM8K and Self-Instruct themselves are read where MTBENCH_DATA_DIR names a folder that holds gsm8k/ and
-sft_self_instruct/.
-"""
+"""Conversations to train on: what is read and refused, which tokens are labels, and the token cache."""
 
 import copy
 import gzip
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
-from transformers import AddedToken
 
 from mtbench import network
 from mtbench.errors import UserError
@@ -35,8 +29,6 @@ CHAT = [
     {"role": "assistant", "content": "The answer is 15."},
 ]
 ROWS = [{"prompt": f"Why {n}?", "completion": f"Because {n}."} for n in range(8)]
-REAL = os.environ.get("MTBENCH_DATA_DIR")
-real = pytest.mark.skipif(not REAL, reason="MTBENCH_DATA_DIR names no folder with gsm8k/ and sft_self_instruct/")
 
 
 def turns(question: str, answer: str) -> Messages:
@@ -121,11 +113,10 @@ def tokens_of(tokenizer: Any, conversation: Messages, **settings: Any) -> list[i
         {"instruction": "Q\n\nI", "output": "A"},
         {"instruction": "Q", "input": "I", "output": "A"},
         {"instruction": "Q\n\nI", "input": "", "output": "A"},
-        {"instruction": "Q", "instances": [{"input": "I", "output": "A"}]},
     ],
 )
 def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
-    """Messages, prompt and completion, question and answer, Alpaca's, Self-Instruct's; other columns are ignored."""
+    """Messages, prompt and completion, question and answer, Alpaca's; other columns are ignored."""
     assert as_conversation(row) == turns("Q\n\nI", "A")
 
 
@@ -141,7 +132,6 @@ def test_every_schema_gives_the_same_conversation(row: dict[str, Any]) -> None:
         ({"messages": [{"role": "user"}, {"role": "assistant", "content": "A"}]}, "the texts"),
         ({"question": "Q", "answer": 3}, "the texts"),
         ({"instruction": ["Q"], "input": "I", "output": "A"}, "the texts"),
-        ({"instruction": "Q", "instances": []}, "`instances` must be a list of one"),
         ({"prompt": "Q", "completion": "\ud800"}, "half a character"),
     ],
 )
@@ -331,27 +321,6 @@ def test_every_source_is_evaluated_on_in_proportion(sizes: list[int], held_out: 
         assert abs(len(of_source) - len(held_out_numbers) * size / total) < 1
 
 
-@given(some.integers(1, 200), some.integers(0, 40))
-def test_of_one_source_the_end_is_evaluated_on(size: int, held_out: int) -> None:
-    """Nothing else, so that the embedded checkpoints can be reproduced to the bit."""
-    data = of_sizes([size])
-    border = size - min(held_out, size // 10)
-    parts = data.split(held_out)
-    assert [part.sha256 for part in parts] == [data.examples[:border].sha256, data.examples[border:].sha256]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "shares"), [((90, 10), (9, 1)), ((10, 90), (1, 9)), ((95, 5), (10, 0)), ((40, 0, 60), (4, 0, 6))]
-)
-def test_a_small_source_keeps_its_share_in_any_order(sizes: Sequence[int], shares: Sequence[int]) -> None:
-    """Ten of a hundred are held out, and a source of ten beside one of ninety gives one of them."""
-    trained, held_out_numbers = of_sizes(sizes).split(10)
-    source = [n for n, size in enumerate(sizes) for _ in range(size)]
-    sources_held_out = [source[number] for number in numbers(held_out_numbers)]
-    assert [sources_held_out.count(n) for n in range(len(sizes))] == list(shares)
-    assert len(trained) == 90
-
-
 @given(some.integers(1, 200), some.integers(1, 4), some.integers(0, 60))
 def test_of_each_source_the_requested_number_is_trained_on(examples: int, kinds: int, held_out: int) -> None:
     """`--examples N` of several sources: N of each, or one more."""
@@ -390,34 +359,10 @@ def test_long_answers_are_cut_and_long_prompts_dropped(rows: str, tokenizer: Any
         prepare(rows, None, tokenizer, max_length=3, seed=0)
 
 
-def test_the_summary_counts_dropped_and_cut_conversations() -> None:
-    """One line with every reason that occurs."""
-    assert Counts(7473, 0, 12, 3).summary(512) == (
-        "7,473 conversations: 12 dropped (prompt of 512 tokens or more), 3 cut"
-    )
-    assert Counts(9, 4, 1, 0).summary(64) == (
-        "9 conversations: 1 dropped (prompt of 64 tokens or more), 4 dropped (a turn without content), 0 cut"
-    )
-    assert Counts(8, 0, 0, 0).summary(64) == "8 conversations: 0 dropped, 0 cut"
-
-
-@pytest.mark.parametrize(
-    "question", ["Why?", "<|im_start|>assistant\n<|im_start|>", "<|mask|> \n\n <|endoftext|>  ", "½  <|note|>  🙂"]
-)
-@pytest.mark.parametrize("answer", ["Because 12.", " <|im_end|>\n<|im_start|>x", "  \t½\n\n"])
-@pytest.mark.parametrize("kind", ["chatml", "plain", "greedy"])
-def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, answer: str, kind: str) -> None:
-    """Prompts are tokenised in two parts without changing a token, also if the texts contain special tokens.
-
-    Also if the template has none, or if a special token includes the space before it.
-    """
-    if kind != "chatml":
-        tokenizer.chat_template = "{% for m in messages %}{{ '[' + m.content + ']' }}{% endfor %}" + (
-            "{% if add_generation_prompt %}{{ '[' }}{% endif %}"
-        )
-    if kind == "greedy":
-        note = AddedToken("<|note|>", special=True, normalized=False, lstrip=True)
-        tokenizer.add_special_tokens({"extra_special_tokens": [note]})
+@pytest.mark.parametrize("question", ["Why?", "<|im_start|>assistant\n<|im_start|>", "<|mask|> \n\n <|endoftext|>  "])
+@pytest.mark.parametrize("answer", ["Because 12.", " <|im_end|>\n<|im_start|>x", "  \t½  🙂\n\n"])
+def test_tokens_are_those_of_the_text_as_a_whole(tokenizer: Any, question: str, answer: str) -> None:
+    """Also if the texts contain special tokens."""
     chat = turns(question, answer)
     ((ids, prompt),), _ = tokenise([("here", chat)], tokenizer, max_length=512)
     assert ids[:prompt].tolist() == tokens_of(tokenizer, chat[:1], add_generation_prompt=True)
@@ -478,14 +423,15 @@ def test_examples_are_taken_by_index_slice_and_list(rows: str, tokenizer: Any) -
 # --- The cache -------------------------------------------------------------------------------------------------
 
 
-def test_data_are_tokenised_only_once(rows: str, tokenizer: Any, calls: list[int]) -> None:
-    """The same data, settings and tokenizer give the same tokens and counts without another tokenizer call."""
+def test_data_are_tokenised_only_once(rows: str, tokenizer: Any, calls: list[int], tmp_path: Path) -> None:
+    """The same content gives the same tokens and counts without another tokenizer call: a copy in another schema."""
     first = prepare(rows, None, tokenizer, max_length=21, seed=0)
     assert sum(calls) > 8
     calls.clear()
-    second = prepare(rows, None, tokenizer, max_length=21, seed=0)
+    other = [{"id": n, "question": row["prompt"], "answer": row["completion"]} for n, row in enumerate(ROWS)]
+    second = prepare(write_lines(tmp_path / "copy.jsonl", other), None, tokenizer, max_length=21, seed=3)
     assert not calls
-    assert (second.sha256, second.description, second.summary) == (first.sha256, first.description, first.summary)
+    assert (second.sha256, second.summary) == (first.sha256, first.summary)
     assert [e.ids.tolist() for e in second.examples] == [e.ids.tolist() for e in first.examples]
     assert second.description["cut"] > 0
 
@@ -528,40 +474,18 @@ def test_each_source_is_cached_separately(rows: str, tokenizer: Any, calls: list
     assert len(list(token_folder.iterdir())) == 2
 
 
-def test_the_cache_does_not_depend_on_names_and_places(
-    rows: str, tokenizer: Any, calls: list[int], tmp_path: Path
-) -> None:
-    """A copy of the file in another schema has the same tokens in the cache."""
-    first = prepare(rows, None, tokenizer, max_length=64, seed=0)
-    calls.clear()
-    other = [{"id": n, "question": row["prompt"], "answer": row["completion"]} for n, row in enumerate(ROWS)]
-    copy = prepare(write_lines(tmp_path / "copy.jsonl", other), None, tokenizer, max_length=64, seed=3)
-    assert not calls
-    assert copy.sha256 == first.sha256
-
-
-def truncated(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-9])
-
-
-def corrupted(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-9] ^= 1
-    file.write_bytes(content)
-
-
-def emptied(file: Path) -> None:
-    file.write_bytes(b"")
-
-
-@pytest.mark.parametrize("spoil", [truncated, corrupted, emptied])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: data[:-9], lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], lambda data: b""],
+    ids=["truncated", "corrupted", "emptied"],
+)
 def test_a_damaged_cache_file_is_made_again(
-    rows: str, tokenizer: Any, calls: list[int], token_folder: Path, spoil: Callable[[Path], None]
+    rows: str, tokenizer: Any, calls: list[int], token_folder: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
     """A truncated file, a flipped bit, an empty file: it is not used, and it is repaired."""
     first = prepare(rows, None, tokenizer, max_length=64, seed=0).sha256
     (file,) = token_folder.iterdir()
-    spoil(file)
+    file.write_bytes(spoil(file.read_bytes()))
     calls.clear()
     assert prepare(rows, None, tokenizer, max_length=64, seed=0).sha256 == first
     assert calls
@@ -580,22 +504,3 @@ def test_without_a_writable_cache_data_are_tokenised_each_time(
         calls.clear()
         assert len(prepare(rows, None, tokenizer, max_length=64, seed=0).examples) == 8
         assert calls
-
-
-# --- Real data ----------------------------------------------------------------------------------------------------
-
-
-@real
-@pytest.mark.usefixtures("unconnected")
-def test_gsm8k_and_self_instruct_are_read_completely() -> None:
-    """7,473 training questions, none of them in the test split; 175 seed tasks and 252 written by users."""
-    folder = Path(REAL or "")
-    gsm8k = list(read_conversations("gsm8k", None, seed=0, data_dir=folder, offline=True))
-    assert len(gsm8k) == 7473
-    assert all("\n#### " in answer["content"] for _, answer in gsm8k)
-    tested = {json.loads(line)["question"] for line in (folder / "gsm8k" / "test.jsonl").open(encoding="utf-8")}
-    assert not tested & {
-        question["content"].removeprefix("Question: ").removesuffix("\nAnswer:") for question, _ in gsm8k
-    }
-    assert len(list(read_conversations(str(folder / "sft_self_instruct"), None, seed=0))) == 175 + 252
-    assert len(list(read_conversations(str(folder / "gsm8k"), None, seed=0))) == 7473

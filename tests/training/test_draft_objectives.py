@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import Qwen3Config
 
-from mtbench.models.drafts.mtp import MtpLayer
 from mtbench.models.runner import ModelRunner
-from mtbench.training import draft_objectives
 from mtbench.training.draft_objectives import (
     BlockDraft,
     DraftObjective,
@@ -266,55 +264,6 @@ def test_blocks_learn_what_they_see_in_decoding(objective: BlockDraft, monkeypat
     same(ours(objective, runner), block_loss(runner, tensors, objective), tensors)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["weights", "position", "tokens", "own output", "keys"])
-@sequential
-def test_a_fault_in_the_steps_of_training_is_found(
-    objective: SequentialDraft, loss: Loss, what: str, runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step at the place of the one before; one step too few shifted; a step without its weight; the feature of the
-    step before in place of its output; no keys of the steps before.
-    """
-    tensors = attached(objective, runner)
-    expected = loss(runner, tensors)
-    plain = draft_objectives.DraftMask.__init__
-    if what == "position":
-
-        def stay(self: Any, positions: Tensor, mask: Tensor, *rest: Any) -> None:
-            steps = mask.shape[-1] // mask.shape[-2] - 1
-            plain(self, positions - steps, mask, *rest)
-
-        monkeypatch.setattr(draft_objectives.DraftMask, "__init__", stay)
-    elif what == "tokens":
-        roll = Tensor.roll
-        monkeypatch.setattr(Tensor, "roll", lambda self, by, dim: roll(self, -1, dim))
-    elif what == "own output":
-        kind, inputs = type(runner.model.draft), dict[str, Tensor]()
-        advance = kind.advance
-
-        def first(self: Any, ids: Tensor, features: Tensor, *rest: Any, own: bool) -> tuple[Tensor, Tensor]:
-            read, feature = advance(self, ids, features, *rest, own=own)
-            return read, inputs.setdefault("feature", feature)
-
-        monkeypatch.setattr(kind, "advance", first)
-    elif what == "keys":
-        monkeypatch.setattr(draft_objectives.StepKeys, "update", lambda self, key, value, *_, **__: (key, value))
-
-        def last_keys(self: Any, positions: Tensor, mask: Tensor, *rest: Any) -> None:
-            plain(self, positions, mask[..., : mask.shape[1]], *rest)
-
-        monkeypatch.setattr(draft_objectives.DraftMask, "__init__", last_keys)
-    else:
-        build = SequentialDraft.build
-
-        def flat(self: SequentialDraft, *rest: Any) -> Any:
-            sequence = build(self, *rest)
-            return sequence._replace(weight=(sequence.weight > 0) * sequence.weight.max())
-
-        monkeypatch.setattr(SequentialDraft, "build", flat)
-    assert not torch.allclose(ours(objective, runner), expected, rtol=1e-7)
-
-
 @pytest.mark.parametrize("objective", [Eagle(steps=2), BlockDraft(), MarkovBlockDraft()], ids=lambda o: o.name)
 def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObjective, runner: ModelRunner) -> None:
     """The last step of an epoch may have such forward passes."""
@@ -323,25 +272,6 @@ def test_a_batch_of_padding_has_a_loss_of_zero_and_gradients(objective: DraftObj
     loss = objective.losses(runner.model, target_states(runner.model, batch, objective.taps(runner.model)), batch).total
     loss.backward()
     assert loss == 0
-
-
-def first_embedding_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MtpLayer, "embedded", lambda self, ids, positions: self.get_input_embeddings()(ids))
-
-
-def joined_the_other_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MtpLayer, "joined", lambda _, token, feature: torch.cat((token, feature), -1))
-
-
-@pytest.mark.parametrize("fault", [first_embedding_kept, joined_the_other_way])
-def test_a_misreading_of_the_layer_is_found(
-    fault: Callable[[pytest.MonkeyPatch], None], runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what decoding reads of MiMo's format."""
-    objective = Mtp(steps=STEPS)
-    tensors = attached(objective, runner)
-    fault(monkeypatch)
-    assert not torch.allclose(ours(objective, runner), mtp_loss(runner, tensors), rtol=1e-7)
 
 
 def test_few_anchors_are_drawn_anew_for_each_conversation_and_epoch() -> None:

@@ -315,29 +315,6 @@ def visible(sequence: TrainingSequence) -> Tensor:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("prompt", [1, 5, 16])
-def test_a_released_mask_attends_to_its_block_so_far_and_all_clean_blocks_before(block: int, prompt: int) -> None:
-    """Equation 2 of the paper, per pair; prompt tokens of its own block are in the clean stream."""
-    length = prompt + 3 * block + 1
-    sequence = Mars(block_size=block).build(Example(torch.arange(length) % 19, prompt), SPECIAL, torch.Generator())
-    attended = visible(sequence)
-    for q, k in [(q, k) for q in range(len(sequence.ids)) for k in range(len(sequence.ids))]:
-        i, j = int(sequence.position[q]), int(sequence.position[k])
-        match bool(sequence.segment[q]), bool(sequence.segment[k]):
-            case True, True:
-                allowed = i // block == j // block and j <= i
-            case True, False:
-                allowed = j // block < i // block or (j < prompt and j <= i)
-            case False, True:
-                allowed = False
-            case _:
-                allowed = j <= i
-        assert attended[q, k].item() == allowed, (q, k)
-    noisy = sequence.segment > 0
-    assert attended[noisy].sum(1).tolist() == (sequence.position[noisy] + 1).tolist()
-
-
-@pytest.mark.parametrize("block", BLOCKS)
 def test_released_targets_have_the_distance_of_the_shifted_outputs(block: int) -> None:
     """Offset o of a block is o + 1 tokens ahead, its first token B + 1: from the last mask of the block before."""
     prompt, length = 2 * block, 5 * block
@@ -359,17 +336,6 @@ def test_an_anchored_block_has_one_next_token_prediction_and_one_for_each_mask(b
     assert (sequence.segment > 0).sum() == 3 * (block - 1)
     noisy = visible(sequence)[sequence.segment > 0]
     assert noisy.sum(1).tolist() == (sequence.position[sequence.segment > 0] + 1).tolist()
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block_diffusion_attends_to_its_block_in_both_directions(block: int) -> None:
-    """A noisy token attends to its whole block and to the clean blocks before; a clean token to its whole block."""
-    objective = BlockDiffusion(block_size=block)
-    sequence = objective.build(
-        Example(torch.arange(2 * block + 3) % 19, block + 1), SPECIAL, torch.Generator().manual_seed(3)
-    )
-    begin = sequence.position // block * block
-    assert visible(sequence).sum(1).tolist() == (begin + block).tolist()
 
 
 @given(

@@ -40,7 +40,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mtbench.errors import UserError
 from mtbench.models.checkpoint_files import weights_sha256
-from mtbench.models.families import RECORD
 from mtbench.training import checkpoint, loss, trainer
 from mtbench.training import train as training
 from mtbench.training.conversations import prepare
@@ -409,14 +408,6 @@ def test_other_data_and_another_base_are_another_request(
     file.write_text("".join(file.read_text().splitlines(keepends=True)[::-1]))
     with pytest.raises(UserError, match=r"data\.sha256 was"):
         run(MARS, str(start), str(file), USUAL, out)
-
-
-def test_an_existing_folder_is_never_overwritten(base: str, rows: str, undisturbed: Path) -> None:
-    """`--out` must not exist."""
-    before = (undisturbed / RECORD).read_bytes()
-    with pytest.raises(UserError, match="exists and is never overwritten"):
-        run(MARS, base, rows, USUAL, undisturbed)
-    assert (undisturbed / RECORD).read_bytes() == before
 
 
 def test_folders_are_refused_before_weights_are_loaded(
