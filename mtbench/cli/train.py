@@ -167,7 +167,7 @@ def page(
     ] = None,
 ) -> None:
     """Write a page about several trainings: losses, accuracy by tokens ahead, calibration."""
-    from mtbench.training.page import write_training_page
+    from mtbench.training.document import write_training_page
 
     _print_path(write_training_page(checkpoints, file))
 
@@ -271,7 +271,7 @@ def _chosen(holder: type[Any], given: Mapping[str, Any], command: str) -> Any:
 def _train(given: Mapping[str, Any], objective: Any, settings: Any) -> None:
     """Train with the parameters of `common` and the options; in a dry run, check them and count steps and tokens."""
     from mtbench.report.progress import TrainingProgress
-    from mtbench.training.page import write_training_page
+    from mtbench.training.document import write_training_page
     from mtbench.training.recipes import Stage
     from mtbench.training.train import TrainingRequest, check, train
 

@@ -9,17 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mtbench import statistics
-from mtbench.report import figures
-from mtbench.report.figures import ACCENT, INK, MUTED, PAPER, RULE, SHADES, WARN, Drawing
+from mtbench.document import Figure, plots
+from mtbench.document.formatting import bounds
+from mtbench.document.plots import ACCENT, DASHES, INK, MUTED, PAPER, RULE, SHADES, WARN
 from mtbench.statistics import Proportion
 
-COLORS, DASHES = (ACCENT, INK, WARN, MUTED), ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-LABEL_DISTANCE = 12.5  # points between the labels of two lines, at least
+COLORS = (ACCENT, INK, WARN, MUTED)
 
 Record = Mapping[str, Any]
 
@@ -53,9 +51,9 @@ class Training:
 class Drawn(NamedTuple):
     """All figures of a page; reliability diagrams by the training's number."""
 
-    losses: list[Drawing]
-    depths: list[Drawing]
-    reliability: dict[int, Drawing]
+    losses: list[Figure]
+    depths: list[Figure]
+    reliability: dict[int, Figure]
 
 
 class _Line(NamedTuple):
@@ -67,8 +65,8 @@ class _Line(NamedTuple):
 
 
 def draw(trainings: Sequence[Training], note: str) -> Drawn:
-    """Draw all figures. `note` is printed on each, for readers who see it without the page."""
-    with mpl.rc_context(figures.STYLE):
+    """Draw all plots. `note` is printed on each, for readers who see it without the page."""
+    with plots.style():
         return Drawn(
             _losses(trainings, note),
             _depths(trainings, note),
@@ -81,7 +79,7 @@ def share_right(entry: Record) -> Proportion:
     return statistics.wilson(round(entry["accuracy"] * entry["n"]), entry["n"])
 
 
-def _losses(trainings: Sequence[Training], note: str) -> list[Drawing]:
+def _losses(trainings: Sequence[Training], note: str) -> list[Figure]:
     """Draw a figure for each part that several trainings share, and one for the parts that only one training has."""
     by_step = len({t.record["settings"]["batch_size"] for t in trainings}) == 1
     unit = "step" if by_step else "conversation"
@@ -112,9 +110,9 @@ def _curve(training: Training, part: str, label: str, style: int, by_step: bool)
     )
 
 
-def _loss(title: str, name: str, unit: str, lines: Sequence[_Line], key: Sequence[str], note: str) -> Drawing:
+def _loss(title: str, name: str, unit: str, lines: Sequence[_Line], key: Sequence[str], note: str) -> Figure:
     subtitle = "mean since the last point; hollow: on held-out conversations"
-    figure, axes = figures.canvas(title, subtitle, 220, key, right=52)
+    figure, axes = plots.canvas(title, subtitle, 220, key, right=52)
     values = [value for line in lines for value in (*line.y, line.held_out) if value is not None]
     for line in lines:
         axes.plot(line.x, line.y, marker="" if len(line.x) > 1 else "o", ms=4, **_style(line.style))
@@ -124,16 +122,16 @@ def _loss(title: str, name: str, unit: str, lines: Sequence[_Line], key: Sequenc
         axes.set_yscale("log")
         span = max(1.5, max(values) / min(values))
         axes.set_ylim(min(values) / span**0.1, min(values) * span**1.05)
-        ticks = figures.log_ticks(*axes.get_ylim())
+        ticks = plots.log_ticks(*axes.get_ylim())
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     axes.set_xlabel(f"{unit}s")
-    axes.grid(axis="y", color=RULE, lw=0.6)
-    _label_ends(axes, [(line.x[-1], line.y[-1], line.label, line.style) for line in lines])
+    axes.grid(axis="y")
+    plots.label_ends(axes, [(line.x[-1], line.y[-1], line.label, _color(line.style)) for line in lines])
     text = "; ".join(f"{line.label}: {line.y[0]:.4g} to {line.y[-1]:.4g} at {unit} {line.x[-1]:,}" for line in lines)
-    return figures.finish(
+    return plots.finish(
         figure,
         note,
         name=name,
@@ -143,7 +141,7 @@ def _loss(title: str, name: str, unit: str, lines: Sequence[_Line], key: Sequenc
     )
 
 
-def _depths(trainings: Sequence[Training], note: str) -> list[Drawing]:
+def _depths(trainings: Sequence[Training], note: str) -> list[Figure]:
     """Draw the accuracy by distance ahead; nothing if all trainings predict only next tokens."""
     evaluated = [(t, t.evaluation["ahead"]) for t in trainings if t.evaluation]
     if not any(len(entries) > 1 for _, entries in evaluated):
@@ -151,25 +149,25 @@ def _depths(trainings: Sequence[Training], note: str) -> list[Drawing]:
     title, several = "Accuracy by distance ahead", len(trainings) > 1
     subtitle = "1 is the next token; vertical lines: 95% intervals"
     key = _key([training for training, _ in evaluated]) if several else []
-    figure, axes = figures.canvas(title, subtitle, 220, key, right=26)
+    figure, axes = plots.canvas(title, subtitle, 220, key, right=26)
     ends, texts = [], []
     for training, entries in evaluated:
         distances, shares = [entry["ahead"] for entry in entries], [share_right(entry) for entry in entries]
         percents = [100 * (share.value or 0.0) for share in shares]
         axes.plot(distances, percents, marker="o", ms=4.5, **_style(training.number - 1))
         for distance, share in zip(distances, shares, strict=True):
-            _whisker(axes, distance, share, 100)
-        ends.append((distances[-1], percents[-1], str(training.number), training.number - 1))
+            plots.whisker(axes, distance, [100 * end for end in bounds(share) or ()])
+        ends.append((distances[-1], percents[-1], str(training.number), _color(training.number - 1)))
         pairs = zip(percents, distances, strict=True)
         texts.append(f"{training.name}: " + ", ".join(f"{percent:.1f}% at {distance}" for percent, distance in pairs))
     axes.set_ylim(0, 102)
     axes.xaxis.set_major_locator(MaxNLocator(9, integer=True))
     axes.set_xlabel("tokens after the last known one")
     axes.set_ylabel("right, %")
-    axes.grid(axis="y", color=RULE, lw=0.6)
+    axes.grid(axis="y")
     if several:
-        _label_ends(axes, ends)
-    drawing = figures.finish(
+        plots.label_ends(axes, ends)
+    drawing = plots.finish(
         figure,
         note,
         name="depth",
@@ -181,11 +179,11 @@ def _depths(trainings: Sequence[Training], note: str) -> list[Drawing]:
     return [drawing]
 
 
-def _reliability(training: Training, single: bool, note: str) -> Drawing:
+def _reliability(training: Training, single: bool, note: str) -> Figure:
     """Draw accuracy over confidence, by bin. A calibrated model lies on the diagonal."""
     assert training.evaluation is not None
     title = "Is the confidence calibrated?"
-    figure, axes = figures.canvas(title, training.predictions if single else _key([training])[0], 250)
+    figure, axes = plots.canvas(title, training.predictions if single else _key([training])[0], 250)
     bins = training.evaluation["calibration"]
     total = sum(entry["n"] for entry in bins)
     for entry in bins:
@@ -194,17 +192,16 @@ def _reliability(training: Training, single: bool, note: str) -> Drawing:
     axes.plot([0, 1], [0, 1], color=MUTED, lw=1, ls=(0, (4, 3)), zorder=1)
     confidences, shares = [entry["confidence"] for entry in bins], [share_right(entry) for entry in bins]
     for confidence, share in zip(confidences, shares, strict=True):
-        _whisker(axes, confidence, share)
+        plots.whisker(axes, confidence, bounds(share))
     axes.plot(confidences, [share.value or 0.0 for share in shares], marker="o", ms=4.5, color=ACCENT, lw=1.3, zorder=3)
     axes.set_xlim(0, 1.01)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("confidence p")
     axes.set_ylabel("share right")
-    axes.grid(color=RULE, lw=0.6)
-    axes.set_axisbelow(True)
+    axes.grid()
     pairs = zip(shares, confidences, strict=True)
     text = ", ".join(f"{share.value:.2f} at {confidence:.2f}" for share, confidence in pairs)
-    return figures.finish(
+    return plots.finish(
         figure,
         note,
         name=f"reliability-{training.number}",
@@ -223,43 +220,6 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": _color(index), "ls": DASHES[index // len(COLORS) % len(DASHES)], "lw": 1.4, "zorder": 3}
 
 
-def _whisker(axes: Axes, x: float, found: Proportion, scale: float = 1.0) -> None:
-    """Draw the confidence interval of a share as a vertical line."""
-    if found.ci_low is not None and found.ci_high is not None:
-        axes.plot([x, x], [scale * found.ci_low, scale * found.ci_high], color=MUTED, lw=1.1, zorder=2)
-
-
 def _key(trainings: Sequence[Training]) -> list[str]:
-    """Return number and name of each training, long names shortened."""
-    names = [t.name if len(t.name) <= 54 else f"{t.name[:53]}…" for t in trainings]
-    return [f"{t.number}\u2002{name}" for t, name in zip(trainings, names, strict=True)]
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, int]]) -> None:
-    """Write labels at the ends (x, y) of lines, in their styles; labels at the same x are moved so none overlap."""
-    scale = axes.figure.dpi / 72
-    floor = axes.get_window_extent().y0 / scale
-    heights = axes.transData.transform([(x, y) for x, y, *_ in ends])[:, 1] / scale - floor
-    columns = defaultdict(list)
-    for index in sorted(range(len(ends)), key=lambda i: float(heights[i])):
-        columns[ends[index][0]].append(index)
-    for indices in columns.values():
-        placed: list[float] = []
-        for index in indices:
-            placed.append(max(heights[index], placed[-1] + LABEL_DISTANCE) if placed else heights[index])
-        # Move all labels down by their mean displacement, but not below the axis.
-        shift = min((sum(placed) - sum(heights[indices])) / len(placed), max(0.0, placed[0] - LABEL_DISTANCE / 2))
-        for index, height in zip(indices, placed, strict=True):
-            x, y, label, style = ends[index]
-            axes.annotate(
-                label,
-                (x, y),
-                xytext=(8, height - shift - heights[index]),
-                textcoords="offset points",
-                va="center_baseline",
-                fontsize=10.5,
-                fontweight="bold",
-                color=_color(style),
-                annotation_clip=False,
-                zorder=5,
-            )
+    """Return number and name of each training."""
+    return [plots.label(training.number, training.name) for training in trainings]

@@ -46,7 +46,7 @@ from mtbench.report import pipeline
 from mtbench.results import aggregate
 from mtbench.runs.directory import RunDirectory
 from mtbench.runs.plan import RunRequest
-from mtbench.training.page import write_training_page
+from mtbench.training.document import write_training_page
 
 FOLDER = Path(__file__).parents[1] / "frozen"
 EMBEDDED = Path(mtbench.__file__).parent / "tiny"

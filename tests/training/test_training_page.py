@@ -15,10 +15,10 @@ from mtbench.errors import UserError
 from mtbench.models.families import RECORD
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import TrainingProgress
+from mtbench.training.document import THRESHOLDS, calibration_error, passing, write_training_page
 from mtbench.training.evaluation import EDGES
 from mtbench.training.init_model import initialise
 from mtbench.training.objectives import Mars
-from mtbench.training.page import THRESHOLDS, calibration_error, passing, write_training_page
 from mtbench.training.train import TrainingRequest, train
 from mtbench.training.trainer import Settings
 
@@ -74,7 +74,7 @@ def folder(parent: Path, name: str, entries: Any) -> Path:
 
 def text_of(page: Path) -> str:
     """The visible text of the page, of tables and figures, too."""
-    markup = re.sub(r"<style>.*?</style>", "", page.read_text(), flags=re.DOTALL)
+    markup = re.sub(r"<(style|script)>.*?</\1>|<wbr>", "", page.read_text(), flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", markup)).split())
 
 
@@ -96,7 +96,7 @@ def test_the_page_shows_the_training_record(tmp_path: Path) -> None:
         "Are predictions beyond the next token with p ≥ 0.95 right 95% of the time? No: 93.0% [91.0, 94.6] of 800.",
         "90.0 [85.1, 93.4] of 200",
         "50.0 [40.4, 59.6] of 100",
-        "0.95 800 80.0% 93.0 [91.0, 94.6] ▼ no mean p 99.0%",
+        "0.95 800 80.0% 93.0 [91.0, 94.6] mean p 99.0% ▼ no",
         "differ by 5.5 points",
         "mtbench train mars --data rows.jsonl",
         "python 3.12.1, torch 2.13.0 ",
@@ -132,7 +132,7 @@ def test_texts_of_a_record_are_escaped(tmp_path: Path) -> None:
     folders = [folder(tmp_path, f"<b onload=x>&{n}$\\frac$", entries) for n in range(2)]
     page = write_training_page(folders, tmp_path / "page.html")
     markup = page.read_text()
-    assert "<script" not in markup
+    assert markup.count("<script") == 1
     assert "<b onload" not in markup
     assert not re.search(r"https?:|url\([^#]|@import|\bsrc=", markup)
     text = text_of(page)
@@ -201,7 +201,7 @@ def test_a_training_on_a_synthetic_task_is_titled_a_demonstration(
     entries = record()
     entries["data"]["data"] = data
     page = write_training_page([folder(tmp_path, "one", entries)])
-    assert (f"<h1>{DEMONSTRATION}</h1>" in page.read_text()) == demonstration
+    assert (f'<p class="mark">{DEMONSTRATION}.</p>' in page.read_text()) == demonstration
     assert (text_of(page).count(DEMONSTRATION) >= 5) == demonstration
     assert "Training of one" in text_of(page)
 

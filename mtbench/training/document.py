@@ -1,29 +1,47 @@
-"""Write one HTML page about trainings: loss, accuracy by distance ahead, and calibration of the confidence.
+"""What the page of trainings shows: loss, accuracy by distance ahead, and calibration of the confidence.
 
-It is made from the training records of checkpoints (mtbench/training/checkpoint.py, mtbench/training/evaluation.py), in
-the style of the report. It needs no model.
+It is made from the training records of checkpoints (mtbench/training/checkpoint.py, mtbench/training/evaluation.py). It
+needs no model.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from mtbench import files, statistics
-from mtbench.document.formatting import NONE
+from mtbench.document import (
+    SIGNS,
+    Beside,
+    Block,
+    Document,
+    Entry,
+    Figure,
+    Pairs,
+    Part,
+    Row,
+    Section,
+    Table,
+    Text,
+    Tone,
+    Verdict,
+    html,
+)
+from mtbench.document.formatting import NONE, bounds, interval, listed
 from mtbench.errors import UserError, first_line
 from mtbench.models.families import FAMILIES, RECORD
 from mtbench.options import show
-from mtbench.report.figures import Drawing
 from mtbench.report.phrases import DEMONSTRATION
 from mtbench.report.progress import clock
-from mtbench.report.table import SIGNS
-from mtbench.report.write import inline, template
 from mtbench.statistics import Proportion
 from mtbench.training.checkpoint import read_record
 from mtbench.training.figures import Record, Training, draw, share_right
 
+TONES: Mapping[str, Tone] = {"yes": "good", "no": "bad"}
+CONFIDENCE = (
+    "Decoding with a threshold τ commits tokens whose probability is at least τ. The threshold is calibrated if at "
+    "least a share τ of these tokens is right. Intervals assume independent predictions; predictions of one "
+    "conversation are not fully independent, so the intervals are somewhat too narrow."
+)
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # of the confidence; each is the lower edge of a bin
 
 
@@ -45,22 +63,10 @@ class Passing(NamedTuple):
         return "no" if self.right.ci_high < self.threshold else "cannot tell"
 
     @property
-    def tone(self) -> str:
-        return {"yes": "good", "no": "bad"}.get(self.verdict, "plain")
-
-
-class Confidence(NamedTuple):
-    """The calibration of one training, as the page shows it."""
-
-    training: Training
-    figure: tuple[Drawing, Markup]
-    passing: list[Passing]
-    error: float
-    bins: list[Record]
-
-    @property
-    def predictions(self) -> int:
-        return sum(entry["n"] for entry in self.bins)
+    def answer(self) -> Entry:
+        tone = TONES.get(self.verdict, "plain")
+        mean = f"mean p {100 * self.confidence:.1f}%" if self.confidence else None
+        return Entry("", verdict=Verdict(self.verdict, tone=tone, sign=SIGNS[tone]), detail=mean)
 
 
 def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -74,7 +80,7 @@ def write_training_page(folders: Sequence[Path], out: Path | None = None) -> Pat
     first = folders[0].resolve()
     out = out or first.with_name(f"{first.name}.training.html")
     try:
-        page = _page(trainings)
+        page = html(document(trainings))
     except UserError:
         raise
     except Exception as error:  # an untrusted record may hold anything
@@ -100,49 +106,84 @@ def _name(folder: Path, folders: Sequence[Path]) -> str:
     return name if [other.resolve().name for other in folders].count(name) == 1 else str(folder)
 
 
-def _page(trainings: Sequence[Training]) -> str:
+def document(trainings: Sequence[Training]) -> Document:
+    """Return what the page of these trainings shows."""
     single, demonstration = len(trainings) == 1, any(map(demonstrates, trainings))
-    names = ", ".join(training.name for training in trainings)
-    subject = f"Training of {names}" if single else f"{len(trainings)} trainings: {names}"
-    drawn = draw(trainings, DEMONSTRATION if demonstration else "mtbench, training")
-    confidences = [
-        Confidence(
-            t,
-            _shown(drawn.reliability[t.number]),
-            passing(t.evaluation),
-            calibration_error(t.evaluation),
-            t.evaluation["calibration"],
-        )
-        for t in trainings
-        if t.evaluation
+    names = listed(training.name for training in trainings)
+    marks = [DEMONSTRATION] if demonstration else []
+    drawn = draw(trainings, "".join(marks) or "mtbench, training")
+    evaluated = [training for training in trainings if training.evaluation]
+    each = [f"{training.number} {training.name}" for training in trainings]
+    how: list[Block] = [Pairs(_facts(training)) for training in trainings]
+    made: list[Block] = [Pairs(_made_by(training), {"Command"}) for training in trainings]
+    if not single:
+        briefs = map(_brief, trainings)
+        how = [Part(f"{name}: {brief}", [facts]) for name, brief, facts in zip(each, briefs, how, strict=True)]
+        made = [Part(name, [facts], folded=False) for name, facts in zip(each, made, strict=True)]
+    ahead: list[Block] = [
+        Text(_why_missing(t) if single else f"{t.number} {_why_missing(t)}") for t in trainings if not t.evaluation
     ]
-    return template("training.html.j2").render(
-        title=DEMONSTRATION if demonstration else subject,
-        subject=subject if demonstration else None,
+    if evaluated:
+        ahead.append(Beside([*drawn.depths, _accuracies(evaluated, single)]))
+    confidence = [Text(CONFIDENCE), *(part for t in evaluated for part in _confidence(t, drawn.reliability, single))]
+    return Document(
+        title=f"Training of {names}" if single else f"{len(trainings)} trainings: {names}",
         lead=_lead(trainings[0]) if single else "Figures and tables carry the numbers of the trainings below.",
-        alone=single,
-        trainings=[(t, _brief(t), _facts(t), _made_by(t)) for t in trainings],
-        losses=[_shown(drawing) for drawing in drawn.losses],
-        ends=[(t, part, *_last_values(t, part)) for t in trainings for part in _loss_and_parts(t)],
-        depths=[_shown(drawing) for drawing in drawn.depths],
-        accuracies=_accuracies(trainings),
-        missing=[(t, _why_missing(t)) for t in trainings if not t.evaluation],
-        confidences=confidences,
-        share_right=share_right,
-        percent=percent,
-        signs=SIGNS,
-        dash=NONE,
+        marks=marks,
+        source=f"`{RECORD}`",
+        sections=[
+            Section(f"How {'it was' if single else 'they were'} trained", how),
+            Section("Loss", [Beside([*drawn.losses, _final_losses(trainings, single)])]),
+            Section("Accuracy by tokens ahead", ahead),
+            *([Section("Confidence", confidence)] if evaluated else []),
+            Section("Command and versions", made),
+        ],
     )
+
+
+def _final_losses(trainings: Sequence[Training], single: bool) -> Table:
+    rows = [
+        Row(part, [*map(Entry, _last_values(training, part))], None if single else training.number)
+        for training in trainings
+        for part in _loss_and_parts(training)
+    ]
+    columns = [("training, last point", ""), ("held-out conversations", "")]
+    return Table(columns, rows, "loss", "Final losses; each part includes its weight in the total")
+
+
+def _confidence(training: Training, figures: Mapping[int, Figure], single: bool) -> list[Block]:
+    """Return how well the confidence of a training is calibrated: at each threshold, and bin by bin."""
+    assert training.evaluation is not None
+    bins, error = training.evaluation["calibration"], calibration_error(training.evaluation)
+    who = "" if single else f"{training.number}: "
+    thresholds = [
+        Row(str(one.threshold), [Entry(f"{one.right.n:,}", f"{100 * one.share:.1f}%"), _share(one.right), one.answer])
+        for one in passing(training.evaluation)
+    ]
+    caption = (
+        f"{who}Of {sum(entry['n'] for entry in bins):,} {training.predictions}. Confidence and share right differ by "
+        f"{100 * error:.1f} points on average."
+    )
+    columns = [(heading, "") for heading in ("pass", "right, %", "calibrated?")]
+    by_bin = [
+        Row(
+            f"{entry['low']} to {entry['high']}",
+            [Entry(f"{entry['n']:,}"), Entry(f"{100 * entry['confidence']:.1f}"), _share(share_right(entry))],
+        )
+        for entry in bins
+    ]
+    of_bins = [(heading, "") for heading in ("predictions", "mean p, %", "right, %")]
+    every = Table(of_bins, by_bin, "p", f"{who}Predictions by confidence; empty bins are left out")
+    return [
+        Beside([figures[training.number], Table(columns, thresholds, "p at least", caption)]),
+        Part(f"{who}Every bin of the confidence", [every]),
+    ]
 
 
 def demonstrates(training: Training) -> bool:
     """Return whether the training used only the data of a family that was made for one task."""
     domains = {family.domain for family in FAMILIES.values()}
     return all(name.partition(":")[0] in domains for name in training.record["data"]["data"])
-
-
-def _shown(drawing: Drawing) -> tuple[Drawing, Markup]:
-    return drawing, inline(drawing, drawing.name)
 
 
 def passing(evaluation: Record) -> list[Passing]:
@@ -168,9 +209,14 @@ def calibration_error(evaluation: Record) -> float:
 
 def percent(found: Proportion) -> tuple[str, str]:
     """Return a share in percent, and its interval, as text."""
-    if found.value is None or found.ci_low is None or found.ci_high is None:
+    if found.value is None:
         return NONE, ""
-    return f"{100 * found.value:.1f}", f"[{100 * found.ci_low:.1f}, {100 * found.ci_high:.1f}]"
+    return f"{100 * found.value:.1f}", interval(bounds(found), 100, 1) or ""
+
+
+def _share(found: Proportion, more: str = "") -> Entry:
+    value, limits = percent(found)
+    return Entry(value, f"{limits}{more}" or None)
 
 
 def _lead(training: Training) -> str:
@@ -271,12 +317,14 @@ def _last_values(training: Training, part: str) -> tuple[str, str]:
     return f"{training.record['curve'][-1][part]:.4f}", NONE if held_out is None else f"{held_out:.4f}"
 
 
-def _accuracies(trainings: Sequence[Training]) -> list[tuple[int, list[Record | None]]]:
-    """Return each distance ahead, with the entry of every evaluated training."""
-    by_distance = [
-        {entry["ahead"]: entry for entry in training.evaluation["ahead"]}
-        for training in trainings
-        if training.evaluation
-    ]
-    distances = sorted({distance for entries in by_distance for distance in entries})
-    return [(distance, [entries.get(distance) for entries in by_distance]) for distance in distances]
+def _accuracies(trainings: Sequence[Training], single: bool) -> Table:
+    """Return a row for each distance ahead, and a column for each evaluated training."""
+    found = [{e["ahead"]: e for e in training.evaluation["ahead"]} for training in trainings if training.evaluation]
+    rows = []
+    for distance in sorted({distance for entries in found for distance in entries}):
+        entries = [of_training.get(distance) for of_training in found]
+        places = [_share(share_right(entry), f" of {entry['n']:,}") if entry else Entry() for entry in entries]
+        rows.append(Row(str(distance), places))
+    columns = [("right, %", "")] if single else [(f"{t.number} {t.name}", "") for t in trainings]
+    caption = "Share of correct predictions, %, with 95% interval and number of predictions"
+    return Table(columns, rows, "tokens ahead", caption)
